@@ -157,7 +157,7 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)
     best = best_of(rows)
-    tailed = any(row["tail_s"] != row["step_time_s"] for row in shown)
+    tailed = any(row["tail_s"] not in (None, row["step_time_s"]) for row in shown)
     tuned = any(row["tuned"] for row in shown)
     sized = any(row["memory_bytes"] is not None for row in shown)
     headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else [])]
@@ -171,7 +171,7 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
             if row["kind"] == BEST
             else row["of"],
             time_text(row["step_time_s"]),
-            *([time_text(row["tail_s"])] if tailed else []),
+            *(["" if row["tail_s"] is None else time_text(row["tail_s"])] if tailed else []),
             *([time_text(given["step_time_s"]) if given else ""] if tuned else []),
             f"{row['step_time_s'] / best['step_time_s']:.2f}x",
             size_text(row["wan_bytes"]),

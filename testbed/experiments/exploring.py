@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario
-from testbed.engines import Engine
+from testbed.engines import Engine, Processes
 from testbed.experiments.halving import RUNGS, halve
 from testbed.experiments.measuring import measured
 from testbed.experiments.running import Listener
-from testbed.explorer import Exploration, NothingFits, Search, Standing, searched
+from testbed.explorer import Exploration, NothingFits, Search, Standing, evaluate_tail_s, searched
 from testbed.explorer.certainty import model_errors_of, near
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, SCENARIO, Keeper, OtherSearch
@@ -36,12 +36,13 @@ CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
 
 @dataclass(frozen=True)
 class Explored:
-    """What a search found, as its folder has it. document: what `exploration.json` holds."""
+    """What a search found, as its folder has it. document: what `exploration.json` holds; tails_s: see `_tails_s`."""
 
     folder: Path
     scenario: Scenario
     found: Exploration
     document: dict[str, Any]
+    tails_s: Mapping[str, float | None]
 
     @property
     def confirmation(self) -> Path:
@@ -93,7 +94,9 @@ def explore(
             shutil.rmtree(folder)
         raise
     confirms = confirmation(scenario, found)
-    explored = Explored(folder, scenario, found, _document(scenario, found, confirms.variants, folder))
+    tails_s = _tails_s(scenario, found, engine)
+    document = _document(scenario, found, confirms.variants, tails_s, folder)
+    explored = Explored(folder, scenario, found, document, tails_s)
     explored.confirmation.write_text(confirms.scenario.to_yaml())
     _write(explored)
     return explored
@@ -121,7 +124,8 @@ def confirm(
         chosen, rungs = halve(scenario, explored.found, explored.folder, measure)
         found = replace(explored.found, chosen=chosen)
         confirms = confirmation(scenario, found)
-        document.update(_document(scenario, found, confirms.variants, explored.folder), rungs=rungs)
+        tails_s = _tails_s(scenario, found, engine or Processes(), explored.tails_s)
+        document.update(_document(scenario, found, confirms.variants, tails_s, explored.folder), rungs=rungs)
         _write(explored)
     result = measure(confirms.scenario, explored.confirmation, explored.folder / CONFIRMED)
     right = agreement(result.variants)
@@ -136,10 +140,32 @@ def _write(explored: Explored, confirmed: Result | None = None) -> None:
     hand_over(explored.folder)
 
 
+def _tails_s(
+    scenario: Scenario, found: Exploration, engine: Engine, known: Mapping[str, float | None] | None = None
+) -> dict[str, float | None]:
+    """What 99 of 100 steps of all that is shown do not exceed, by configuration; None where the model cannot say.
+
+    Of that alone, as it takes as long as many tries. known: what was found out before.
+    """
+    compared, tails_s = found.compared(SHOWN), dict(known or {})
+    tuned = {one.name for one in compared if one.tuned}  # beside which the same as given is only a step time
+    shown = [one for one in compared if one.tuned or one.name not in tuned]
+    new = {one.configuration.key: one for one in shown if one.configuration.key not in tails_s}
+    lossy = {key: (one.configuration, one.tried) for key, one in new.items() if one.tried.tail_s is None}
+    if lossy:
+        with engine.workers(evaluate_tail_s, scenario) as workers:
+            tails_s.update(zip(lossy, workers.map(list(lossy.values())), strict=True))
+    return tails_s
+
+
 def _document(
-    scenario: Scenario, found: Exploration, variants: Mapping[str, str], folder: Path
+    scenario: Scenario,
+    found: Exploration,
+    variants: Mapping[str, str],
+    tails_s: Mapping[str, float | None],
+    folder: Path,
 ) -> dict[str, Any]:
-    """variants: of the scenario that confirms, by what is compared."""
+    """variants: of the scenario that confirms, by what is compared. tails_s: by configuration, beside those known."""
     assert scenario.explore is not None
 
     def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
@@ -152,6 +178,7 @@ def _document(
                 "configuration": str(result.configuration),
                 "changes": dict(result.configuration.changes),
                 **asdict(result.tried),
+                "tail_s": tails_s.get(result.configuration.key, result.tried.tail_s),
             }
             for result in results
         ]

@@ -1,7 +1,14 @@
 """The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
 
 from testbed.explorer.errors import NothingFits
-from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate, searched
+from testbed.explorer.evaluation import (
+    Configuration,
+    Evaluation,
+    Infeasible,
+    evaluate,
+    evaluate_tail_s,
+    searched,
+)
 from testbed.explorer.search import Exploration, Search
 from testbed.explorer.trying import Standing
 
@@ -14,5 +21,6 @@ __all__ = [
     "Search",
     "Standing",
     "evaluate",
+    "evaluate_tail_s",
     "searched",
 ]

@@ -128,10 +128,10 @@ class Exploration:
 
     @property
     def pareto(self) -> list[Result]:
-        """Those than which no other is quicker, sends less between buildings and has a shorter tail, by step time."""
+        """Those than which no other is quicker and sends less between buildings, by step time."""
         found: list[Result] = []
         for result in self.fitting:
-            if not any(_no_worse(earlier.tried, result.tried) for earlier in found):
+            if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
                 found.append(result)
         return found
 
@@ -363,11 +363,6 @@ def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[s
     """How many each constraint keeps out, and one of them."""
     some = [one for one in tried.values() if isinstance(one, Infeasible)]
     return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
-
-
-def _no_worse(one: Evaluation, other: Evaluation) -> bool:
-    """In anything but step time."""
-    return one.wan_bytes <= other.wan_bytes and one.tail_s <= other.tail_s
 
 
 def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:

@@ -13,7 +13,7 @@ from testbed.model import Timeline
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.keeping import Before
 from testbed.model.messages import message_count
-from testbed.model.prepared import Prepared, played
+from testbed.model.prepared import Prepared
 from testbed.model.routed import routed
 from testbed.model.routes import Routes
 from testbed.model.simulation import MOST_WARMUP
@@ -25,7 +25,6 @@ from testbed.paths.alpha_beta import (
 )
 from testbed.paths.hops import NETEM, Paths, packet_payload_bytes
 from testbed.paths.packet_paths import PacketPath
-from testbed.paths.poisson import poisson_quantile
 from testbed.transport import PROTOCOLS
 
 DRAWS = 9
@@ -37,6 +36,8 @@ MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
 # steps of which the median is told where each is a little different
 LEAST_TOLD, TOLD = 3, 15
+TAIL = 0.99
+TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is told
 
 
 def predict(
@@ -160,23 +161,15 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
     return longer_s / shorter_s - 1
 
 
-def predict_tail_s(
-    job: Job, algorithm: str, step_s: float, calibration: Calibration, share: float = 0.99
-) -> float:
-    """What so large a share of steps do not exceed, where losses make messages late; emulated.
+def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibration) -> float | None:
+    """What 99 of 100 steps do not exceed where links lose packets, of those that are drawn; emulated.
 
-    step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
-    says how many late messages delay it on average; of more or fewer, as many as a Poisson distribution has, each
-    delays it by as much, and so much more than by the mean the step takes. ControllerError, Stuck.
+    step_s: what `predict` says of it; no less is returned. Drawn are as many steps as a tail takes, by the fluid, as a
+    search has it: on some networks, of which a job has one, some one after the other. None where part of what losses
+    do is taken by its mean, and says nothing of a tail: of collectives as one flow. ControllerError, Stuck.
     """
-    paths = [path for parallel in routed(job, algorithm, calibration).parallel.values() for path in parallel]
-    each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
-    if not each_s:
-        return step_s
-    never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
-    none = replace(calibration, losses=never, late=False)
-    least_s, mean_s = (
-        played(prepared(job, algorithm, one, 0, packets=0)).step_time_s for one in (none, calibration)
-    )
-    late_s = least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s
-    return step_s + max(0.0, late_s - mean_s)
+    step = prepared(job, algorithm, calibration, TAIL_NETWORKS, packets=0)
+    if not step.draws_all:
+        return None
+    drawn_s = sorted(step.in_a_row(TAIL_NETWORKS, TAIL_STEPS))
+    return max(step_s, drawn_s[math.ceil(TAIL * len(drawn_s)) - 1])

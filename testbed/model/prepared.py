@@ -17,13 +17,13 @@ from testbed.model.compiled import OnNetwork
 from testbed.model.folding import Isolated
 from testbed.model.keeping import NOTHING_BEFORE, Before
 from testbed.model.memory import peak_alive
-from testbed.model.simulation import simulate
+from testbed.model.simulation import simulate, simulate_in_a_row
 from testbed.model.timeline import Timeline
 from testbed.paths.network import Network
 from testbed.transport import Software
 from testbed.workload.columns import likeness
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.plan import JobPlan
+from testbed.workload.plan import GroupCollective, JobPlan
 
 REMEMBERED = 20_000  # steps, of each a few figures
 NETWORKS = 16  # for which it is remembered what collectives take alone
@@ -59,6 +59,31 @@ class Prepared:
             before=self.before,
             alone=alone,
         )
+
+    @property
+    def draws_all(self) -> bool:
+        """Whether all that losses do to a step is drawn, none of it taken by its mean."""
+        return bool(self.draws) and not (self.folded and self.plan.has(GroupCollective))
+
+    def in_a_row(self, networks: int, steps: int) -> list[float]:
+        """What so many steps take one after the other, on each of so many networks, a draw each, at the most; seconds.
+
+        Stuck.
+        """
+        with uncollected():
+            return [
+                took_s
+                for seed in self.draws[:networks]
+                for took_s in simulate_in_a_row(
+                    self.plan,
+                    self.network,
+                    self.itemsize,
+                    self.software,
+                    Random(seed),
+                    self.before,
+                    steps,
+                )
+            ]
 
     @property
     def likeness(self) -> Hashable | None:

@@ -7,7 +7,7 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from random import Random
 from statistics import mean
@@ -74,11 +74,28 @@ def simulate(
         forget(whole.plays)
 
 
+def simulate_in_a_row(
+    plan: JobPlan,
+    network: Network,
+    itemsize: int,
+    software: Software,
+    draw: Random,
+    before: Before,
+    count: int,
+) -> list[float]:
+    """What so many steps take one after the other, message by message, with losses as `draw` has them. Stuck."""
+    whole = _Simulation(plan, network, itemsize, software, folded=False)
+    try:
+        return list(whole.in_a_row(Lateness(draw), before, count))
+    finally:
+        forget(whole.plays)
+
+
 def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeline:
     if whole.network.packets and not draws:
         return whole.drawn(MEAN, before)
     # in collectives nothing is drawn for the whole step
-    if not draws or (whole.folder is not None and not _has_messages(whole.plan)):
+    if not draws or (whole.folder is not None and not whole.plan.has(Message)):
         return _settled(whole, min(before.steps, MOST_WARMUP))
     drawn = [whole.drawn(Lateness(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
@@ -93,10 +110,6 @@ def _settled(step: _Simulation, warmup: int) -> Timeline:
         found.append(step.run())
     last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
     return last[(len(last) - 1) // 2]
-
-
-def _has_messages(plan: JobPlan) -> bool:
-    return any(isinstance(operation, Message) for own in plan.ranks for operation in own)
 
 
 class _Simulation(Carrying):
@@ -148,6 +161,26 @@ class _Simulation(Carrying):
 
     def drawn(self, lateness: Lateness, before: Before) -> Timeline:
         """The step after others on the same connections, whose windows say who lost what."""
+        step = self._behind(lateness, before)
+        found = [step.run()]
+        while len(found) < before.told and not lateness.draw and step.differs:
+            step = step.again(MEAN)
+            found.append(step.run())
+            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=SAME):
+                break
+        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+
+    def in_a_row(self, lateness: Lateness, before: Before, count: int) -> Iterator[float]:
+        """What so many steps take on the same connections, after others; seconds."""
+        step = self._behind(lateness, before)
+        for _ in range(count):
+            took_s = step.run().step_time_s
+            yield took_s
+            step.connections.shift(took_s)
+            step = step.again(lateness)
+
+    def _behind(self, lateness: Lateness, before: Before) -> _Simulation:
+        """The step that comes next, after what is done before."""
         step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
@@ -158,13 +191,7 @@ class _Simulation(Carrying):
             for _ in range(min(before.steps, MOST_WARMUP)):
                 step.connections.shift(step.run().step_time_s)
                 step = step.again(lateness)
-        found = [step.run()]
-        while len(found) < before.told and not lateness.draw and step.differs:
-            step = step.again(MEAN)
-            found.append(step.run())
-            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=SAME):
-                break
-        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+        return step
 
     @property
     def differs(self) -> bool:

@@ -44,7 +44,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
         "twice": any(row["tuned"] for row in shown),
         "rated": work is not None,
         "sized": any(row["memory_bytes"] is not None for row in shown),
-        "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
+        "tailed": any(row["tail_s"] not in (None, row["step_time_s"]) for row in rows),
         "sentences": answer(document, rows),
         "front": front_chart(document, shown),
         "sensitivity": _sensitivity(document, rows),

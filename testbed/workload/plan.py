@@ -107,6 +107,10 @@ class JobPlan:
         """The ranks, by what they do alike."""
         return self.ranks if isinstance(self.ranks, Alike) else Alike.of(self.ranks)
 
+    def has(self, kind: type[Operation]) -> bool:
+        """Whether any rank does such an operation."""
+        return any(isinstance(operation, kind) for own in self.alike.patterns for operation in own.operations)
+
     @cached_property
     def exchanged(self) -> tuple[Sequence[tuple[Message | GroupCollective, int]], ...]:
         """By rank, what other ranks take part in: of those that send the same one, and how many there are."""

@@ -21,6 +21,7 @@ from testbed.cli.main import app
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.config.figures import time_text
 from testbed.engines import Processes, WorkStopped
+from testbed.experiments.exploring import explore
 from testbed.explorer import (
     Configuration,
     Evaluation,
@@ -29,6 +30,7 @@ from testbed.explorer import (
     Search,
     Standing,
     evaluate,
+    evaluate_tail_s,
     searched,
 )
 from testbed.explorer.confirming import agreement, confirmation, kendall_tau
@@ -40,6 +42,7 @@ from testbed.job.job import job_of
 from testbed.model.closed_form import Screener
 from testbed.model.predicting import predict
 from testbed.model.work import step_work
+from testbed.report.answer import paired
 from testbed.results.result import Variant
 from testbed.scale import Scale
 from testbed.virtual.image import CACHE_VARIABLE
@@ -247,34 +250,46 @@ def test_no_step_is_shorter_than_its_computing(tmp_path: Path) -> None:
 
 def test_losses_make_steps_longer_and_tails_longer_still(tmp_path: Path) -> None:
     plain = load_scenario(written(tmp_path))
+    lost = plain.changed({"topology.wan.0.loss": "2 %"}, "lossy")
     stages = Configuration(
         {
             "workload.parallelism.data_parallel_replicate_degree": 1,
             "workload.parallelism.pipeline_parallel_degree": 4,
         }
     )
-    clean = evaluate(plain, stages)
-    lossy = evaluate(plain.changed({"topology.wan.0.loss": "2 %"}, "lossy"), stages)
+    clean, lossy = evaluate(plain, stages), evaluate(lost, stages)
     assert isinstance(clean, Evaluation)
     assert isinstance(lossy, Evaluation)
-    assert clean.tail_s == clean.step_time_s < lossy.step_time_s < lossy.tail_s
+    assert evaluate_tail_s(plain, (stages, clean)) == clean.tail_s == clean.step_time_s < lossy.step_time_s
+    tail_s = evaluate_tail_s(lost, (stages, lossy))
+    assert lossy.tail_s is None  # a hundred steps, of what is shown alone
+    assert tail_s is not None
+    assert lossy.step_time_s < tail_s
 
 
-def test_the_front_is_of_time_bytes_and_tail(tmp_path: Path) -> None:
+def test_tails_are_told_of_what_is_shown_where_packets_are_lost(tmp_path: Path) -> None:
+    degrees = "workload.parallelism.data_parallel_replicate_degree"
+    stages = "workload.parallelism.pipeline_parallel_degree"
+    file = written(tmp_path, space={degrees: [1, 2], stages: [2, 4]}, baselines=["production"])
+    small = ["workload.model.dim=128", "workload.model.ffn_dim=256", "workload.sequence_length=512"]
+    lost = load_scenario(file, ["topology.wan.0.loss=0.5 %", *small])
+    document = explore(lost, str(file), tmp_path / "explored", lambda standing: None, Processes()).document
+    for row in paired([{**row, "measured": None} for row in document["compared"]]):
+        assert row["tail_s"] > row["step_time_s"]
+    best = next(row for row in document["compared"] if row["kind"] == "best")
+    one = Configuration(best["changes"]), Evaluation(best["step_time_s"], None, 0, None)
+    assert best["tail_s"] == evaluate_tail_s(lost, one)
+
+
+def test_the_front_is_of_time_and_bytes(tmp_path: Path) -> None:
     found = Search(load_scenario(written(tmp_path))).run()
     shape = found.fitting[0].configuration
 
-    def result(step_time_s: float, tail_s: float, wan_bytes: int) -> Result:
-        return Result(shape, Evaluation(step_time_s, tail_s, wan_bytes, None))
+    def result(step_time_s: float, wan_bytes: int) -> Result:
+        return Result(shape, Evaluation(step_time_s, None, wan_bytes, None))
 
-    some = [
-        result(1.0, 3.0, 10),
-        result(1.1, 3.0, 10),
-        result(1.2, 2.0, 20),
-        result(1.3, 3.0, 5),
-        result(1.4, 2.5, 30),
-    ]
-    assert replace(found, fitting=some).pareto == [some[0], some[2], some[3]]
+    some = [result(1.0, 10), result(1.1, 10), result(1.2, 20), result(1.3, 5), result(1.4, 30)]
+    assert replace(found, fitting=some).pareto == [some[0], some[3]]
 
 
 def test_steps_have_the_same_sequences(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from testbed.job.job import Job, job_of
 from testbed.model import simulation
 from testbed.model.calibration import Calibration, find_calibration
 from testbed.model.go_back_n import ReliablePath
-from testbed.model.predicting import predict, prepared
+from testbed.model.predicting import TAIL_NETWORKS, TAIL_STEPS, predict, predict_tail_s, prepared
 from testbed.model.prepared import Prepared
 from testbed.model.routed import routed
 from testbed.paths.poisson import poisson_quantile
@@ -153,6 +154,26 @@ def pair(tmp_path: Path, *overrides: str, draws: int = 0) -> float:
     file.write_text(PAIR)
     job = job_of(load_scenario(file, list(overrides)), Scale())
     return predict(job, "direct", Calibration({}), draws=draws).step_time_s
+
+
+def test_99_of_100_steps_that_are_drawn_are_within_the_tail(tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    file.write_text(PAIR)
+    lost = ["transport.kind=tcp", "workload.collectives.0.size=10 MB", "topology.wan.0.loss=0.1 %"]
+    job = job_of(load_scenario(file, lost), Scale())
+    step = prepared(job, "direct", Calibration({}), TAIL_NETWORKS, packets=0)
+    step_s = step.play().step_time_s
+    tail_s = predict_tail_s(job, "direct", step_s, Calibration({}))
+    drawn_s = step.in_a_row(TAIL_NETWORKS, TAIL_STEPS)
+    assert len(drawn_s) == 100
+    assert tail_s is not None
+    assert sum(took_s > tail_s for took_s in drawn_s) == 1
+    assert tail_s > step_s
+    assert predict_tail_s(job, "direct", 100.0, Calibration({})) == 100.0  # never less than what is told
+    # each network begins as a draw of those of which the step is told
+    assert drawn_s[0] == replace(step, draws=step.draws[:1]).play().step_time_s
+    by_means = job_of(load_scenario(file, [*lost, "transport.congestion_control=bbr"]), Scale())
+    assert predict_tail_s(by_means, "direct", step_s, Calibration({})) is None
 
 
 def test_cards_mend_by_going_back(tmp_path: Path) -> None:
