@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from testbed.cli.carrying import telling
+from testbed.cli.columns import console_of_tables
 from testbed.cli.options import (
     MODEL_CLOCK,
     WORKERS,
@@ -72,7 +73,7 @@ def explore(
     loaded = load_scenario(scenario, overrides or [])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     experiment.check(loaded, str(scenario), folder, clock if confirm else None)
-    console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
+    console, shown = Console(stderr=True, highlight=False), console_of_tables()
     with engine_named(engine, scheduler, jobs) as workers:
         try:
             with _trying(console, began_s) as progress:

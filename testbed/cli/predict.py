@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.bars import searching
-from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
+from testbed.cli.columns import console_of_tables
+from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import predicting
 from testbed.model.predicting import MOST_PACKETS
@@ -64,7 +67,7 @@ def predict(
     if as_json:
         print(json.dumps({name: asdict(entry) for name, entry in found.items()}, indent=1))
         return
-    console = Console(highlight=False)
+    console = console_of_tables()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("variant", overflow="fold")
     for heading in ("predicted\nstep time", "against\nthe first", "between\nbuildings"):
@@ -93,6 +96,12 @@ def predict(
     how = ", packet by packet" if all(entry.by_packets for entry in found.values()) else ""
     console.print(
         f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}{how}; "
-        f"`testbed run {scenario}` measures.",
+        f"`{_measuring(scenario, overrides or [], clock)}` measures.",
         soft_wrap=True,
     )
+
+
+def _measuring(scenario: Path, overrides: Sequence[str], clock: str) -> str:
+    """The command whose figures these are held against: of the same changes, by the same clock."""
+    command = ["testbed", "run", str(scenario), *(word for one in overrides for word in ("--set", one))]
+    return shlex.join([*command, *(["--clock", clock] if clock != RUN_CLOCK else [])])

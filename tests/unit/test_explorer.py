@@ -388,6 +388,18 @@ def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tm
     assert "first that fits" not in ran.stdout
 
 
+def test_a_table_in_a_pipe_breaks_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stdout() -> str:
+        ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(tmp_path / "explored")])
+        return str(ran.stdout)
+
+    name = "best 2: data_parallel_replicate 1, pipeline_parallel 4"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert name in stdout()
+    monkeypatch.setenv("COLUMNS", "60")
+    assert name not in stdout()  # who says how many gets them
+
+
 def test_what_is_found_at_random_is_of_all_that_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

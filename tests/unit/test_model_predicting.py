@@ -120,6 +120,16 @@ def test_the_command_shows_every_variant() -> None:
     assert "12.8 GB" in shown
     assert "By the model with the calibration of 20" in shown
     assert "rates and sizes divided by 1000, in" in shown
+    assert f"`testbed run {SCENARIOS / 'send-tokens.yaml'} --clock virtual` measures." in shown
+
+
+def test_the_command_names_the_run_that_its_figures_are_of() -> None:
+    file = str(SCENARIOS / "quickstart.yaml")
+    changed = ["--set", "topology.wan.0.delay=5 ms", "--packets", "0"]
+    shown = CliRunner().invoke(app, ["predict", file, *changed, "--clock", "real"]).output
+    assert f"`testbed run {file} --set 'topology.wan.0.delay=5 ms'` measures." in shown
+    shown = CliRunner().invoke(app, ["predict", file, *changed]).output
+    assert f"`testbed run {file} --set 'topology.wan.0.delay=5 ms' --clock virtual` measures." in shown
 
 
 @pytest.mark.parametrize(
