@@ -185,7 +185,8 @@ def repaired(rows: list[Row]) -> Iterator[str]:
     for cell in cells(rows):
         words = []
         for case in (1, 3):
-            before, now = (waves[(*cell, case, name)] for name in (BEFORE, "CrossWave"))
+            keys = [(*cell, case, name) for name in (BEFORE, "CrossWave")]
+            before, now = map(waves.__getitem__, keys)
             words.append(f"{1000 * now.published_s:.0f}")
             words += [f"{1000 * row.model_s:.0f} ({percent(row.off)})" for row in (before, now)]
         yield f"| {named(cell)} | " + " | ".join(words) + " |"

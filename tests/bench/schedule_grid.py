@@ -114,7 +114,7 @@ def tried(centers: int, memory: float, latency: float, time: float, limit_s: flo
     """Seconds of a step of every schedule that fits."""
     names = (*PLAYED, "optimal") if limit_s else PLAYED
     early = {name.lower(): setting(name, "early") for name in names}
-    overrides = {"workload.schedule.memory": memory}
+    overrides: dict[str, Any] = {"workload.schedule.memory": memory}
     if limit_s:
         overrides["workload.schedule.time_limit"] = f"{limit_s} s"
     found = dict(static(centers, latency, time)) | played((centers, latency, time), overrides, early)
@@ -260,7 +260,7 @@ def read_picture(svg: str) -> dict[Place, float]:
         (float(text.get("x", 0)), float(text.get("y", 0))): text.text or ""
         for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     }
-    shown = {}
+    shown: dict[Place, float] = {}
     for place in itertools.product(CENTERS, MEMORIES, LATENCIES, TIMES):
         x, y = corner(*place)
         if (x + WORDS[0], y + WORDS[1]) in texts:
