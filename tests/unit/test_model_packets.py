@@ -285,3 +285,20 @@ def test_acknowledgements_of_one_gap_go_together_after_the_first_ones() -> None:
     path.clock.run()
     assert sender.again == 1
     assert path.back_line.sent < 140 / 2 + 16
+
+
+@pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth])
+def test_a_timeout_for_what_was_only_late_is_undone(growth: type[Growth]) -> None:
+    # Eifel (RFC 3522): others have the link for longer than the timer runs; nothing is lost, and all goes on as before
+    path, others_s = Path(0.01), 0.8
+    sender = path.sender(growth)
+    sender.send(60 * PAYLOAD, Event(), lambda: None, lambda: None)
+    path.clock.run()
+    window, begun_s, there = sender.window, path.clock.now_s, list[float]()
+    for _ in range(int(others_s / PACKET_S)):
+        path.line.take(begun_s, FRAME)
+    sender.send(40 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s - begun_s))
+    path.clock.run()
+    assert sender.again > 0  # it did time out
+    assert sender.window >= window
+    assert there[0] == pytest.approx(others_s + 0.01 + 40 * PACKET_S, abs=4 * PACKET_S)

@@ -91,6 +91,9 @@ class Control(ABC):
     def time_out(self, flying: int, *, anew: bool) -> None:
         """Nothing was heard for too long. anew: it is not the same episode of losses as before."""
 
+    def undo(self) -> None:  # noqa: B027 - most go by other things
+        """It was only late what it timed out for."""
+
     @abstractmethod
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
@@ -105,6 +108,7 @@ class ByLosses(Control):
         self._hystart = HyStart() if growth.leaves_by_trains else None
         self._threshold = math.inf
         self._least_s = math.inf  # round trip of data, whatever the handshake took
+        self._undone = self.window, self._threshold  # what they were before a timeout
         # of RFC 6937: the window before, packets that came since, packets that had been sent
         self._prior = self._given = self._sent = 0
         self._is_full, self._most, self._most_until = False, 0, 0
@@ -190,11 +194,17 @@ class ByLosses(Control):
     def time_out(self, flying: int, *, anew: bool) -> None:
         """One packet, and all forgotten (`tcp_enter_loss`)."""
         if anew:
+            self._undone = self.window, self._threshold
             self._cut()
             self._growth = type(self._growth)()
             if self._hystart:
                 self._hystart.begin_again()
         self.window = float(flying + 1)
+
+    def undo(self) -> None:
+        """Both are what they were (`tcp_undo_cwnd_reduction`); what it knew of growing stays forgotten."""
+        window, threshold = self._undone
+        self.window, self._threshold = max(self.window, window), max(self._threshold, threshold)
 
     def shift(self, seconds: float) -> None:
         """Of its clocks."""

@@ -31,13 +31,16 @@ class Packet:
 
     here: at the receiver, as is known; there: at the receiver. ends, left: whom to tell that messages, which end in it,
     are there, and that it was sent. times: that it was. frame_bytes: on the wire; short: whether it is less than a full
-    one. told: of the other direction. All but those of what it is sent with are known when it is sent.
+    one. told: of the other direction. first_s: when it was sent first; gone: how often it got lost on its way, which
+    its sender does not know. All but those of what it is sent with are known when it is sent.
     """
 
     __slots__ = (
         "ends",
+        "first_s",
         "flying",
         "frame_bytes",
+        "gone",
         "here",
         "left",
         "lost",
@@ -53,6 +56,7 @@ class Packet:
     frame_bytes: int
     short: bool
     stamp: Stamp | None
+    first_s: float
     sent_s: float
     times: int
     flying: bool
@@ -64,6 +68,7 @@ class Packet:
         self.ends: Sequence[Callable[[], None]] = ()
         self.left: Sequence[Callable[[], None]] = ()
         self.there = False
+        self.gone = 0
         self.told: Acknowledgement | None = None
 
     def cut(self, size_bytes: int) -> Packet:
@@ -99,7 +104,8 @@ class Scoreboard:
         number = packet.number
         self.out[number] = self._by_time[number] = packet
         self.next = number + packet.size_bytes
-        packet.sent_s, packet.times = now_s, 1
+        packet.first_s = packet.sent_s = now_s
+        packet.times = 1
         packet.flying, packet.here, packet.lost = True, False, False
         self.flying += 1
 
@@ -118,6 +124,7 @@ class Scoreboard:
         """What is sent again does not go into one packet any more: the rest is another one, in the same state."""
         rest = packet.cut(size_bytes)
         rest.sent_s, rest.times, rest.stamp, rest.short = packet.sent_s, packet.times, packet.stamp, True
+        rest.first_s, rest.gone = packet.first_s, packet.gone
         rest.flying, rest.here, rest.lost = packet.flying, False, packet.lost
         self.out[rest.number] = rest
         self.flying += rest.flying
@@ -224,6 +231,15 @@ class Scoreboard:
             old = packet.sent_s + self._newest_s <= now_s
             if not packet.here and not packet.lost and (old or packet.number == self.unacknowledged):
                 self._lose(packet)
+
+    def undo(self) -> None:
+        """Nothing is lost: all that was taken for it is still on its way."""
+        for packet in self.out.values():
+            if packet.lost:
+                packet.lost, packet.flying = False, True
+                self.flying += 1
+                self._by_time[packet.number] = packet
+        self._by_time = dict(sorted(self._by_time.items(), key=lambda item: item[1].sent_s))
 
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""

@@ -18,7 +18,8 @@ from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
 from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
-from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Receiver
+from testbed.model.packets.receiver import Receiver
+from testbed.model.packets.round_trip import LEAST_ROUND_TRIP_S, RoundTrip, handshake_s
 from testbed.model.packets.scoreboard import Acknowledgement, Packet, Scoreboard
 from testbed.model.packets.timers import LEAST_S, Timer
 from testbed.model.packets.unsent import Unsent
@@ -31,7 +32,6 @@ from testbed.transport.wire import PACKET_HEADERS_BYTES
 BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3
 OVERHEAD_BYTES = 1024  # of a packet in memory
 OPEN, RECOVERY, LOSS = range(3)
-LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency, of any rate, have none
 
 Action = Callable[[], None]
 
@@ -54,10 +54,7 @@ class Sender:
         self._agenda, self._card = agenda, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
-        # as the handshake has found it
-        usual_s = max(
-            LEAST_ROUND_TRIP_S, sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back))
-        )
+        usual_s = handshake_s((*there, *back))
         self._receiver = Receiver(agenda, back, self.hear, usual_s)
         self._there = Way(agenda, there, self._receiver.take, self._lose)
         self._enter = self._there.enter
@@ -70,10 +67,9 @@ class Sender:
         self._other: Receiver | None = None  # of the other direction, at this end
         self._board = Scoreboard(usual_s)
         self._state, self._high = OPEN, 0
+        self._timed_out = -1  # the first byte of what was taken for lost then, of the last episode
         self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
-        self._usual_s, self._deviation_s = usual_s, usual_s / 2  # round trip
-        self._timed = False  # whether that of data is known, which alone counts then
-        self._doublings = 0
+        self._round_trip = RoundTrip(usual_s)
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
@@ -189,6 +185,7 @@ class Sender:
         self._enter(packet)
 
     def _lose(self, packet: Packet) -> None:
+        packet.gone += 1
         if self._other is not None and packet.told is not None:
             self._other.repeat(packet.told)
             packet.told = None
@@ -234,9 +231,9 @@ class Sender:
         return bool(waiting)
 
     def _linux_pace(self) -> float:
-        if not (self._timed or self._paces):
+        if not (self._round_trip.timed or self._paces):
             return math.inf  # the kernel has none before the first acknowledgement
-        return self._control.pace(self._full_bytes, len(self._board.out), self._usual_s)
+        return self._control.pace(self._full_bytes, len(self._board.out), self._round_trip.usual_s)
 
     # ---- what it hears
 
@@ -247,6 +244,8 @@ class Sender:
         delivered, first_s, last_s = board.arrive(board.all_of(told), now_s, control.came)
         advanced = told.next > unacknowledged
         if advanced:
+            if self._state == LOSS and unacknowledged == self._timed_out and not self._paces:
+                self._undo(board.out[unacknowledged])
             self._acknowledge(told.next)
         latest_s = -1.0
         if last_s > -math.inf:
@@ -286,17 +285,12 @@ class Sender:
         self._control.heard(heard)
 
     def _time(self, sample_s: float, latest_s: float) -> None:
-        """RFC 6298."""
+        """An acknowledgement came so long after the first and the last packet that it tells of."""
         board = self._board
         if latest_s < LEAST_ROUND_TRIP_S:  # no sample is less than the latest one
             sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), LEAST_ROUND_TRIP_S
         board.least_s = min(board.least_s, latest_s)
-        self._doublings = 0
-        if self._timed:
-            self._deviation_s += (abs(sample_s - self._usual_s) - self._deviation_s) / 4
-            self._usual_s += (sample_s - self._usual_s) / 8
-        else:
-            self._timed, self._usual_s, self._deviation_s = True, sample_s, sample_s / 2
+        self._round_trip.add(sample_s)
         self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace)
 
     def _hear_probe(self, told: Acknowledgement, probed: tuple[int, bool]) -> None:
@@ -315,7 +309,7 @@ class Sender:
         board = self._board
         reordering_s = 0.0
         if self._state == OPEN and board.here < DUPLICATES:
-            reordering_s = min(REORDERING * board.least_s, self._usual_s)
+            reordering_s = min(REORDERING * board.least_s, self._round_trip.usual_s)
         lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
         if later_s:
             self._timer.set(later_s + LEAST_S, self._stop_waiting)
@@ -333,22 +327,17 @@ class Sender:
 
     # ---- timers
 
-    @property
-    def _timeout_s(self) -> float:
-        margin_s = 4 * self._deviation_s
-        return (self._usual_s + (margin_s if margin_s > TIMEOUT_S else TIMEOUT_S)) * (1 << self._doublings)
-
     def _arm(self) -> None:
-        board = self._board
+        board, round_trip = self._board, self._round_trip
         if not board.out:
             self._timer.stop()
             return
-        if self._timed and self._state == OPEN and not board.here and self._probed is None:
-            probe_s = 2 * self._usual_s + (TIMEOUT_S if len(board.out) == 1 else LEAST_S)
-            if probe_s < TIMEOUT_S or probe_s < self._timeout_s:
+        if round_trip.timed and self._state == OPEN and not board.here and self._probed is None:
+            probe_s = 2 * round_trip.usual_s + (TIMEOUT_S if len(board.out) == 1 else LEAST_S)
+            if probe_s < TIMEOUT_S or probe_s < round_trip.timeout_s:
                 self._timer.set(probe_s, self._probe)
                 return
-        self._timer.set(self._timeout_s, self._time_out)
+        self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _probe(self) -> None:
         """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
@@ -358,7 +347,7 @@ class Sender:
         else:
             self._begin(now_s)
         self._probed = self._board.next, again
-        self._timer.set(self._timeout_s, self._time_out)
+        self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _stop_waiting(self) -> None:
         """For packets that may only be late."""
@@ -368,7 +357,7 @@ class Sender:
             self._change_state(lost)
             if not self._paces:  # what it hears next tells that of recovery alone (`tcp_rack_reo_timeout`)
                 self._tell(1, board.flying, lost, -1.0, False)
-        self._timer.set(self._timeout_s, self._time_out)
+        self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
 
     def _time_out(self) -> None:
@@ -377,9 +366,21 @@ class Sender:
         board.time_out(self._agenda.now_s)
         self._control.time_out(board.flying, anew=anew)
         self._state, self._high, self._probed = LOSS, board.next, None
-        self._doublings += 1
-        self._timer.set(self._timeout_s, self._time_out)
+        self._timed_out = board.unacknowledged
+        self._round_trip.doublings += 1
+        self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
+
+    def _undo(self, packet: Packet) -> None:
+        """As if there had been no timeout, where the packet comes that was late, before the one that was sent again.
+
+        Timestamps tell the kernel (Eifel, RFC 3522; `tcp_packet_delayed`).
+        """
+        if not packet.gone:
+            self._state = OPEN
+            self._board.undo()
+            self._control.undo()
+            self._time(self._agenda.now_s - packet.first_s, self._agenda.now_s - packet.first_s)
 
     # ---- from one step to the next
 
