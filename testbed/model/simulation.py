@@ -26,15 +26,7 @@ from testbed.model.timeline import Stuck, Timeline
 from testbed.paths.network import Lateness, Members, Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.plan import (
-    Block,
-    Computing,
-    GroupCollective,
-    JobPlan,
-    Message,
-    Operation,
-    Pause,
-)
+from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from testbed.workload.tracking import Tracker, orders_of
 
 MOST_WARMUP = 8  # that is played, of steps
