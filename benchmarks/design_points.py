@@ -71,9 +71,9 @@ def main() -> None:
 
 def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
     """Predicted step times: of each baseline tuned, in brackets as given; what the best gains over them."""
-    documents = {name: json.loads((folder / name / RESULT).read_text()) for name in names}
+    every = {name: json.loads((folder / name / RESULT).read_text()) for name in names}
     documents = {
-        name: one for name, one in documents.items() if one["work"]
+        name: one for name, one in every.items() if one["work"]
     }  # of recorded jobs there is no planner
     found = [one["compared"] for one in documents.values()]
     there = {one["of"] for compared in found for one in compared if one["kind"] == "baseline"}

@@ -18,7 +18,6 @@ from testbed.report.sensitivity import sensitivity_chart
 from testbed.report.svg import CHART_WIDTH, standalone
 
 PICTURES = Path(__file__).parents[1] / "docs" / "design-points"
-NAMESPACE = "{http://www.w3.org/2000/svg}"
 STYLE = """
 text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1b1f24; }
 .row-label { font-size: 13px; font-weight: 600; } .tick { fill: #5a6572; } .page { fill: #ffffff; }
@@ -40,11 +39,8 @@ def main() -> None:
         if document["sensitivity"] is None or baseline is None:
             continue
         root = ET.fromstring(str(sensitivity_chart(document["sensitivity"], baseline)))
-        page = ET.Element("rect", {"class": "page", "width": "100%", "height": "100%"})
-        root.insert(0, page)
+        root.insert(0, ET.Element("rect", {"class": "page", "width": "100%", "height": "100%"}))
         root.set("width", str(CHART_WIDTH))
-        for element in root.iter():
-            element.tag = element.tag.removeprefix(NAMESPACE)
         picture = PICTURES / f"{file.parent.name}.svg"
         picture.write_text(standalone(root, STYLE))
         print(picture)

@@ -70,13 +70,12 @@ class OwnProcesses:
         over = threading.Event()
 
         def look() -> None:
-            self.look_round()
-            while not over.wait(every_s):
+            while not over.is_set():
                 self.look_round()
+                over.wait(every_s)
 
-        threading.Thread(
-            target=look, daemon=True
-        ).start()  # nobody waits for its end, which may have to wait, too
+        # nobody waits for its end, which may have to wait, too
+        threading.Thread(target=look, daemon=True).start()
         try:
             yield
         finally:

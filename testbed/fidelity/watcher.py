@@ -12,9 +12,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 from testbed.fidelity.cputime import read_cpu_times
 from testbed.fidelity.monitor import WINDOW_S
@@ -36,18 +36,7 @@ def late_ticks(lag_s: float) -> list[float]:
     return [round(lag_s - number * TICK_S, 6) for number in range(int(lag_s / TICK_S) + 1)]
 
 
-class Told:
-    """Whether SIGTERM has come."""
-
-    def __init__(self) -> None:
-        self.to_end = False
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.to_end = True
-
-
-def watch(path: Path, told: Told) -> None:
+def watch(path: Path, told: threading.Event) -> None:
     """Watch until told to end; what kept us waiting until just then is still written down."""
     own = OwnProcesses(os.getppid()) if run_times_kept() else None
     before, window_start = read_cpu_times(), time.monotonic()
@@ -68,7 +57,7 @@ def watch(path: Path, told: Told) -> None:
                 next_tick += (len(late) - 1) * TICK_S
                 ticks += len(late) - 1
             if now < window_start + WINDOW_S:
-                if told.to_end:
+                if told.is_set():
                     return
                 continue
             after = read_cpu_times()
@@ -90,7 +79,8 @@ def watch(path: Path, told: Told) -> None:
 
 def main() -> None:
     """Write to the file given as the first argument."""
-    told = Told()
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: told.set())
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
     print("watching", flush=True)

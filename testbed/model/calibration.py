@@ -41,15 +41,13 @@ class Calibration:
     """Of one clock. losses: by congestion control. made: with what, when.
 
     message_s, byte_s: what software takes at each end of a message, emulated seconds; None: as the scenario has it.
-    late: whether losses make messages late where no congestion control of `losses` says so. mending: of transports that
-    mend losses themselves, by how they do, a factor to what the closed form says that takes.
+    mending: of transports that mend losses themselves, by how they do, a factor to what the closed form says of it.
     """
 
     losses: Mapping[str, LossResponse]
     message_s: float | None = None
     byte_s: float | None = None
     made: Mapping[str, str] = field(default_factory=dict)
-    late: bool = True
     mending: Mapping[str, float] = field(default_factory=dict)
 
     def mending_factor(self, probed_as: str) -> float:

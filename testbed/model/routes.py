@@ -173,11 +173,10 @@ class Routes:
                 mends.data,
                 mends.parity,
                 most,
-                self.calibration.late,
-                mends.timeout_s,
-                mends.blind_packets,
-                mends.standing_bytes(path[0] / step.beta_s),
-                self.calibration.mending_factor(mends.probed_as),
+                timeout_s=mends.timeout_s,
+                blind_packets=mends.blind_packets,
+                standing_bytes=mends.standing_bytes(path[0] / step.beta_s),
+                factor=self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL

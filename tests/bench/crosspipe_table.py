@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
-from testbed.model.dry_run import dry_runs
-from testbed.results.training_summary import prediction
-from testbed.scale import Scale
 from testbed.workload.schedules import ScheduleRequest, schedule
 from testbed.workload.schedules.actions import Order
 from testbed.workload.schedules.greedy import Rules, greedy
-from tests.bench.schedule_grid import CENTERS, FORWARD_MS, SCENARIO, links_of
+from tests.bench.schedule_grid import FORWARD_MS, played, setting
 
 BACKWARD_INPUT_MS = 33.4
 STATIC, DYNAMIC = ("1F1B", "ZBH1", "ZBVZeroBubble"), ("CrossUDSub", "CrossUD", "CrossWave")
@@ -131,20 +126,15 @@ def tried(
         if seconds is not None
     }
     asked = dict(of_paper) | ({BEFORE: of_paper["CrossWave"]} if "CrossWave" in of_paper else {})
-    overrides: dict[str, Any] = {
-        "topology": str(SCENARIO.parents[1] / CENTERS[centers]),
-        "variants": {name: variant(name) for name in map(label, asked)},
+    overrides = {
         "workload.schedule.memory": case.memory,
         "workload.schedule.microbatches": case.microbatches,
         "workload.stage.backward_input": f"{BACKWARD_INPUT_MS + FORWARD_MS * case.again} ms",
-        **links_of(centers, latency, time),
     }
-    scenario = load_scenario(SCENARIO, [f"{path}={json.dumps(value)}" for path, value in overrides.items()])
-    found = {
-        name: prediction(one, Scale())["step_time_s"] for name, one in dry_runs(scenario, Scale()).items()
-    }
+    found = played((centers, latency, time), overrides, {label(name): variant(name) for name in asked})
     for name, published_s in asked.items():
-        yield Row(centers, latency, time, number, name, published_s, found[label(name)] / case.microbatches)
+        model_s = found[label(name)]["step_time_s"] / case.microbatches
+        yield Row(centers, latency, time, number, name, published_s, model_s)
 
 
 def label(name: str) -> str:
@@ -152,14 +142,10 @@ def label(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def variant(named: str) -> dict[str, str]:
-    """What sets a schedule, by its label. Static ones post receives in order, as the paper's without its suffix _O."""
-    names = {label(name): name for name in (*STATIC, *DYNAMIC)}
-    name = names.get(named, f"{Path(__file__).resolve()}:one_place_left")
-    return {
-        "workload.schedule.name": name,
-        "workload.schedule.receives": "in_order" if name in STATIC else "early",
-    }
+def variant(name: str) -> dict[str, Any]:
+    """What sets a schedule. Static ones post receives in order, as the paper's without its suffix _O."""
+    named = f"{Path(__file__).resolve()}:one_place_left" if name == BEFORE else name
+    return setting(named, "in_order" if name in STATIC else "early")
 
 
 def table(rows: list[Row], case: int) -> Iterator[str]:

@@ -380,7 +380,8 @@ class Sender:
             self._state = OPEN
             self._board.undo()
             self._control.undo()
-            self._time(self._agenda.now_s - packet.first_s, self._agenda.now_s - packet.first_s)
+            late_s = self._agenda.now_s - packet.first_s
+            self._time(late_s, late_s)
 
     # ---- from one step to the next
 
