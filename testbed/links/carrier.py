@@ -81,14 +81,14 @@ class Carrier:
             return
         free_ns = self._free_ns
         while len(former):
-            at_ns = former.next_ns(free_ns)
+            at_ns = former.next_at(free_ns)
             assert at_ns is not None
-            _, frame, origin = former.pop(at_ns)
-            free_ns = at_ns + len(frame) * self._ns_per_byte
+            waiting = former.pop(at_ns)
+            free_ns = at_ns + waiting.size * self._ns_per_byte
             if self._scheduler is None:
                 self._free_ns = free_ns
-                self._into_fibre(frame, free_ns)
-            elif self._scheduler.put(frame, 0, origin) is None:
+                self._into_fibre(waiting.frame, free_ns)
+            elif self._scheduler.put(waiting.frame, 0, waiting.origin) is None:
                 self._dropped += 1
 
     def _classes(self, value: Direction) -> tuple[QueueClass, ...]:
@@ -97,7 +97,7 @@ class Carrier:
 
     def _start_ns(self, scheduler: Scheduler) -> float | None:
         """When the next frame begins to leave; None while none can."""
-        return scheduler.next_ns(self._free_ns)
+        return scheduler.next_at(self._free_ns)
 
     def _origin(self, frame: bytes) -> Origin | None:
         """Who keeps account of a frame that has come."""
@@ -160,7 +160,7 @@ class Carrier:
         """As `accept`, where classes have queues of their own."""
         self._leave(scheduler, arrival_ns)
         before = scheduler.bytes
-        if scheduler.queue_of(frame).size >= self._ecn_bytes:
+        if scheduler.waiting_bytes(frame) >= self._ecn_bytes:
             frame, changed = marked(frame)
             self._marked += changed
         origin = self._origin(frame)

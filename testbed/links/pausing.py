@@ -68,7 +68,7 @@ class PausingCarrier(Carrier):
 
     def _start_ns(self, scheduler: Scheduler) -> float | None:
         self._gate.forget(self._free_ns)
-        ready_ns = scheduler.next_ns(self._free_ns)
+        ready_ns = scheduler.next_at(self._free_ns)
         return None if ready_ns is None else self._gate.opens_ns(ready_ns)
 
     def _origin(self, frame: bytes) -> Origin | None:
@@ -77,10 +77,10 @@ class PausingCarrier(Carrier):
     def _leave(self, scheduler: Scheduler, now_ns: int) -> None:
         self._settle(now_ns)
         while (at_ns := self._start_ns(scheduler)) is not None and at_ns <= now_ns:
-            _, frame, origin = scheduler.pop(at_ns)
-            self._free_ns = at_ns + len(frame) * self._ns_per_byte
-            self._on_wire = len(frame), origin
-            self._into_fibre(frame, self._free_ns)
+            waiting = scheduler.pop(at_ns)
+            self._free_ns = at_ns + waiting.size * self._ns_per_byte
+            self._on_wire = waiting.size, waiting.origin
+            self._into_fibre(waiting.frame, self._free_ns)
             self._settle(now_ns)
 
     def _settle(self, now_ns: float) -> None:

@@ -37,7 +37,7 @@ def backlogged(classes: Sequence[QueueClass], sends: Sequence[int], frames: int)
     left: Counter[int] = Counter()
     free_ns = 0.0
     for _ in range(frames):
-        at_ns = scheduler.next_ns(free_ns)
+        at_ns = scheduler.next_at(free_ns)
         assert at_ns is not None
         out = scheduler.take(at_ns)
         left[dscp_of(out)] += 1
@@ -58,6 +58,27 @@ def test_a_guarantee_holds_against_those_that_go_first() -> None:
     assert backlogged(classes, [46, 0], 2000)[0] == pytest.approx(400, abs=30)
 
 
+def test_a_class_that_had_the_link_alone_is_not_in_debt() -> None:
+    # as in HTB, where only what goes by its guarantee counts against it, not what it borrows while nobody else sends
+    classes = [
+        QueueClass("first", (46,), 0),
+        QueueClass("bulk", (26,), 1, share=0.6),
+        QueueClass("rest", (), 2),
+    ]
+    scheduler, free_ns = Scheduler(classes, RATE_BPS, 10**9, None), 0.0
+    left: Counter[int] = Counter()
+    for number in range(12_000):
+        for dscp in (26,) if number < 10_000 else (26, 46):
+            if not scheduler.waiting_bytes(frame(dscp)):
+                scheduler.put(frame(dscp), free_ns)
+        at_ns = scheduler.next_at(free_ns)
+        assert at_ns is not None
+        dscp = dscp_of(scheduler.take(at_ns))
+        left[dscp] += number >= 10_000
+        free_ns = at_ns + FRAME_NS
+    assert left[26] == pytest.approx(1200, abs=40)
+
+
 def test_equals_share_by_their_shares() -> None:
     classes = [
         QueueClass("big", (40,), 0, share=0.6),
@@ -74,7 +95,7 @@ def test_a_limit_holds_and_nothing_is_lost() -> None:
     for _ in range(400):
         scheduler.put(frame(8), 0)
     free_ns, count = 0.0, 0
-    while (at_ns := scheduler.next_ns(free_ns)) is not None:
+    while (at_ns := scheduler.next_at(free_ns)) is not None:
         assert dscp_of(scheduler.take(at_ns)) == 8
         free_ns, count = at_ns + FRAME_NS, count + 1
     assert count == 400
