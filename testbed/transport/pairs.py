@@ -29,6 +29,7 @@ class Pair(Assembly):
         self.settings = settings
         self._window = window  # beside those of channels, with other pairs
         self.channels: dict[int, Channel] = {}
+        self._begun = False  # to deal out
         self._asking: Channel | None = None  # for whose segment a message is begun
         # outgoing
         self._next_message = 0
@@ -79,6 +80,11 @@ class Pair(Assembly):
 
     def pump(self, most: int | None = None) -> None:
         """Deal out what waits, as far as channels have room. most: segments, in this pair's turn of a shared window."""
+        if not self._begun:
+            # all go round from the same one on, whichever connection was made first
+            self._begun = self.connected
+            if not self._begun:
+                return
         settings, window = self.settings, self._window
         waiting = self._waiting
         while waiting and self.lost is None:

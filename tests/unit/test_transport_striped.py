@@ -47,20 +47,28 @@ def places() -> Iterator[Places]:
 class Ends:
     """Two pairs whose channels are joined by sockets that the test carries, or holds back, one by one."""
 
-    def __init__(self, window: SharedWindow | None = None, **options: Any) -> None:
+    def __init__(self, window: SharedWindow | None = None, *, connect: bool = True, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
         self.pairs = [
             Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed(), window) for rank in range(2)
         ]
         self.masks: list[dict[int, int]] = [{}, {}]
         for number in range(settings.connections):
-            for rank, sock in enumerate(socket.socketpair()):
-                sock.setblocking(False)
-                channel = self.pairs[rank].channels[number] = Channel(self.pairs[rank], number)
+            for pair in self.pairs:
+                channel = pair.channels[number] = Channel(pair, number)
                 channel.header_bytes = FRAME.size
                 channel._set_low_water = lambda: None  # type: ignore[method-assign]
                 channel.info = lambda: None  # type: ignore[method-assign]
-                channel.attach(sock, lambda mask, r=rank, n=number: self.masks[r].__setitem__(n, mask))
+            if connect:
+                self.connect(number)
+
+    def connect(self, number: int) -> None:
+        """A channel."""
+        for rank, sock in enumerate(socket.socketpair()):
+            sock.setblocking(False)
+            self.pairs[rank].channels[number].attach(
+                sock, lambda mask, r=rank: self.masks[r].__setitem__(number, mask)
+            )
 
     def carry(self, rank: int, *channels: int) -> None:
         """Let a rank read from these channels what has come."""
@@ -103,6 +111,20 @@ def test_segments_go_round_the_lanes_and_full_ones_are_passed_over() -> None:
     ends.carry(1, 1)
     assert receiver.counters.messages_received == 1
     assert receiver.counters.bytes_received == 20_000
+    ends.close()
+
+
+def test_segments_go_round_from_the_first_channel_on_whichever_is_connected_first() -> None:
+    # else each of two ends would begin where it happened to, and their words of what has come go by other channels
+    ends = Ends(connect=False)
+    sender, receiver = ends.pairs
+    receiver.receive(request("recv", 0, 5, bytearray(4_000)))
+    sender.send(request("send", 1, 5, bytes(4_000)))
+    for number in (2, 1):
+        ends.connect(number)
+        assert [channel.outstanding for channel in sender.channels.values()] == [0, 0, 0]
+    ends.connect(0)
+    assert [sender.channels[number].outstanding for number in range(3)] == [2, 1, 1]
     ends.close()
 
 
