@@ -1,7 +1,7 @@
 """Is the model right about what nobody held it against? Configurations drawn at random, on packets.
 
     .venv/bin/python benchmarks/held_out.py FOLDER [--only NAME ...] [--each 10] [--seed 1] [--trials N] [--steps N]
-        [--packets N] [--jobs N] [--table]
+        [--packets N] [--in-a-row] [--jobs N] [--table]
 
 At each point of benchmarks/held_out ten configurations are drawn: from what a search goes over by itself
 (`explore: {}`), or from the file's own `draw`. What does not fit is drawn again, and so is what takes more than four
@@ -11,13 +11,17 @@ is not run again. --trials: configurations with BBR on clean networks run again,
 network of its own with so many steps, in NAME-steps; the table has these in place of others. --packets: as `testbed
 predict` has it. The model's errors, as it is today, are those of step times, of all that is not untrusted: the mean of
 trials where packets are lost, or BBR has fewer than ten, else their median; each trial is held against the prediction
-with its ports. Calibration's probes are of other networks and send nothing but messages there and back.
+with its ports. --in-a-row: where packets are lost, and the model plays them, it takes as many steps one after the
+other as were measured, on as many networks, at least 36 in all, and their mean is told; else, as `testbed predict` has
+it, the drawn step that is nearest to the mean. Calibration's probes are of other networks and send nothing but messages
+there and back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -34,8 +38,9 @@ from testbed.explorer.confirming import kendall_tau
 from testbed.explorer.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
 from testbed.explorer.space import Space
 from testbed.explorer.usual import usual_space
+from testbed.job.job import job_of
 from testbed.model.calibration import find_calibration
-from testbed.model.predicting import MOST_PACKETS
+from testbed.model.predicting import MOST_PACKETS, prepared
 from testbed.model.predictions import predict_all
 from testbed.report.compare import half_width
 from testbed.results.shards import cut
@@ -44,6 +49,7 @@ from testbed.scale import Scale
 POINTS = Path(__file__).with_name("held_out")
 AMONG, SLOWEST, DRAWS = 40, 4.0, 200_000
 LEAST_STEPS = 10  # of BBR, whose median is told as that of others
+LEAST_DRAWN = 36  # steps, where packets are lost
 UNTRUSTED = 3  # the exit status of a run of which some figures are not to be trusted
 Changes = dict[str, Any]
 
@@ -78,6 +84,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--packets", type=int, default=MOST_PACKETS)
+    parser.add_argument("--in-a-row", action="store_true")
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -89,7 +96,11 @@ def main() -> None:
         more = ["--jobs", options.jobs] if options.jobs else []
         if not options.table:
             _run_missing(folder, file, options, more)
-        found = {pair.name: pair for own in _folders(folder) for pair in measured(own, options.packets)}
+        found = {
+            pair.name: pair
+            for own in _folders(folder)
+            for pair in measured(own, options.packets, in_a_row=options.in_a_row)
+        }
         if found:
             points[file.stem] = list(found.values())
     print("\n".join(table(points)))
@@ -180,12 +191,15 @@ def _folders(folder: Path) -> list[Path]:
     return [own for own in every if (own / "summary.json").exists()]
 
 
-def measured(folder: Path, packets: int = MOST_PACKETS) -> Iterator[Pair]:
+def measured(folder: Path, packets: int = MOST_PACKETS, *, in_a_row: bool = False) -> Iterator[Pair]:
     """Of a run, all variants; what the model says of them today. packets: that it plays at the most."""
     summary = json.loads((folder / "summary.json").read_text())
     scenario = load_scenario(folder / "scenario.yaml")
     lossy = scenario.topology.resolve().lossy
-    predicted = predictions(scenario, Scale(summary["scale"]["size_scale"]), packets)
+    scale = Scale(summary["scale"]["size_scale"])
+    predicted = predictions(scenario, scale, packets)
+    if in_a_row and lossy:
+        predicted |= means_in_a_row(scenario, scale, packets)
     for entry in summary["variants"]:
         samples, name = entry["step_time_s"]["samples"], entry["name"]
         own = scenario if scenario.variants is None else scenario.variant(name)
@@ -204,6 +218,19 @@ def predictions(scenario: Scenario, scale: Scale, packets: int) -> dict[str, flo
         for seed in seeds
     ]
     return {name: statistics.fmean(one[name].step_time_s for one in every) for name in every[0]}
+
+
+def means_in_a_row(scenario: Scenario, scale: Scale, packets: int) -> dict[str, float]:
+    """By variant, seconds: of a run's steps, as the model plays them one after the other; none of those it cannot."""
+    shards, found = cut(scenario), dict[str, list[float]]()
+    networks = math.ceil(LEAST_DRAWN / sum(shard.trials for shard in shards) * len(scenario.variant_names))
+    for shard in shards:
+        job = job_of(shard.scenario(scenario), scale)
+        step = prepared(job, job.scenario.algorithms[0], find_calibration("virtual"), packets=packets)
+        if step.network.packets:
+            name = shard.variant or scenario.variant_names[0]
+            found.setdefault(name, []).extend(step.in_a_row(networks, shard.trials))
+    return {name: statistics.fmean(steps_s) for name, steps_s in found.items()}
 
 
 def table(points: dict[str, list[Pair]]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Of a run: where in a step the model's operations and those on packets first part, by how much, and beside what.
 
-    .venv/bin/python benchmarks/where_they_part.py RUN VARIANT [--more-than 0.3] [--first 12]
+    .venv/bin/python benchmarks/where_they_part.py RUN VARIANT [--more-than 0.3] [--first 12] [--packets N]
 
 RUN is a folder that `testbed run` made, VARIANT one of its. A collective, or a message, is taken from when the last of
 its ranks (of a message: its sender) begins it to when the last has ended it; those are printed whose time differs by
@@ -21,7 +21,7 @@ from pathlib import Path
 from testbed.config import load_scenario
 from testbed.job.job import Job, job_of
 from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predicting import predict
+from testbed.model.predicting import MOST_PACKETS, predict
 from testbed.model.routed import routed
 from testbed.results.records import SAMPLES
 from testbed.scale import Scale
@@ -56,13 +56,14 @@ def main() -> None:
     parser.add_argument("variant")
     parser.add_argument("--more-than", type=float, default=0.3)
     parser.add_argument("--first", type=int, default=12)
+    parser.add_argument("--packets", type=int, default=MOST_PACKETS, help="as `testbed predict` has it")
     options = parser.parse_args()
     scale = Scale(json.loads((options.run / "summary.json").read_text())["scale"]["size_scale"])
     calibration = find_calibration(VIRTUAL)
     scenario = load_scenario(options.run / "scenario.yaml").variant(options.variant)
     job = job_of(scenario, scale, calibration.link_engine)
     algorithm = scenario.algorithms[0]
-    timeline = predict(job, algorithm, calibration)
+    timeline = predict(job, algorithm, calibration, packets=options.packets)
     plan = job.workload.start.using(algorithm)
     by_model = {
         (rank, index): span for rank, own in enumerate(timeline.spans) for index, span in enumerate(own)

@@ -102,8 +102,8 @@ def _by_packet(
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before, int]:
     """What packets take, none where they are not played; what is played before a step; and how many draws of it.
 
-    They are where TCP carries all, with windows that the model knows, through queues without classes; where links lose
-    packets only if all draws can be. chunk_bytes: of messages' chunks. before: what a run does. most: packets.
+    They are where TCP carries all, with windows that the model knows; where links lose packets only if all draws can.
+    chunk_bytes: of messages' chunks. before: what a run does. most: packets.
     """
     job, workload, lossy = routes.job, routes.job.workload, routes.job.topology.lossy
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}

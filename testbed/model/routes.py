@@ -19,10 +19,13 @@ from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of, is_known
 from testbed.paths.network import ANY
-from testbed.paths.packet_paths import PacketPath, is_plain, packet_hops
+from testbed.paths.packet_paths import PacketHop, PacketPath, is_plain, packet_hops
 from testbed.paths.recovering import LossyDatagrams
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
+
+Marked = tuple[tuple[str, Direction], int]
+"""A link's direction, by its name, and the DSCP of packets there."""
 
 
 def model_of(job: Job, control: str) -> str:
@@ -71,19 +74,18 @@ class Routes:
 
     def packets(self, flows: Sequence[Flow]) -> dict[tuple[Ends, int], tuple[PacketPath, ...]]:
         """Of all connections; none where links do more than queue and lose, or a congestion control has no windows."""
-        if self.classes:
-            return {}
         found: dict[tuple[Ends, int], tuple[PacketPath, ...]] = {}
         for flow in flows:
             (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
             if one.building != other.building:
-                there, _ = self._hops(flow, one, other)
-                back, _ = self._hops(flow.back, other, one)
+                there, links = self._hops(flow, one, other)
+                back, links_back = self._hops(flow.back, other, one)
                 path = self._packet_path((source, target), flow.dscp, flow.channel, there, back)
                 if path is None:
                     return {}
+                hops, back_hops = self._classed(path.hops, links), self._classed(path.back, links_back)
                 key = (source, target), flow.dscp
-                found[key] = (*found.get(key, ()), path)
+                found[key] = (*found.get(key, ()), path._replace(hops=hops, back=back_hops))
         if any(len(paths) > 1 and paths[0].stripes is None for paths in found.values()):
             return {}  # MPTCP's subflows are one connection
         for ((source, target), dscp), paths in list(found.items()):  # word of what has come goes back
@@ -123,14 +125,22 @@ class Routes:
             wiring.transport.dealing(wiring.distance(*ends)),
         )
 
+    def _classed(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
+        """In the queues of their classes, where links have some."""
+        if not self.classes:
+            return hops
+        numbers = {name: self.classes.index(self._class_of(dscp)) for (name, _), dscp in links}
+        return tuple(
+            hop._replace(classes=self.classes, number=numbers[hop.name]) if hop.name in numbers else hop
+            for hop in hops
+        )
+
     def journey(self, flow: Flow, one: Host) -> Journey:
         """Of a flow from a host to another building, through the edges."""
         edge = self.edges[one.building]
         return self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
 
-    def _hops(
-        self, flow: Flow, one: Host, other: Host
-    ) -> tuple[list[Hop], list[tuple[tuple[str, Direction], int]]]:
+    def _hops(self, flow: Flow, one: Host, other: Host) -> tuple[list[Hop], list[Marked]]:
         """All of a flow's, and the links among them, with the DSCP there."""
         journey = self.journey(flow, one)
         up, down = self.inside(one, other)

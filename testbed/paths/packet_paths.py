@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from testbed.directions import QueueClass
 from testbed.paths.congestion import Growth
 from testbed.paths.hops import Hop
 from testbed.transport.channels import StripeSettings
+from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 
 class PacketHop(NamedTuple):
     """One direction of a link, or of a cable. rate_bps: of frames; loss: share of them, 0 to 1.
 
-    held: whether it has all of a frame before it passes it on; early_s: what it takes if not.
+    held: whether it has all of a frame before it passes it on; early_s: what it takes if not. classes: that have queues
+    of their own in front, as long as that each; number: of these the connection's.
     """
 
     name: str
@@ -24,6 +27,8 @@ class PacketHop(NamedTuple):
     loss: float = 0.0
     held: bool = True
     early_s: float = 0.0
+    classes: tuple[QueueClass, ...] = ()
+    number: int = 0
 
 
 class PacketPath(NamedTuple):
@@ -39,6 +44,11 @@ class PacketPath(NamedTuple):
     payload_bytes: int
     window_bytes: float = math.inf
     stripes: StripeSettings | None = None
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of a full packet on the wire."""
+        return self.payload_bytes + PACKET_HEADERS_BYTES
 
 
 def is_plain(hops: Sequence[Hop]) -> bool:

@@ -8,6 +8,8 @@ from random import Random
 
 from testbed.model.agenda import Agenda
 from testbed.model.keeping import NOTHING_KEPT, Before, Kept
+from testbed.model.packets.classed import ClassedLine, Place
+from testbed.model.packets.frames import Hop
 from testbed.model.packets.line import Line
 from testbed.model.packets.sender import Sender
 from testbed.model.packets.stripes import StripedPair
@@ -30,9 +32,10 @@ class PacketConnections:
     def __init__(self, agenda: Agenda, network: Network, draw: Random | None) -> None:
         self.agenda, self._network, self._draw = agenda, network, draw
         self._own = draw or Random(network.seed)
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, Line | ClassedLine] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
+        self._heard_word: tuple[Ends, int, int] | None = None  # whose listener has not answered since
 
     @property
     def overflowed(self) -> bool:
@@ -48,7 +51,7 @@ class PacketConnections:
         """Whoever goes on shifts them by all that went by."""
 
     def open(self, ranks: int, before: Before) -> None:
-        """On the next beat but one, as ranks agree on it."""
+        """On the next beat but one, as ranks agree on it by word that goes round before."""
 
         def go(rank: int, left: int) -> None:
             ends = rank, (rank + 1) % ranks
@@ -58,6 +61,7 @@ class PacketConnections:
             elif left:
                 come()  # nobody sends that way later on
 
+        self._heard_word = (ranks - 1, 0), 0, 0
         begins_s = (self.agenda.now_s // BEAT_S + 2) * BEAT_S
         for rank in range(ranks):
             for _ in range(before.pieces):
@@ -93,20 +97,31 @@ class PacketConnections:
         key = ends, dscp, channel
         if key not in self.senders:
             path = self._network.packet_paths(ends, dscp)[channel]
-            there, back = self._through(path.hops), self._through(path.back)
+            there, back = (self._through(hops, path.frame_bytes) for hops in (path.hops, path.back))
             self.senders[key] = Sender(
-                self.agenda, path, there, back, self._network.send_buffer_bytes, self._own
+                self.agenda,
+                path,
+                there,
+                back,
+                self._network.send_buffer_bytes,
+                self._own,
+                dials=ends[0] > ends[1] and key != self._heard_word,
             )
             if (other := self.senders.get((ends[::-1], dscp, channel))) is not None:
                 self.senders[key].join(other)
         return self.senders[key]
 
-    def _through(self, hops: Sequence[PacketHop]) -> list[Line]:
+    def _through(self, hops: Sequence[PacketHop], frame_bytes: int) -> list[Hop]:
+        found: list[Hop] = []
         for hop in hops:
-            if hop.name not in self.lines:
+            line = self.lines.get(hop.name)
+            if line is None:
                 later_s = APART_S * Random(hop.name).random()
-                self.lines[hop.name] = Line(hop._replace(delay_s=hop.delay_s + later_s), self._draw)
-        return [self.lines[hop.name] for hop in hops]
+                own = hop._replace(delay_s=hop.delay_s + later_s)
+                line = ClassedLine(own, self._draw, frame_bytes) if hop.classes else Line(own, self._draw)
+                self.lines[hop.name] = line
+            found.append(line if isinstance(line, Line) else Place(line, hop.number))
+        return found
 
     def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:
         if (ends, dscp) not in self._pairs:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.model.agenda import Agenda
-from testbed.model.packets.frames import Way
-from testbed.model.packets.line import Line
+from testbed.model.packets.delaying import Delaying
+from testbed.model.packets.frames import Hop, Way
 from testbed.model.packets.scoreboard import Acknowledgement, Packet
 from testbed.model.packets.timers import timer_s
 from testbed.paths.lossy_windows import DELAYED_S, DUPLICATES
 from testbed.virtual.ticks import TICK_S
 
-QUICK = 16  # the first ones do not, `TCP_MAX_QUICKACKS`
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
 SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
 # out of order acknowledgements of one gap wait, but for the first ones: a third of a round trip, 1 ms, 44 packets
@@ -31,16 +31,19 @@ class Other(Protocol):
 
 
 class Receiver:
-    """heard: called with each acknowledgement that comes back. round_trip_s: of the empty path."""
+    """heard: called with each acknowledgement that comes back. The rest as `Delaying` has it."""
 
     def __init__(
         self,
         agenda: Agenda,
-        back: Sequence[Line],
+        back: Sequence[Hop],
         heard: Callable[[Acknowledgement], None],
         round_trip_s: float,
+        window_bytes: float = math.inf,
+        answers: bool = False,
     ) -> None:
         self.agenda = agenda
+        self._delaying = Delaying(round_trip_s, window_bytes, answers)
         self._back = Way(agenda, back, heard, self.repeat)
         self.other: Other | None = None  # who sends in the other direction, from here
         self.next = 0
@@ -48,7 +51,7 @@ class Receiver:
         self._early: dict[int, Packet] = {}
         self.blocks, self._ends = 0, set[int]()
         self.news: list[int] = []  # packets that nobody was told of yet
-        self._waiting = self._acknowledged = self._passed = 0
+        self._acknowledged = self._passed = self._largest = 0  # until which byte; packets; bytes
         self._late_s = 0.0  # when what waits is acknowledged; 0: nothing does
         # one alarm at a time is set; behind it the last one in its turn: those between would go off for nothing
         self._alarmed, self._last_s, self._last_turn, self._jiffy = False, 0.0, 0, -1
@@ -62,8 +65,11 @@ class Receiver:
             self._take_with_word(packet, packet.told)
             return
         if packet.there:
+            self._delaying.double()
             self._acknowledge(doubled=True)
             return
+        self._largest = max(self._largest, packet.size_bytes)
+        self._delaying.come(self.agenda.now_s, packet.size_bytes, self._largest)
         number, early = packet.number, self._early
         packet.there = True
         self.news.append(number)
@@ -76,9 +82,14 @@ class Receiver:
             return
         self.next = end
         self._passed += 1
-        self._waiting += 1
         comes = packet.ends
-        if early or packet.short or self._waiting > 1 or self._acknowledged < QUICK:
+        delaying = self._delaying
+        if (
+            early
+            or end - self._acknowledged > self._largest
+            or delaying.at_once
+            or (packet.short and not delaying.answers)
+        ):
             if end in early:
                 self.blocks -= 1
             while self.next in early:
@@ -136,20 +147,24 @@ class Receiver:
         agenda = self.agenda
         if self._late_s and agenda.now_s >= self._late_s:
             self._late_s = 0.0
-            if self._waiting:
-                self._acknowledge()
+            self._delaying.run_out()
+            self._acknowledge()
         self._alarmed = self._last_s > agenda.now_s
         if self._alarmed:
             agenda.at(self._last_s, self._late, self._last_turn)
 
-    def go_on(self, agenda: Agenda) -> None:
-        """By another's time; nothing waits."""
+    def go_on(self, agenda: Agenda, seconds: float) -> None:
+        """By another's time, which is so much less; nothing waits."""
         self.agenda = agenda
+        self._delaying.shift(seconds)
         self._back.go_on(agenda)
         self._alarmed, self._last_s, self._jiffy = False, 0.0, -1
 
-    def tell(self, before: Acknowledgement | None) -> Acknowledgement:
+    def tell(self, before: Acknowledgement | None) -> Acknowledgement | None:
         """News, with a packet of the other direction. before: what it told when it was sent last, and has not yet."""
+        self._delaying.send(self.agenda.now_s)
+        if not self.news:
+            return before
         told = self._told(doubled=False)
         if before is not None:
             told.news = [*before.news, *told.news]
@@ -160,9 +175,10 @@ class Receiver:
 
     def _told(self, *, doubled: bool) -> Acknowledgement:
         news, self.news = self.news, []
-        self._waiting, self._late_s = 0, 0.0
+        self._late_s = 0.0
         self._compressed, self._together_s = 0, 0.0
-        self._acknowledged += 1
+        self._acknowledged = self.next
+        self._delaying.acknowledge()
         size_bytes = ACKNOWLEDGEMENT_BYTES + SELECTIVE_BYTES if self._early else ACKNOWLEDGEMENT_BYTES
         return Acknowledgement(self.next, self._passed, news, doubled, size_bytes)
 

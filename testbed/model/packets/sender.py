@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 from testbed.fabric.tcp_buffers import IN_CARD_BYTES
 from testbed.model.agenda import Agenda
 from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
-from testbed.model.packets.frames import Way
+from testbed.model.packets.frames import Hop, Way
 from testbed.model.packets.line import Line
 from testbed.model.packets.receiver import Receiver
 from testbed.model.packets.round_trip import LEAST_ROUND_TRIP_S, RoundTrip, handshake_s
@@ -39,23 +40,25 @@ Action = Callable[[], None]
 class Sender:
     """One connection. buffer_bytes: of what it was given and is not acknowledged, at the most. draw: for BBR's cycle.
 
-    again: packets that were sent again.
+    dials: whether the other end has just answered its hello. again: packets that were sent again.
     """
 
     def __init__(
         self,
         agenda: Agenda,
         path: PacketPath,
-        there: Sequence[Line],
-        back: Sequence[Line],
+        there: Sequence[Hop],
+        back: Sequence[Hop],
         buffer_bytes: float,
         draw: Random,
+        dials: bool = False,
     ) -> None:
+        assert isinstance(there[0], Line)  # cards have no classes
         self._agenda, self._card = agenda, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
         usual_s = handshake_s((*there, *back))
-        self._receiver = Receiver(agenda, back, self.hear, usual_s)
+        self._receiver = Receiver(agenda, back, self.hear, usual_s, path.window_bytes, dials)
         self._there = Way(agenda, there, self._receiver.take, self._lose)
         self._enter = self._there.enter
         self._control: Control = (
@@ -74,8 +77,7 @@ class Sender:
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
         self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
-        self._woken_s = 0.0
-        self._departs_s = self._paced_s = 0.0
+        self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(agenda)
         self._heard = Heard()
         self.again = 0
@@ -107,9 +109,6 @@ class Sender:
         self._unsent.give(size_bytes, left, come)
         self._buffer.put(size_bytes, taken)
         self.push()
-
-    def _left_card(self) -> None:
-        self.push(left_card=True)
 
     def push(self, left_card: bool = False) -> None:
         """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
@@ -172,7 +171,7 @@ class Sender:
 
     def _transmit(self, packet: Packet, most: int, now_s: float) -> None:
         packet.frame_bytes = packet.size_bytes + PACKET_HEADERS_BYTES + self._full_bytes - most
-        if self._other is not None and self._other.news:
+        if self._other is not None:
             packet.told = self._other.tell(packet.told)
         self._transmitted += 1
         if self._paces:
@@ -220,7 +219,7 @@ class Sender:
                 return False
         if self._woken_s <= self._agenda.now_s:
             self._woken_s = self._in_card[0][0]
-            self._agenda.at(self._woken_s, self._left_card)
+            self._agenda.at(self._woken_s, partial(self.push, left_card=True))
         return True
 
     def _are_in_card(self) -> bool:
@@ -389,7 +388,7 @@ class Sender:
         """By another's time, which is so much less; nothing is under way."""
         self._agenda = agenda
         self._there.go_on(agenda)
-        self._receiver.go_on(agenda)
+        self._receiver.go_on(agenda, seconds)
         self._timer.go_on(agenda)
         self._control.shift(seconds)
         self._board.shift(seconds)
