@@ -317,7 +317,7 @@ class ScheduleSpec(Strict):
         default=60.0,
         alias="time_limit",
         description="How long optimal may search, in seconds of a core, roughly: the effort is counted, so that every "
-        "machine finds the same. What was found is kept.",
+        "machine finds the same. What was found is kept. 0: it takes the best that is known, and tells a bound.",
     )
     memory_limit_bytes: SizeOrNone = Field(
         default=None,

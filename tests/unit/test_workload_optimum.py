@@ -29,7 +29,9 @@ from testbed.workload.schedules import (
     read_csv,
 )
 from testbed.workload.schedules.base import SCHEDULES
+from testbed.workload.schedules.bounding import shortest_s
 from testbed.workload.schedules.optimum import optimum, room_of
+from testbed.workload.schedules.solving import Shop
 from testbed.workload.schedules.timing import carried_out, most_alive
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
@@ -253,3 +255,46 @@ def test_a_guest_gets_it_as_a_file(tmp_path: Path) -> None:
     assert check_orders(read_csv((tmp_path / "optimal.csv").read_text()), 4)
     other = pipeline().variant("1f1b")
     assert _with_schedule(other, Scale(), tmp_path) is other
+
+
+# ---- bounds that need no search
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(2, 5),
+    st.integers(1, 8),
+    st.sampled_from([1, 1.5, 2, 4]),
+    st.tuples(*[st.floats(0.2, 3) for _ in range(3)]),
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5)), min_size=4, max_size=4),
+)
+def test_nothing_that_is_known_takes_less_than_the_bound_without_a_search(
+    ranks: int,
+    microbatches: int,
+    memory: float,
+    stage_s: tuple[float, float, float],
+    hops: list[tuple[float, float]],
+) -> None:
+    latency_s, busy_s = (tuple(hop[number] for hop in hops[: ranks - 1]) for number in (0, 1))
+    costs = Costs(*stage_s, latency_s, busy_s)
+    for chunks in (1, 2):
+        request = ScheduleRequest(ranks, microbatches, chunks, memory, costs, effort=0.0)
+        owners = request.loop if chunks == 1 else request.there_and_back
+        found = optimum(request, owners)
+        shop = Shop(tuple(owners), microbatches, costs, room_of(request))
+        assert shortest_s(shop) <= found.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("costs", "memory", "least"),
+    [
+        (Costs(1, 1, 1), 2.0, 0.95),  # ranks have no time for more
+        (Costs(1, 1, 1, (0.5,), (4,)), 2.0, 0.95),  # nor has the link
+        (Costs(1, 1, 1, (20,), (0,)), 1.0, 0.85),  # two are alive at a time, each for a way there and back
+    ],
+)
+def test_the_bound_is_near_what_is_found(costs: Costs, memory: float, least: float) -> None:
+    request = ScheduleRequest(2, 8, 1, memory, costs, effort=4.0)
+    found = optimum(request, request.loop)
+    shop = Shop(tuple(request.loop), 8, costs, room_of(request))
+    assert least * found.step_s <= shortest_s(shop) <= found.step_s * (1 + 1e-9)

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 
-from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Order, ScheduleError
+from testbed.workload.schedules.actions import Order, ScheduleError
 from testbed.workload.schedules.base import SCHEDULES, ScheduleEntry, ScheduleRequest, Searched
+from testbed.workload.schedules.bounding import shortest_s
 from testbed.workload.schedules.greedy import Rules, greedy
 from testbed.workload.schedules.solving import Shop, improve, renamed
 from testbed.workload.schedules.timing import carried_out, most_alive
 
 WHOLE = 1000  # actions up to which a step is searched as a whole only
 WINDOW = 240  # actions of a window
+PROVEN = 1e-6  # as near its bound nothing is searched for
 HOPELESS = 1.15  # of the time to beat: what a search does not start from, but for a bound
 BOUND_ALONE = 8.0  # effort for that
 SET_UP = 0.5  # of effort, per 1000 actions of a step: what it takes to state a window
@@ -33,7 +35,10 @@ def room_of(request: ScheduleRequest) -> int:
 
 
 def optimum(request: ScheduleRequest, owners: Sequence[int]) -> Searched:
-    """With stages on these ranks. The same on every machine: effort is counted, not timed. ScheduleError."""
+    """With stages on these ranks. The same on every machine: effort is counted, not timed. ScheduleError.
+
+    Without effort, or where what is known is as quick as its bound, it is that, and nothing is searched for.
+    """
     shop = Shop(tuple(owners), request.microbatches, request.costs, room_of(request))
     known = sorted(_known(request, shop), key=lambda found: found[1])
     if not known:
@@ -42,7 +47,8 @@ def optimum(request: ScheduleRequest, owners: Sequence[int]) -> Searched:
     if known[0][1] > HOPELESS * request.beat_s:
         effort = min(effort, BOUND_ALONE)
     search = _Search(shop, renamed(known[0][2]), effort, request.beat_s)
-    search.run()
+    if effort > 0 and search.step_s > search.bound_s * (1 + PROVEN):
+        search.run()
     listed = tuple((name, step_s) for name, step_s, _ in known if name)
     step_s, orders = min(
         (known[0][1], known[0][2]), (search.step_s, search.orders), key=lambda found: found[0]
@@ -56,7 +62,7 @@ class _Search:
     def __init__(self, shop: Shop, orders: tuple[Order, ...], effort: float, beat_s: float) -> None:
         self.shop, self.orders, self.effort, self.beat_s = shop, orders, effort, beat_s
         self.step_s = shop.step_s(orders)
-        self.bound_s = _shortest_s(shop)
+        self.bound_s = shortest_s(shop)
         self._tell()
 
     def run(self) -> None:
@@ -99,19 +105,6 @@ class _Search:
                 "one stage per rank" if len(self.shop.owners) == self.shop.ranks else "two, there and back"
             )
             listener(f"{stages}: {self.step_s:.4g} s, at least {min(self.bound_s, self.step_s):.4g} s")
-
-
-def _shortest_s(shop: Shop) -> float:
-    """Before when no order can end: all of a rank's computing, once the first microbatch has come to it."""
-    come_s, bounds = 0.0, []
-    computing_s = [0.0] * shop.ranks
-    for stage, owner in enumerate(shop.owners):
-        computing_s[owner] += sum(shop.costs.of(Action(stage, kind, 0)) for kind in (FORWARD, INPUT, WEIGHT))
-    for rank in range(shop.ranks):
-        bounds.append(come_s + shop.microbatches * computing_s[rank])
-        if rank + 1 < shop.ranks:
-            come_s += shop.costs.of(Action(rank, FORWARD, 0)) + sum(shop.costs.hop(rank, rank + 1))
-    return max(bounds)
 
 
 def _known(request: ScheduleRequest, shop: Shop) -> Iterator[tuple[str, float, tuple[Order, ...]]]:
