@@ -197,9 +197,9 @@ def measured(folder: Path, packets: int = MOST_PACKETS, *, in_a_row: bool = Fals
     scenario = load_scenario(folder / "scenario.yaml")
     lossy = scenario.topology.resolve().lossy
     scale = Scale(summary["scale"]["size_scale"])
-    predicted = predictions(scenario, scale, packets)
-    if in_a_row and lossy:
-        predicted |= means_in_a_row(scenario, scale, packets)
+    predicted = means_in_a_row(scenario, scale, packets) if in_a_row and lossy else {}
+    if any(entry["name"] not in predicted for entry in summary["variants"]):
+        predicted = predictions(scenario, scale, packets) | predicted
     for entry in summary["variants"]:
         samples, name = entry["step_time_s"]["samples"], entry["name"]
         own = scenario if scenario.variants is None else scenario.variant(name)

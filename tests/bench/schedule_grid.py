@@ -258,9 +258,8 @@ def fill(table: Path) -> None:
             continue
         centers, memory, latency, time = (float(row[name]) for name in HEADS[:4])
         overrides = {"workload.schedule.memory": memory, "workload.schedule.time_limit": "0 s"}
-        variants = {
-            name.lower(): setting(name, "early") for name in ("optimal", "1F1B")
-        }  # one alone is no variant
+        # one alone is no variant
+        variants = {name.lower(): setting(name, "early") for name in ("optimal", "1F1B")}
         found = played((int(centers), latency, time), overrides, variants)
         bounds_s = found["optimal"]["searched"]["bounds_s"]
         row |= {name: f"{bounds_s[chunks]:.4f}" for name, chunks in zip(names, ("1", "2"), strict=True)}

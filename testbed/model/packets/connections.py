@@ -9,7 +9,7 @@ from random import Random
 from testbed.model.agenda import Agenda
 from testbed.model.keeping import NOTHING_KEPT, Before, Kept
 from testbed.model.packets.classed import ClassedLine, Place
-from testbed.model.packets.frames import Hop
+from testbed.model.packets.frames import Entrance
 from testbed.model.packets.line import Line
 from testbed.model.packets.sender import Sender
 from testbed.model.packets.stripes import StripedPair
@@ -111,8 +111,8 @@ class PacketConnections:
                 self.senders[key].join(other)
         return self.senders[key]
 
-    def _through(self, hops: Sequence[PacketHop], frame_bytes: int) -> list[Hop]:
-        found: list[Hop] = []
+    def _through(self, hops: Sequence[PacketHop], frame_bytes: int) -> list[Entrance]:
+        found: list[Entrance] = []
         for hop in hops:
             line = self.lines.get(hop.name)
             if line is None:

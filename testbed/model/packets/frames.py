@@ -12,8 +12,8 @@ from testbed.model.agenda import Agenda
 from testbed.model.packets.classed import Place
 from testbed.model.packets.line import Line
 
-Hop = Line | Place
-"""What is next on a way."""
+Entrance = Line | Place
+"""What frames come to next on their way."""
 
 
 class Frame(Protocol):
@@ -99,7 +99,7 @@ class Way(Generic[F]):
     def __init__(
         self,
         agenda: Agenda,
-        hops: Sequence[Hop],
+        hops: Sequence[Entrance],
         come: Callable[[F], None],
         gone: Callable[[F], None] | None = None,
     ) -> None:

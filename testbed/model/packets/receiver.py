@@ -8,7 +8,7 @@ from typing import Protocol
 
 from testbed.model.agenda import Agenda
 from testbed.model.packets.delaying import Delaying
-from testbed.model.packets.frames import Hop, Way
+from testbed.model.packets.frames import Entrance, Way
 from testbed.model.packets.scoreboard import Acknowledgement, Packet
 from testbed.model.packets.timers import timer_s
 from testbed.paths.lossy_windows import DELAYED_S, DUPLICATES
@@ -36,7 +36,7 @@ class Receiver:
     def __init__(
         self,
         agenda: Agenda,
-        back: Sequence[Hop],
+        back: Sequence[Entrance],
         heard: Callable[[Acknowledgement], None],
         round_trip_s: float,
         window_bytes: float = math.inf,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from testbed.model.packets.frames import Hop
+from testbed.model.packets.frames import Entrance
 from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES
 from testbed.paths.lossy_windows import TIMEOUT_S
 
 LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency, of any rate, have none
 
 
-def handshake_s(hops: Iterable[Hop]) -> float:
+def handshake_s(hops: Iterable[Entrance]) -> float:
     """As the handshake finds it, there and back over these."""
     return max(LEAST_ROUND_TRIP_S, sum(hop.empty_s(ACKNOWLEDGEMENT_BYTES) for hop in hops))
 

@@ -17,7 +17,7 @@ from testbed.fabric.tcp_buffers import IN_CARD_BYTES
 from testbed.model.agenda import Agenda
 from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
-from testbed.model.packets.frames import Hop, Way
+from testbed.model.packets.frames import Entrance, Way
 from testbed.model.packets.line import Line
 from testbed.model.packets.receiver import Receiver
 from testbed.model.packets.round_trip import LEAST_ROUND_TRIP_S, RoundTrip, handshake_s
@@ -47,8 +47,8 @@ class Sender:
         self,
         agenda: Agenda,
         path: PacketPath,
-        there: Sequence[Hop],
-        back: Sequence[Hop],
+        there: Sequence[Entrance],
+        back: Sequence[Entrance],
         buffer_bytes: float,
         draw: Random,
         dials: bool = False,

@@ -27,14 +27,17 @@ class _Way:
     def __init__(self, shop: Shop) -> None:
         self.shop, costs = shop, shop.costs
         stages = range(len(shop.owners))
-        self.actions = [Action(stage, FORWARD, 0) for stage in stages]
-        self.actions += [Action(stage, INPUT, 0) for stage in reversed(stages)]
-        self.ranks = [shop.owners[action.stage] for action in self.actions]
+        self.stages = [
+            [stage for stage in stages if shop.owners[stage] == rank] for rank in range(shop.ranks)
+        ]
+        actions = [Action(stage, FORWARD, 0) for stage in stages]
+        actions += [Action(stage, INPUT, 0) for stage in reversed(stages)]
+        self.ranks = [shop.owners[action.stage] for action in actions]
         self.hops = [
             costs.hop(here, there) if here != there else (0.0, 0.0)
             for here, there in zip(self.ranks, self.ranks[1:], strict=False)
         ]
-        takes_s = [costs.of(action) for action in self.actions]
+        takes_s = [costs.of(action) for action in actions]
         moves_s = [latency_s + busy_s for latency_s, busy_s in self.hops]
         both_s = [one + move for one, move in zip(takes_s, [*moves_s, 0.0], strict=True)]
         self.begins_s = [0.0, *accumulate(both_s[:-1])]
@@ -45,12 +48,11 @@ class _Way:
     def by_ranks(self) -> Iterator[float]:
         """Each computes all it has, once the first microbatch is there."""
         shop = self.shop
-        for rank in range(shop.ranks):
-            stages = [stage for stage, owner in enumerate(shop.owners) if owner == rank]
+        for stages in self.stages:
             each_s = sum(
                 shop.costs.of(Action(stage, kind, 0)) for stage in stages for kind in (FORWARD, INPUT, WEIGHT)
             )
-            yield self.begins_s[self.ranks.index(rank)] + shop.microbatches * each_s
+            yield self.begins_s[stages[0]] + shop.microbatches * each_s
 
     def by_links(self) -> Iterator[float]:
         """One message at a time in each direction."""
@@ -67,8 +69,7 @@ class _Way:
     def by_memory(self) -> Iterator[float]:
         """An activation is alive from the end of its forward pass to the beginning of the way back at the least."""
         shop, count = self.shop, len(self.shop.owners)
-        for rank in range(shop.ranks):
-            stages = [stage for stage, owner in enumerate(shop.owners) if owner == rank]
+        for stages in self.stages:
             back = [2 * count - 1 - stage for stage in stages]
             alive_s = sum(
                 self.begins_s[there] - self.ends_s[stage] for stage, there in zip(stages, back, strict=True)
