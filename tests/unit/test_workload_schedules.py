@@ -202,7 +202,7 @@ def test_overlapped_pairs_of_pytorch_come_one_after_the_other() -> None:
     simulate(planned(schedule, 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
     with pytest.raises(ScheduleError, match="line 1: got '3X1', expected a stage"):
         read_csv("(0F2;3X1)OVERLAP_F_B\n")
-    with pytest.raises(ScheduleError, match="line 2: got '.0F2;3B1.OVERLAP', expected a stage"):
+    with pytest.raises(ScheduleError, match=r"line 2: got '.0F2;3B1.OVERLAP', expected a stage"):
         read_csv("0F0\n(0F2;3B1)OVERLAP\n")
 
 
