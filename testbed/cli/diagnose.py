@@ -55,7 +55,12 @@ def diagnose(
         clock_error_s = None if clock_error is None else parse_duration(clock_error)
     except ValueError as error:
         raise BadInput(where="--clock-error", got=repr(clock_error), expected=str(error)) from error
-    found = {own.name: judge(own.dumps, own.paths, clock_error_s) for own in read_evidence(run)}
+    read = read_evidence(run)
+    found = {own.name: judge(own.dumps, own.paths, clock_error_s) for own in read}
+    told = Console(stderr=True, highlight=False)
+    for own in read:
+        for note in own.notes:
+            told.print(f"note: {own.name + ': ' if own.name else ''}{note}", markup=False, soft_wrap=True)
     page = write_diagnosis(run, found)
     hand_over(run)
     if as_json:
@@ -63,12 +68,12 @@ def diagnose(
         print(json.dumps(documents[""] if list(documents) == [""] else documents, indent=1))
         return
     console = Console(highlight=False)
-    for name, own in found.items():
+    for name, diagnosis in found.items():
         if name:
             console.print(f"\n{name}", style="bold", markup=False)
-        for line in diagnosis_lines(own):
+        for line in diagnosis_lines(diagnosis):
             console.print(line, markup=False, soft_wrap=True)
-    Console(stderr=True, highlight=False).print(f"page: {page}", markup=False, soft_wrap=True)
+    told.print(f"page: {page}", markup=False, soft_wrap=True)
 
 
 def dump(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, TopologySpec, json_schema
 from testbed.config.files import load
@@ -31,12 +32,25 @@ def check(
 ) -> None:
     """Check a topology or scenario file and print it fully expanded: every default, every unit."""
     found = load(file, overrides or [])
-    if isinstance(found, Scenario) and found.workload.plan is not None:
-        workloads_of(found, Scale())  # its options are known to its function alone
+    if isinstance(found, Scenario):
+        own = [found] if found.variants is None else [found.variant(name) for name in found.variant_names]
+        if any(map(_is_elsewhere, own)):
+            workloads_of(found, Scale())
+            tell_left_out(found)
     if as_json:
         print(json.dumps(found.to_data(), indent=1))
     else:
         print(found.to_yaml(), end="")
+
+
+def _is_elsewhere(scenario: Scenario) -> bool:
+    """Return whether another file, or a function, says what ranks do, so that the scenario alone tells too little."""
+    spec = scenario.workload
+    return (
+        spec.plan is not None
+        or spec.recorded
+        or (spec.schedule is not None and spec.schedule.file is not None)
+    )
 
 
 def schema(

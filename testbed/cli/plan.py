@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.bars import searching
+from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, load_scenario
 from testbed.config.model import look
@@ -47,6 +48,7 @@ def plan(
     loaded = load_scenario(scenario, overrides or [])
     with searching(Console(stderr=True, highlight=False)):
         tried = dry_runs(loaded, Scale())
+    tell_left_out(loaded)
     if as_csv is not None:
         print(schedule_csv(tried, as_csv), end="")
         return

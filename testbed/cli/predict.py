@@ -17,6 +17,7 @@ from rich.table import Table
 
 from testbed.cli.bars import searching
 from testbed.cli.columns import console_of_tables
+from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import predicting
@@ -62,6 +63,7 @@ def predict(
     with searching(Console(stderr=True, highlight=False)):
         loaded = load_scenario(scenario, overrides or [])
         predicted = predicting.predict(loaded, clock, packets)
+    tell_left_out(loaded)
     found = predicted.variants
     took_s = time.perf_counter() - began_s
     if as_json:

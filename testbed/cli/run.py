@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.carrying import EXIT_UNTRUSTED, print_result, telling
+from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import (
     RUN_CLOCK,
     WORKERS,
@@ -88,6 +89,7 @@ def run(
     """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
+    tell_left_out(loaded)
     request = Request(
         loaded,
         output if output is not None else default_path(loaded.name),

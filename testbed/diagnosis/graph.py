@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from itertools import zip_longest
 
 from testbed.diagnosis.verdicts import ranks_text
 from testbed.flight import COMPLETED, FAILED, Entry, GroupRecord, RankDump
@@ -246,13 +247,14 @@ def heard_of(graph: Graph, since_s: float) -> set[tuple[int, int]]:
 
 
 def longest_s(graph: Graph) -> float:
-    """What the longest operation that is over took; 0 where none is."""
-    return max(
-        (
-            entry.ended_s - entry.scheduled_s
-            for dump in graph.dumps.values()
-            for entry in dump.entries
-            if entry.state == COMPLETED and entry.ended_s is not None
-        ),
-        default=0.0,
-    )
+    """What the longest operation that is over took, at most; 0 where none is.
+
+    One whose recorder does not say when it ended was over when its rank asked for the next.
+    """
+    longest = 0.0
+    for dump in graph.dumps.values():
+        for entry, later in zip_longest(dump.entries, dump.entries[1:]):
+            ended_s = entry.ended_s if entry.ended_s is not None or later is None else later.scheduled_s
+            if entry.state == COMPLETED and ended_s is not None:
+                longest = max(longest, ended_s - entry.scheduled_s)
+    return longest

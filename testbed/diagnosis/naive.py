@@ -28,9 +28,10 @@ def naive_answer(graph: Graph) -> Naive:
         ((dump.time_s if entry.ended_s is None else entry.ended_s) - entry.scheduled_s, -rank, place)
         for rank, dump in graph.dumps.items()
         for place, entry in enumerate(dump.entries)
+        if entry.ended_s is not None or not entry.over
     ]
     if not times:
-        return Naive(None, "nothing is recorded")
+        return Naive(None, "nothing is recorded of how long anything took")
     took_s, negative, place = max(times)
     entry = graph.dumps[-negative].entries[place]
     blamed = _named(entry, -negative) if entry.state != COMPLETED else -negative

@@ -70,6 +70,8 @@ def own_times(graph: Graph, dump: RankDump) -> dict[Position, tuple[float, float
                 since_s = max(since_s, before.ended_s)
         label = (graph.family(entry.group), entry.name, entry.size_bytes)
         counts[label] += 1
+        if entries[place - 1].over and entries[place - 1].ended_s is None:
+            continue  # its recorder does not say when it ended, so that nobody knows whose the time was
         position: Position = (label, entry.sequence or -counts[label])
         found[position] = (entry.scheduled_s, entry.scheduled_s - since_s)
     return found

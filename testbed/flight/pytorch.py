@@ -1,4 +1,4 @@
-"""Dumps in the format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and read from elsewhere.
+"""Dumps in the format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and understood.
 
 Fields as in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and torch/distributed/flight_recorder (PyTorch 2.9).
 It knows no peers' counts and no failures: what is not completed is started or scheduled.
@@ -14,10 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.flight.records import COMPLETED, SCHEDULED, STARTED, DumpError, Entry, GroupRecord, RankDump
+from testbed.flight.records import (
+    COMPLETED,
+    FAILED,
+    SCHEDULED,
+    STARTED,
+    DumpError,
+    Entry,
+    GroupRecord,
+    RankDump,
+)
 
 VERSION = "2.9"
-PYTORCH_NAMES = ("trace_rank_*", "nccl_trace_rank_*")
 PREFIX = "trace_rank_"
 
 # this project's names, and those that process groups give to the recorder
@@ -43,6 +51,22 @@ _DTYPES = {
     "int8": ("Char", 1),
 }
 _OURS_OF_DTYPE = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
+_WITH_EVENTS = ("nccl", "xccl", "hccl")
+RETIRED = "retired"
+"""State of an operation that its recorder has done with, without saying how it ended."""
+
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What reading something else than was expected may raise."""
+
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -100,54 +124,53 @@ def write_pytorch(dump: RankDump, folder: Path) -> Path:
     return path
 
 
-def read_pytorch(path: Path) -> RankDump:
-    """A dump of PyTorch's, whose name ends with its rank. Nothing in it is carried out. DumpError, OSError."""
-    number = re.search(r"(\d+)$", path.name)
-    if number is None:
-        raise DumpError(where=str(path), got="a name without a rank", expected="one such as trace_rank_3")
-    try:
-        with path.open("rb") as file:
-            document = _Plain(file).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, ValueError) as error:
-        raise DumpError(f"{path}: not a dump of PyTorch's flight recorder: {error}") from error
-    try:
-        return from_pytorch(document, int(number[1]), path.stat().st_mtime)
-    except (KeyError, TypeError, ValueError, IndexError, SyntaxError, AttributeError) as error:
-        raise DumpError(f"{path}: not a dump of PyTorch's flight recorder: {error!r}") from error
+def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
+    """Return one rank's dump, as far as it goes.
 
+    Args:
+        document: What a file holds.
+        rank: Whose it is.
+        written_s: When the file was written, by its own clock, or 0.
+        first: The number of a group's first collective.
 
-def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float) -> RankDump:
-    """One rank's dump as far as it goes. written_s: when it was, by its own clock, or 0. KeyError, ValueError."""
-    groups = {}
-    for name, group in document["pg_config"].items():
-        ranks = group["ranks"]
-        ranks = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
-        groups[name] = GroupRecord(_group_number(name, ranks), group.get("desc") or name, ranks)
-    entries = []
-    for item in document["entries"]:
-        name, description = item["process_group"]
-        group = groups.get(name)
-        if group is None:
-            group = groups[name] = GroupRecord(_group_number(name, ()), description, ())
-        entries.append(_entry(item, group))
+    Raises:
+        DumpError: With the entry's place, for what cannot be understood.
+    """
+    place = "pg_config"
+    try:
+        groups = {}
+        for name, group in document["pg_config"].items():
+            if ranks := ranks_of(group):
+                groups[name] = GroupRecord(_group_number(name, ranks), group.get("desc") or name, ranks)
+        entries = []
+        for number, item in enumerate(document["entries"]):
+            place = f"entry {number}"
+            name, description = item["process_group"]
+            if name not in groups:
+                groups[name] = GroupRecord(_group_number(name, ()), description or name, ())
+            entries.append(_entry(item, groups[name], first))
+    except BROKEN as error:
+        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
+        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {what}") from error
     times = [
         time for one in entries for time in (one.scheduled_s, one.started_s, one.ended_s) if time is not None
     ]
     return RankDump(rank, "", max([*times, written_s]), "", tuple(groups.values()), tuple(entries))
 
 
-class _Plain(pickle.Unpickler):
-    """Takes plain data, and what TorchScript's pickler wraps lists and dictionaries in, and nothing else."""
+def ranks_of(group: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ranks of a group as pg_config says, as a list or its text. ValueError, and others of BROKEN."""
+    ranks = group["ranks"]
+    found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
+    if not all(isinstance(one, int) and one >= 0 for one in found) or len(set(found)) < len(found):
+        raise ValueError(f"got ranks {list(found)}, expected different ones of 0 or more")
+    return found
 
-    def find_class(self, module: str, name: str) -> Any:
-        """What stands for one of the few names."""
-        if module == "torch.jit._pickle" and (name.startswith("build_") or name == "restore_type_tag"):
-            return _first
-        raise pickle.UnpicklingError(f"got {module}.{name}, expected plain data")
 
-
-def _first(value: Any, *_: Any) -> Any:
-    return value
+def is_message(item: Mapping[str, Any]) -> bool:
+    """Return whether an entry is one end of a message; torchcomms does not say so itself."""
+    name = str(item.get("profiling_name", "")).split(":", 1)[-1]
+    return bool(item.get("is_p2p")) or name.split(" ", 1)[0] in ("send", "recv")
 
 
 def _group_number(name: str, ranks: tuple[int, ...]) -> int:
@@ -155,28 +178,36 @@ def _group_number(name: str, ranks: tuple[int, ...]) -> int:
     return zlib.crc32(f"{name} {sorted(ranks)}".encode())
 
 
-def _entry(item: Mapping[str, Any], group: GroupRecord) -> Entry:
-    name = item["profiling_name"].split(":", 1)[-1]
+def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
+    backend, _, name = item["profiling_name"].rpartition(":")
     message = _MESSAGE.fullmatch(name)
     ranks = sorted(group.ranks)
     sizes, dtypes = item.get("input_sizes") or [], item.get("input_dtypes") or []
     if message and message[1] == "recv":
         sizes, dtypes = item.get("output_sizes") or [], item.get("output_dtypes") or []
     dtype, size = _OURS_OF_DTYPE.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
-    started_ns, ended_ns = item.get("time_discovered_started_ns"), item.get("time_discovered_completed_ns")
+    # JSON has 0 for a time that there is not
+    started_ns = item.get("time_discovered_started_ns") or None
+    ended_ns = item.get("time_discovered_completed_ns") or None
+    state = item["state"]
+    if state not in (SCHEDULED, STARTED, COMPLETED):
+        raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
+    if state != COMPLETED and item.get("retired"):
+        # recorders that look at an accelerator's events know the end of all that has one
+        state = FAILED if backend in _WITH_EVENTS else RETIRED
     own = message[1] if message else name.split(" ", 1)[0]
     return Entry(
         group.id,
-        0 if item.get("is_p2p") or message else item["collective_seq_id"],
+        0 if is_message(item) else item["collective_seq_id"] - first + 1,
         _OURS.get(own, own),
-        state=item["state"],
+        state=state,
         dtype=dtype,
         size_bytes=sum(_numel(dims) for dims in sizes) * size,
         scheduled_s=item["time_created_ns"] / 1e9,
         started_s=None if started_ns is None else started_ns / 1e9,
         ended_s=None if ended_ns is None else ended_ns / 1e9,
         # of both forms, "0->1" and "1<-0", the second is the other one
-        peer=ranks[int(message[3])] if message else None,
+        peer=ranks[int(message[3])] if message and ranks else None,
         tag=0 if message else None,
     )
 

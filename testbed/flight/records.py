@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from testbed.errors import TestbedError
+from testbed.errors import BadInput
 
 SCHEMA = 1
 FLIGHT = "flight"  # the folder of a run in which dumps stand
@@ -32,7 +32,7 @@ def dump_name(rank: int | str) -> str:
 DUMPS = dump_name("*")
 
 
-class DumpError(TestbedError):
+class DumpError(BadInput):
     """A file that is not a dump of a flight recorder, or memory that is not one's."""
 
 

@@ -27,7 +27,8 @@ def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
 def chakra_changed_ns(folder: Path) -> tuple[int, ...]:
     """When what is read last changed, of each file."""
     where = folder if folder.is_dir() else folder.parent
-    files = [*where.glob("*.et"), *where.glob("*.json"), *where.glob("*.yml")] if where.is_dir() else []
+    patterns = ("*.et", "*.et.gz", "*.json", "*.yml")
+    files = [path for pattern in patterns for path in where.glob(pattern)] if where.is_dir() else []
     return tuple(path.stat().st_mtime_ns for path in sorted(files))
 
 

@@ -35,7 +35,7 @@ _remembered = lru_cache(maxsize=64)(make_schedule)
 def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
     """As a CSV file has it, a line per rank. ConfigError."""
     try:
-        orders = read_csv(file.read_text())
+        orders = read_csv(file.read_text("utf-8"))
         if len(orders) != ranks:
             raise ScheduleError(got=f"{len(orders)} lines", expected=f"{ranks}, one per rank of the pipeline")
         return schedule_of(file.stem, orders, microbatches)
@@ -43,6 +43,8 @@ def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
         raise wrong_workload("schedule.file", f"{file}: {error.found}", error.expected) from None
     except OSError as error:
         raise wrong_workload("schedule.file", f"{file}: {error.strerror}", "a schedule") from None
+    except UnicodeDecodeError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error}", "a CSV file in UTF-8") from None
 
 
 def owners_of(asked: ScheduleSpec, ranks: int, stages: int) -> Sequence[int]:

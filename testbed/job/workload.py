@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from testbed.config import Scenario, Topology
 from testbed.job.declared import Pairs
+from testbed.job.errors import wrong_workload
 from testbed.job.training import Training
 from testbed.job.tuning import tuning_of
 from testbed.job.workloads import JobRequest, make_plan
@@ -13,7 +14,7 @@ from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload.added import check_added
 from testbed.workload.dispatch import Carried, Dispatching
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause
 from testbed.workload.plan_arrays import plan_elements
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.serving import Serving
@@ -110,6 +111,11 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
     training = made if isinstance(made, Training) else None
     serving = made if isinstance(made, Serving) else None
     plan = made if isinstance(made, JobPlan) else made.plan
+    if serving is None and _is_idle(plan):
+        expected = "computing or communication, of one rank at least"
+        raise wrong_workload(
+            "plan" if spec.plan else spec.kind, "a job in which nobody does anything", expected
+        )
     tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
     plan = plan.placed(request.building_indices, tuning, plan.near)
     return Workload(
@@ -117,4 +123,12 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
         plan,
         training and replace(training, plan=plan),
         serving and replace(serving, plan=plan),
+    )
+
+
+def _is_idle(plan: JobPlan) -> bool:
+    """Return whether nothing in a plan takes any time."""
+    own = {id(operations): operations for operations in plan.ranks}.values()
+    return all(
+        isinstance(one, Computing | Pause) and not one.duration_s for operations in own for one in operations
     )

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import TestbedError
+from testbed.errors import BadInput
 
 SCHEMA = 1
 FORMAT = "testbed-job-trace"
@@ -42,7 +42,7 @@ _ELEMENT_BYTES = {
 _BYTES_OF = {dtype: size for size, dtypes in _ELEMENT_BYTES.items() for dtype in dtypes}
 
 
-class TraceError(TestbedError):
+class TraceError(BadInput):
     """A trace that cannot be read, or does not fit together; says file, place, what stands there, what was expected."""
 
 
@@ -127,13 +127,15 @@ class JobTrace:
     """Every rank's step.
 
     groups: ranks of the job that do collectives together, in their order, by names of their own. origin: who recorded
-    it and from what, for people. accelerator: for which computing was reckoned, "" unknown.
+    it and from what, for people. accelerator: for which computing was reckoned, "" unknown. left_out: what of another
+    program's files has no place here, in words.
     """
 
     ranks: tuple[RankTrace, ...]
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     origin: str = ""
     accelerator: str = ""
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def changed(self, change: Callable[[Node], Node]) -> JobTrace:
         """The same job with each node as `change` has it; what ranks have in common stays so.

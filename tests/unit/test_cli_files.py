@@ -13,8 +13,12 @@ from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario, load_topology
 from testbed.config.examples import copy_example
 from testbed.config.shipped import located, shipped
+from testbed.errors import BadInput
 from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.scale import Scale
+from testbed.traces import Compute, JobTrace
+from testbed.traces.chakra import write_job
+from testbed.traces.trace import RankTrace
 from testbed.workload.schedules import read_csv
 
 
@@ -121,3 +125,53 @@ def test_options_of_a_plan_are_checked_as_running_it_would() -> None:
     words = "variant other: workload.options.batch: got 0, expected at least 1"
     assert isinstance(done.exception, ConfigError)
     assert words in str(done.exception)
+
+
+PAIR = """\
+name: mine
+topology:
+  name: pair
+  buildings:
+    east: {hosts: 1, nic: {rate: 400 Gbit/s}}
+    west: {hosts: 1, nic: {rate: 400 Gbit/s}}
+  wan:
+    - {a: east, b: west, rate: 400 Gbit/s, delay: 4 ms}
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "predict"])
+@pytest.mark.parametrize("nothing", [(), (Compute("of no time"),)])
+@pytest.mark.parametrize("chakra", [False, True])
+def test_a_job_in_which_nobody_does_anything_is_refused(
+    command: str, nothing: RankTrace, chakra: bool, tmp_path: Path
+) -> None:
+    job = JobTrace((nothing, ()))
+    if chakra:
+        write_job(job, tmp_path / "traces")
+    else:
+        job.write(tmp_path / "job.json")
+    described = "{chakra: traces}" if chakra else "{trace: job.json}"
+    (tmp_path / "mine.yaml").write_text(f"{PAIR}workload: {described}\n")
+    done = CliRunner().invoke(app, [command, str(tmp_path / "mine.yaml")])
+    assert isinstance(done.exception, ConfigError)
+    assert "got a job in which nobody does anything" in str(done.exception)
+
+
+def test_a_file_that_a_scenario_takes_its_job_from_is_checked_with_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{PAIR}workload: {{chakra: traces}}\n")
+    (tmp_path / "traces").mkdir()
+    for rank in range(2):
+        (tmp_path / f"traces/job.{rank}.et").touch()
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "mine.yaml")])
+    assert isinstance(done.exception, BadInput)
+    assert "job.0.et: got no node" in str(done.exception)
+    stage = "stage: {forward: 1 ms, backward_input: 1 ms, backward_weight: 1 ms, activation: 1 MB}"
+    schedule = "parallelism: {pipeline_parallel_degree: 2}, schedule: {file: mine.csv, microbatches: 1}"
+    (tmp_path / "mine.yaml").write_text(f"{PAIR}workload: {{{stage}, {schedule}}}\n")
+    (tmp_path / "mine.csv").write_text("0F0,0SEND_F0,0B0\n1RECV_F0,1F0\n")
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "mine.yaml")])
+    assert "rank 1, stage 1, microbatch 0: F, expected F and B" in str(done.exception)
+    (tmp_path / "mine.csv").write_text("0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0\n")
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "mine.yaml")])
+    assert done.exit_code == 0
+    assert "left out: 1 SEND_F, 1 RECV_F of mine.csv: messages and gathers follow" in done.stderr

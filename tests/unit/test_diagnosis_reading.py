@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.diagnosis import diagnose, read_evidence
-from testbed.flight import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, dump_name
-from testbed.flight.pytorch import from_pytorch, read_pytorch, to_pytorch, write_pytorch
+from testbed.flight import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump, dump_name
+from testbed.flight.pytorch import from_pytorch, to_pytorch, write_pytorch
+from testbed.flight.pytorch_files import read_dumps
 from tests.unit.flight_world import World, faulty
 
 
@@ -95,12 +97,186 @@ def test_nothing_in_a_dump_from_elsewhere_is_carried_out(tmp_path: Path) -> None
         def __reduce__(self) -> tuple[Any, ...]:
             return print, ("carried out",)
 
-    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps({"entries": [Harmful()]}))
+    harmful = {"version": "2.9", "pg_config": {}, "entries": [Harmful()]}
+    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(harmful))
     with pytest.raises(DumpError, match="expected plain data"):
-        read_pytorch(tmp_path / "trace_rank_0")
-    (tmp_path / "trace_rank_1").write_bytes(pickle.dumps({"entries": []}))
-    with pytest.raises(DumpError, match="not a dump of PyTorch"):
-        read_pytorch(tmp_path / "trace_rank_1")
+        read_evidence(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "got an empty file, expected a dump\nThe rank that wrote it died, or its disk was full"),
+        (pickle.dumps(PYTORCH)[:200], "not a dump of PyTorch's flight recorder"),
+        (b"\x80\x02(((((((((((((", "not a dump of PyTorch's flight recorder"),
+        (b"{", "not a dump of PyTorch's flight recorder"),
+        (b"[1]", "got no version, expected 2.x"),
+        (pickle.dumps({**PYTORCH, "version": "3.0"}), "got version 3.0, expected 2.x"),
+        (pickle.dumps({"version": "2.9", "entries": []}), "expected pg_config and entries"),
+        (pickle.dumps({**PYTORCH, "pg_config": {"0": {"ranks": "[0, "}}}), "pg_config"),
+        (pickle.dumps({**PYTORCH, "pg_config": {"0": {"ranks": [-1, 0, 3]}}}), r"got ranks \[-1, 0, 3\]"),
+        (pickle.dumps({**PYTORCH, "pg_config": {"0": {"ranks": [0, 1]}}}), "got 3, as its name says"),
+        (pickle.dumps({**PYTORCH, "pg_config": {}, "entries": [{}]}), "process_group"),
+        (pickle.dumps({**PYTORCH, "pg_config": {}, "entries": [{"process_group": 0}]}), "process_group"),
+        (
+            pickle.dumps(
+                {**PYTORCH, "pg_config": {}, "entries": [{**PYTORCH["entries"][0], "state": "done"}]}
+            ),
+            "entry 0: got state 'done', expected scheduled, started or completed",
+        ),
+        (
+            pickle.dumps({**PYTORCH, "pg_config": {}, "entries": [{"process_group": ("0", "")}]}),
+            "entry 0: no profiling_name",
+        ),
+    ],
+)
+def test_a_damaged_dump_of_pytorch_is_named(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "trace_rank_3").write_bytes(data)
+    with pytest.raises(DumpError, match=rf"trace_rank_3: .*{said}"):
+        read_evidence(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "comm_lib_trace_rank_{}",  # PyTorch 2.8 and later
+        "nccl_trace_rank_{}",  # PyTorch 2.2 to 2.7
+        "trace_{}",  # PyTorch's tutorial
+        "hccl_trace_rank_{}",  # Ascend
+        "torchcomm_fr_trace_{}",  # torchcomms
+        "rank_{}.pkl",
+        "rank-{}.json",
+        "dump{}",
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_dumps_of_pytorch_may_have_any_name_that_ends_with_the_rank(
+    tmp_path: Path, name: str, as_json: bool
+) -> None:
+    document = {**PYTORCH, "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[9, 10, 11]"}}}
+    for rank in (9, 10):
+        data = json.dumps(document).encode() if as_json else pickle.dumps(document)
+        (tmp_path / name.format(rank)).write_bytes(data)
+    (tmp_path / "log.1").write_text("not a dump")
+    (own,) = read_evidence(tmp_path)
+    assert [dump.rank for dump in own.dumps] == [9, 10]
+    assert own.dumps[0].groups[0].ranks == (9, 10, 11)
+    assert own.dumps[0].entries[1].ended_s is None
+    assert own.notes == ()
+
+
+def test_two_dumps_of_one_rank_are_an_error_that_names_both(tmp_path: Path) -> None:
+    for name in ("trace_rank_0", "trace_rank_1", "nccl_trace_rank_1"):
+        (tmp_path / name).write_bytes(pickle.dumps(PYTORCH))
+    with pytest.raises(
+        DumpError, match="two dumps of rank 1: nccl_trace_rank_1 and trace_rank_1, expected one"
+    ):
+        read_evidence(tmp_path)
+    refused = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert refused.exit_code != 0
+    (tmp_path / "nccl_trace_rank_1").unlink()
+    ours = RankDump(1, "east-1", 1.0)
+    ours.write(tmp_path / dump_name(1))
+    with pytest.raises(DumpError, match=r"two dumps of rank 1: rank-1\.json and trace_rank_1"):
+        read_evidence(tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    ours.write(tmp_path / dump_name(2))
+    with pytest.raises(DumpError, match=r"rank-2\.json: got a dump of rank 1"):
+        read_evidence(tmp_path)
+    ours.write(tmp_path / dump_name(1))
+    with pytest.raises(DumpError, match=r"two dumps of rank 1: rank-1\.json and rank-2\.json"):
+        read_evidence(tmp_path)
+
+
+def test_a_name_must_say_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "trace.pkl").write_bytes(pickle.dumps(PYTORCH))
+    with pytest.raises(DumpError, match=r"trace\.pkl: got a name without a rank, expected trace_rank_3"):
+        read_evidence(tmp_path)
+    (tmp_path / "trace.pkl").rename(tmp_path / "trace_rank_-1")
+    with pytest.raises(DumpError, match="trace_rank_-1: got rank -1, expected a rank of 0 or more"):
+        read_evidence(tmp_path)
+
+
+def test_dumps_in_folders_of_hosts_are_one_job_and_those_of_moments_are_not(tmp_path: Path) -> None:
+    for host, rank in (("a", 0), ("b", 1)):
+        (tmp_path / host).mkdir()
+        (tmp_path / host / f"trace_rank_{rank}").write_bytes(pickle.dumps(PYTORCH))
+    (own,) = read_evidence(tmp_path)
+    assert [dump.rank for dump in own.dumps] == [0, 1]
+    assert own.notes == ("dumps of 2 folders are read as one job's",)
+    (tmp_path / "b" / "trace_rank_0").write_bytes(pickle.dumps(PYTORCH))
+    assert [part.name for part in read_evidence(tmp_path)] == ["a", "b"]
+
+
+def gloo(rank: int, retired: int, waits: bool = False) -> dict[str, Any]:
+    """Write what PyTorch 2.13 does with Gloo: no group of its name, no ends, what is over `retired`."""
+    entries = [
+        {
+            **PYTORCH["entries"][0], "profiling_name": "gloo:all_reduce", "collective_seq_id": number + 1,
+            "time_created_ns": 10**9 * (number + 1) + rank, "state": "scheduled", "retired": number < retired,
+            "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "thread_name": "python",
+        }
+        for number in range(retired + waits)
+    ]  # fmt: skip
+    groups = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    return {
+        "version": "2.10",
+        "comm_lib_version": "",
+        "pg_config": groups,
+        "pg_status": {},
+        "entries": entries,
+    }
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_what_gloo_leaves_without_an_end_is_concluded_and_said(tmp_path: Path, timed_out: bool) -> None:
+    for rank in range(4):
+        # rank 2 does not come to the fifth; the others wait for it, or have given it up
+        document = gloo(rank, 4) if rank == 2 else gloo(rank, 4 + timed_out, waits=not timed_out)
+        path = tmp_path / f"comm_lib_trace_rank_{rank}"
+        path.write_text(json.dumps(document))
+        os.utime(path, (60, 60))
+    (own,) = read_evidence(tmp_path)
+    assert {dump.groups[0].ranks for dump in own.dumps} == {(0, 1, 2, 3)}
+    assert [entry.state for entry in own.dumps[0].entries] == ["completed"] * 4 + [
+        "failed" if timed_out else "scheduled"
+    ]
+    assert own.notes[0].startswith("ranks of group 0 are not in the dumps")
+    count, failed = (19, 3) if timed_out else (16, 0)
+    assert own.notes[1].startswith(f"{count} operations are over without an end")
+    assert f"{failed} to which a rank has not come count as failed" in own.notes[1]
+    first = diagnose(own.dumps).verdicts[0]
+    assert (first.kind, first.ranks) == ("RANK_NOT_JOINED", (2,))
+    shown = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert "note: ranks of group 0 are not in the dumps" in shown.stderr
+
+
+def test_a_healthy_job_of_gloo_has_no_verdict(tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / f"{rank}.json").write_text(json.dumps(gloo(rank, 4)))
+    (own,) = read_evidence(tmp_path)
+    assert diagnose(own.dumps).verdicts == ()
+
+
+def test_numbers_from_0_and_unknown_fields_of_other_recorders_are_understood_or_named(tmp_path: Path) -> None:
+    # torchcomms counts from 0, and does not say what is a message
+    for rank in range(2):
+        first, second = PYTORCH["entries"]
+        entries = [
+            {**first, "collective_seq_id": 0, "novel": 1},
+            {**second, "collective_seq_id": 1, "is_p2p": False},
+        ]
+        (tmp_path / f"torchcomm_fr_trace_{rank}").write_bytes(pickle.dumps({**PYTORCH, "entries": entries}))
+    (own,) = read_evidence(tmp_path)
+    assert [entry.sequence for entry in own.dumps[0].entries] == [1, 0]
+    assert own.notes == ("entries' fields that are not known: novel",)
+    (tmp_path / "torchcomm_fr_trace_0").write_bytes(
+        pickle.dumps({**PYTORCH, "entries": PYTORCH["entries"][:1] * 3})
+    )
+    (own,) = read_evidence(tmp_path)
+    assert "2 operations have the number of another of their rank and group: the last one counts" in own.notes
 
 
 def test_what_goes_to_pytorchs_analyser_has_its_fields_and_comes_back(tmp_path: Path) -> None:
@@ -114,7 +290,7 @@ def test_what_goes_to_pytorchs_analyser_has_its_fields_and_comes_back(tmp_path: 
             assert (backend, name.split(" ")[0]) in {
                 ("nccl", known) for known in ("all_reduce", "all_reduce_barrier", "send", "recv")
             }
-        back = read_pytorch(tmp_path / f"trace_rank_{dump.rank}")
+        ((back,), _) = read_dumps([tmp_path / f"trace_rank_{dump.rank}"])
         for one, other in zip(dump.entries, back.entries, strict=True):
             assert (one.name, one.sequence, one.size_bytes, one.peer) == (
                 other.name, other.sequence, other.size_bytes, other.peer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -339,6 +340,10 @@ def test_members_of_a_collective_must_say_the_same(tmp_path: Path) -> None:
         (b"\xff\xff\xff\xff\xff\xff", "message 0: got no length"),
         (b"\x05abc", "message 0: got 3 bytes, expected 5"),
         (b"\x02\x0a\x7f", "message 0: no message of an execution trace"),
+        (b"", "got no node, expected a trace of what its rank does\nThe rank that wrote it died"),
+        (gzip.compress(b""), "got no node"),
+        (gzip.compress(b"\x05abcde")[:-9], "no execution trace"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\xff\xff", "no execution trace"),
     ],
 )
 def test_what_is_no_trace_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
@@ -363,6 +368,49 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="got traces of a, b"):
         read_job(tmp_path)
     assert len(read_job(tmp_path / "b").ranks) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("chakra_trace.0.et", "chakra_trace.1.et"),  # ASTRA-sim's, and those of Chakra's wiki
+        ("rank_0.et", "rank_1.et"),
+        ("dp4-gpt.7b-00.et.gz", "dp4-gpt.7b-01.et.gz"),
+        ("0.et", "1.et"),
+    ],
+)
+def test_files_of_several_names_are_found(names: tuple[str, str], tmp_path: Path) -> None:
+    for number, name in enumerate(names):
+        write(tmp_path / name, version(), node(7, f"of rank {number}", COMP, (7, 5)))
+    assert [own[0].name for own in read_job(tmp_path).ranks] == ["of rank 0", "of rank 1"]
+
+
+def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path: Path) -> None:
+    for name in ("a.0.et", "a.1.et", "a.01.et"):
+        write(tmp_path / name, version())
+    with pytest.raises(TraceError, match=r"got two traces of rank 1: a\.01\.et and a\.1\.et, expected one"):
+        read_job(tmp_path)
+    (tmp_path / "a.01.et").rename(tmp_path / "a.0.et.gz")
+    with pytest.raises(TraceError, match=r"got two traces of rank 0: a\.0\.et and a\.0\.et\.gz"):
+        read_job(tmp_path)
+
+
+def test_a_file_without_a_rank_in_its_name_is_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "a.0.et", version())
+    write(tmp_path / "b.et", version())
+    with pytest.raises(TraceError, match=r"b\.et: got a name without a rank, expected NAME\.RANK\.et"):
+        read_job(tmp_path)
+    assert len(read_job(tmp_path / "a").ranks) == 1
+
+
+def test_what_is_not_used_is_named(tmp_path: Path) -> None:
+    priority = attribute("comm_priority", INT32, 3)
+    callers = (4, b"\x09")
+    write(tmp_path / "a.0.et", version(), collective(0, 0, 8, priority, callers), node(1, "b", COMP, (7, 5)))
+    assert read_job(tmp_path).left_out == (
+        "nodes' attributes comm_priority",
+        "1 ctrl_deps on nodes that are not there",
+    )
 
 
 # --- what is written here

@@ -637,6 +637,9 @@ def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path)
     (tmp_path / "mine.csv").write_text("0F0,0B0\n")
     with pytest.raises(ConfigError, match=r"mine.csv: 1 lines, expected 2, one per rank"):
         workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n", "utf-16")
+    with pytest.raises(ConfigError, match=r"mine.csv: .*expected a CSV file in UTF-8"):
+        workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
 
 
 # ---- where the time goes

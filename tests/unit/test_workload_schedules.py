@@ -20,6 +20,7 @@ from testbed.workload.schedules import (
     Schedule,
     ScheduleError,
     find_schedule,
+    implied_actions,
     make_schedule,
     read_csv,
     schedule_of,
@@ -182,6 +183,40 @@ def test_what_is_wrong_with_a_file_is_said(text: str, said: str) -> None:
 def test_pytorchs_own_communication_actions_are_passed_over() -> None:
     text = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
     assert write_csv(read_csv(text)) == "0F0,0B0\n1F0,1B0\n"
+    implied = {"UNSHARD": 1, "SEND_F": 1, "RECV_B": 1, "REDUCE_GRAD": 1, "RECV_F": 1, "SEND_B": 1}
+    assert implied_actions(text) == implied
+
+
+# as PyTorch 2.13 writes ScheduleDualPipeV of 2 ranks and 4 microbatches
+DUAL_PIPE_V = """\
+0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,(3F2;0B0)OVERLAP_F_B,3B2,(3F3;0B1)OVERLAP_F_B,3B3,0I2,0W2,0I3,0W3
+1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3
+"""
+
+
+def test_overlapped_pairs_of_pytorch_come_one_after_the_other() -> None:
+    schedule = schedule_of("DualPipeV", read_csv(DUAL_PIPE_V), 4)
+    flat = DUAL_PIPE_V.replace("(", "").replace(")OVERLAP_F_B", "").replace(";", ",")
+    assert schedule.orders == read_csv(flat)
+    assert schedule.owners == (0, 1, 1, 0)
+    simulate(planned(schedule, 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
+    with pytest.raises(ScheduleError, match="line 1: got '3X1', expected a stage"):
+        read_csv("(0F2;3X1)OVERLAP_F_B\n")
+    with pytest.raises(ScheduleError, match=r"line 2: got '.0F2;3B1.OVERLAP', expected a stage"):
+        read_csv("0F0\n(0F2;3B1)OVERLAP\n")
+
+
+@pytest.mark.parametrize("text", ["\ufeff0F0,0B0\r\n1F0,1B0\r\n\r\n", '0F0,0B0\n"1F0","1B0"\n\n\n'])
+def test_what_spreadsheets_add_to_a_file_is_ignored(text: str) -> None:
+    assert write_csv(read_csv(text)) == "0F0,0B0\n1F0,1B0\n"
+
+
+def test_backward_of_pytorch_25_is_told_from_that_of_later_versions() -> None:
+    # PyTorch 2.5: B is the gradient of inputs where W follows, BW both gradients; later versions: I and B
+    assert write_csv(read_csv("0F0,0F1,0B0,0W0,0BW1\n")) == "0F0,0F1,0I0,0W0,0B1\n"
+    assert write_csv(read_csv("0F0,0F1,0B0,0B1,0W0,0W1\n")) == "0F0,0F1,0I0,0I1,0W0,0W1\n"
+    with pytest.raises(ScheduleError, match="rank 0: got 0W0, expected 0I0 before it"):
+        schedule_of("mixed", read_csv("0F0,0F1,0B0,0W0,0B1\n"), 2)
 
 
 def test_an_order_that_never_ends_is_found_before_anything_is_sent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,10 @@ class EtFile:
 def read_file(path: Path) -> EtFile:
     """TraceError, with the message's number, where it is no execution trace."""
     messages = list(_messages(path))
-    first_is_metadata = not messages or _TYPE not in _fields(path, 0, messages[0])
+    if not messages:
+        hint = "The rank that wrote it died, or its disk was full."
+        raise TraceError(where=str(path), got="no node", expected="a trace of what its rank does", hint=hint)
+    first_is_metadata = _TYPE not in _fields(path, 0, messages[0])
     metadata, nodes = (messages[:1], messages[1:]) if first_is_metadata else ([], messages)
     head = _parsed(path, 0, schema.CURRENT["GlobalMetadata"], metadata[0] if metadata else b"")
     attributes = {own.name: _value(own) for own in head.attr}
@@ -91,7 +95,7 @@ def _messages(path: Path) -> Iterator[bytes]:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: no execution trace: {error}") from None
     position, number = 0, 0
     while position < len(data):

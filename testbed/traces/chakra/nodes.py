@@ -26,6 +26,26 @@ from testbed.traces.trace import (
 )
 
 OWN = "testbed"
+USED = frozenset(
+    (
+        OWN,
+        "comm_dst",
+        "comm_group",
+        "comm_size",
+        "comm_src",
+        "comm_tag",
+        "comm_type",
+        "involved_dim",
+        "is_cpu_op",
+        "num_ops",
+        "pg_name",
+        "stream",
+        "tensor_size",
+        "tid",
+    )
+)
+"""Attributes that say what a node does here."""
+
 Reckon = Callable[[float, float], "float | None"]
 """Seconds that an accelerator takes, from floating-point operations and bytes of its memory that are touched; None
 where that is not known of it.

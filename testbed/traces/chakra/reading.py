@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from testbed.traces.chakra.files import EtFile, EtNode, read_file
 from testbed.traces.chakra.groups import read_groups
-from testbed.traces.chakra.nodes import OWN, Place, Reckon, beside, job_node, own_of, waited_for
+from testbed.traces.chakra.nodes import OWN, USED, Place, Reckon, beside, job_node, own_of, waited_for
 from testbed.traces.chakra.order import Item, in_order, orders
 from testbed.traces.chakra.schema import NodeType
 from testbed.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
 
-_FILE = re.compile(r"(?P<stem>.+)\.(?P<rank>\d+)\.et")
+_FILE = re.compile(r"(?P<stem>.*?)[._-]?(?P<rank>\d+)\.et(?:\.gz)?", re.ASCII)
 _NOTHING = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
 """Types of nodes that do nothing; what waits for one waits for what it waits for."""
 
@@ -33,7 +33,8 @@ def read_job(folder: Path, reckon: Reckon | None = None) -> JobTrace:
         Place(str(path), rank, len(files), groups.members, names, reckon)
         for rank, (path, names) in enumerate(zip(paths, groups.names, strict=True))
     ]
-    items = [_items(file, place) for file, place in zip(files, places, strict=True)]
+    circular: list[int] = []
+    items = [_items(file, place, circular) for file, place in zip(files, places, strict=True)]
     if not all(_is_own(file, own) for file, own in zip(files, items, strict=True)):
         found = orders(items, groups.members)
         items = _even([_sorted(own, order) for own, order in zip(items, found, strict=True)], groups.members)
@@ -43,19 +44,34 @@ def read_job(folder: Path, reckon: Reckon | None = None) -> JobTrace:
         groups.members,
         origin if origin is not None else f"Chakra {files[0].version or 'of no version'}: {folder / stem}",
         accelerator,
+        tuple(_unused(files, circular)),
     )
     made.check(str(folder / stem))
     return made
 
 
 def _files(folder: Path) -> tuple[Path, str, list[Path]]:
-    """Folder, name and file of every rank."""
-    wanted = "" if folder.is_dir() else folder.name
+    """Return folder, name and file of every rank. TraceError, also for two files of one rank, or one of no rank."""
+    wanted = None if folder.is_dir() else folder.name
     where = folder if folder.is_dir() else folder.parent
     found: dict[str, dict[int, Path]] = {}
-    for path in sorted(where.glob("*.et")) if where.is_dir() else []:
-        if (match := _FILE.fullmatch(path.name)) and wanted in ("", match["stem"]):
-            found.setdefault(match["stem"], {})[int(match["rank"])] = path
+    for path in sorted(where.iterdir()) if where.is_dir() else []:
+        if not path.name.endswith((".et", ".et.gz")):
+            continue
+        match = _FILE.fullmatch(path.name)
+        if match is None and wanted is None:
+            expected, hint = (
+                "NAME.RANK.et",
+                f"Where it is a job of one rank: {path.name.partition('.')[0]}.0.et",
+            )
+            raise TraceError(where=str(path), got="a name without a rank", expected=expected, hint=hint)
+        if match is None or wanted not in (None, match["stem"]):
+            continue
+        by_rank, rank = found.setdefault(match["stem"], {}), int(match["rank"])
+        if rank in by_rank:
+            got = f"two traces of rank {rank}: {by_rank[rank].name} and {path.name}"
+            raise TraceError(where=str(where), got=got, expected="one of each rank")
+        by_rank[rank] = path
     if len(found) != 1:
         got = f"traces of {', '.join(found)}" if found else "none"
         expected = f"NAME.RANK.et of one job{'; name it as FOLDER/NAME' if found else ''}"
@@ -68,8 +84,29 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
     return where, stem, [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _items(file: EtFile, place: Place) -> list[Item]:
-    """Nodes that do something, with what they wait for, by their numbers among these."""
+def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
+    """Yield what nodes have that nothing here goes by, in words. circular: ranks whose ctrl_deps are not waited for."""
+    attributes: set[str] = set()
+    absent = 0
+    for file in files:
+        there = {node.id for node in file.nodes}
+        for node in file.nodes:
+            if node.type not in _NOTHING:
+                attributes |= node.attributes.keys() - USED
+            absent += sum(before not in there for before in node.ctrl_deps)
+    if attributes:
+        yield f"nodes' attributes {', '.join(sorted(attributes))}"
+    if absent:
+        yield f"{absent} ctrl_deps on nodes that are not there"
+    if circular:
+        yield f"ctrl_deps of {len(circular)} ranks, which make circles; data_deps stand"
+
+
+def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
+    """Nodes that do something, with what they wait for, by their numbers among these.
+
+    A rank whose ctrl_deps make a circle is added to `circular`.
+    """
     does = [node for node in file.nodes if node.type not in _NOTHING]
     number = {node.id: place for place, node in enumerate(does)}
     if len({node.id for node in file.nodes}) < len(file.nodes):
@@ -91,6 +128,7 @@ def _items(file: EtFile, place: Place) -> list[Item]:
         # in traces of PyTorch, a caller ends after what it calls, which stands in data_deps
         found = items(callers=False)
         in_order(found)
+        circular.append(place.rank)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -38,10 +39,21 @@ FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
 INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
 # messages and the gathering of parameters: PyTorch writes them in schedules too; here they follow from the rest
-IMPLIED = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
-_FORM = re.compile(
-    rf"(\d+)({'|'.join(sorted(IMPLIED, key=len, reverse=True))}|[FBIW])(\d*)(?:\.(\d+)/(\d+))?"
+IMPLIED = (
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "SEND_F_RECV_B",
+    "SEND_B_RECV_F",
+    "UNSHARD",
+    "RESHARD",
+    "REDUCE_GRAD",
 )
+_FORM = re.compile(
+    rf"(\d+)({'|'.join(sorted(IMPLIED, key=len, reverse=True))}|BW|[FBIW])(\d*)(?:\.(\d+)/(\d+))?", re.ASCII
+)
+_OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 class ScheduleError(BadInput, ValueError):
@@ -80,31 +92,71 @@ Order = tuple[Action, ...]
 """What one rank computes, in its order."""
 
 
-def parse_action(text: str) -> Action | None:
-    """The inverse of `str`; None for what is implied, such as 0SEND_F1. ScheduleError."""
-    found = _FORM.fullmatch(text.strip())
+def parse_actions(text: str) -> tuple[Action, ...]:
+    """Return the actions of one cell: the inverse of `str`, or both actions of "(0F2;3B1)OVERLAP_F_B" in their order.
+
+    A message or a gathering of parameters, such as 0SEND_F1, gives none: these follow from the rest. ScheduleError.
+    """
+    text = text.strip()
+    if (pair := _OVERLAPPED.fullmatch(text)) is not None:
+        return tuple(action for part in pair[1].split(";") for action in parse_actions(part))
+    found = _FORM.fullmatch(text)
     if found is None or (found[2] not in IMPLIED and not found[3]):
-        raise ScheduleError(
-            got=repr(text.strip()), expected="a stage, one of F, B, I, W, and a microbatch, such as 0F3"
-        )
+        expected = "a stage, one of F, B, I, W, and a microbatch, such as 0F3"
+        raise ScheduleError(got=repr(text), expected=expected)
     if found[2] in IMPLIED:
-        return None
+        return ()
     part, parts = (int(found[4]), int(found[5])) if found[4] else (0, 1)
     if part >= parts:
-        raise ScheduleError(got=repr(text.strip()), expected=f"a part from 0 to {parts - 1}")
-    return Action(int(found[1]), Kind(found[2]), int(found[3]), part, parts)
+        raise ScheduleError(got=repr(text), expected=f"a part from 0 to {parts - 1}")
+    kind = FULL if found[2] == "BW" else Kind(found[2])
+    return (Action(int(found[1]), kind, int(found[3]), part, parts),)
 
 
 def read_csv(text: str) -> tuple[Order, ...]:
-    """A line per rank, its actions in their order; empty cells are pauses. ScheduleError names the line."""
-    orders = []
-    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
-        try:
-            actions = [parse_action(cell) for cell in row if cell.strip()]
-        except ScheduleError as error:
-            raise ScheduleError(where=f"line {number}", got=error.got, expected=error.expected) from None
-        orders.append(tuple(action for action in actions if action is not None))
-    return tuple(orders)
+    """Read a schedule: a line per rank, its actions in their order; empty cells are pauses.
+
+    A byte-order mark and empty lines at the end are ignored: spreadsheets write both. ScheduleError names the line.
+    """
+    orders: list[Order] = []
+    rows = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    try:
+        for row in rows:
+            cells = [parse_actions(cell) for cell in row if cell.strip()]
+            orders.append(tuple(action for cell in cells for action in cell))
+    except csv.Error as error:
+        raise ScheduleError(where=f"line {rows.line_num}", got=str(error), expected="a line of CSV") from None
+    except ScheduleError as error:
+        raise ScheduleError(where=f"line {rows.line_num}", got=error.got, expected=error.expected) from None
+    while orders and not orders[-1]:
+        orders.pop()
+    return _with_input_gradients(orders, "BW" in text)
+
+
+def _with_input_gradients(orders: Sequence[Order], has_bw: bool) -> tuple[Order, ...]:
+    """Rename B to I in a schedule of PyTorch 2.5, which wrote B for it, and BW for both gradients.
+
+    Such a schedule has no I, and a W for each B.
+    """
+    keys: dict[Kind, set[tuple[int, int]]] = defaultdict(set)
+    for action in (action for order in orders for action in order):
+        keys[action.kind].add((action.stage, action.microbatch))
+    split = keys[WEIGHT]
+    if keys[INPUT] or not split or not (has_bw or keys[FULL] <= split):
+        return tuple(orders)
+
+    def renamed(action: Action) -> Action:
+        is_input = action.kind is FULL and (action.stage, action.microbatch) in split
+        return action._replace(kind=INPUT) if is_input else action
+
+    return tuple(tuple(map(renamed, order)) for order in orders)
+
+
+def implied_actions(text: str) -> Counter[str]:
+    """Count the kinds of actions in a schedule's text that `read_csv` passes over, such as SEND_F."""
+    cells = re.split(r"[,;()\s\ufeff\"]+", text)
+    found = [_FORM.fullmatch(cell) for cell in cells]
+    return Counter(one[2] for one in found if one is not None and one[2] in IMPLIED)
 
 
 def write_csv(orders: Iterable[Sequence[Action]]) -> str:
