@@ -11,7 +11,7 @@ from typing import Any
 from testbed.errors import BadInput
 
 SHOWN_VALUES = 3
-LONGEST_SHOWN = 40
+LONGEST_SHOWN = 60
 
 
 @dataclass(eq=False)
@@ -89,14 +89,14 @@ class Graph:
     def notes(self) -> list[str]:
         """Return what was left out, in words, once all that is used has been marked."""
         found = list(self.left_out)
-        if unused := [name for name in self.own.attributes if name not in self.own.used]:
-            found.append(f"of the graph: {', '.join(unused)}")
+        if own := [name for name in self.own.attributes if name not in self.own.used]:
+            found.append(f"of the graph: {', '.join(own)}")
         for kind, elements in (("node", list(self.nodes.values())), ("edge", self.edges)):
-            found += _unused(kind, elements)
+            found += unused(kind, elements)
         return found
 
 
-def _unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
+def unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
     """Yield a line for each attribute and reason, with how many elements have it and some of its values."""
     groups: dict[tuple[str, str], list[Element]] = defaultdict(list)
     for element in elements:
@@ -104,12 +104,13 @@ def _unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
             if name not in element.used:
                 groups[name, element.reasons.get(name, "")].append(element)
     for (name, reason), group in groups.items():
-        values = list(dict.fromkeys(_shown(element.attributes[name]) for element in group))
+        values = list(dict.fromkeys(shortened(element.attributes[name]) for element in group))
         shown = ", ".join((*values[:SHOWN_VALUES], *(["..."] if len(values) > SHOWN_VALUES else [])))
         yield f"{name} of {counted(len(group), kind)} ({shown}){f': {reason}' if reason else ''}"
 
 
-def _shown(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """Return a value as one line of at most LONGEST_SHOWN characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 

@@ -10,9 +10,9 @@ import yaml
 from testbed.config import load_topology
 from testbed.errors import BadInput
 from testbed.exchange.account import counted
-from testbed.exchange.containerlab import read_containerlab
 from testbed.exchange.found import Given
 from testbed.exchange.graphs import read_graph
+from testbed.exchange.labs import read_lab
 
 __all__ = ["Given", "import_topology"]
 GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
@@ -38,7 +38,7 @@ def import_topology(
     if path.suffix in GRAPHS:
         found = read_graph(path, given)
     elif path.suffix in LABS:
-        found = read_containerlab(path, netem)
+        found = read_lab(path, netem)
     else:
         raise BadInput(where=str(path), got=path.suffix or "no ending", expected=", ".join((*GRAPHS, *LABS)))
     data = found.topology(given)

@@ -93,6 +93,8 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
     found = []
     for name, value in element.attributes.items():
         stem, unit = _stem_and_unit(name, quantity)
+        if stem is None and quantity is not JITTER and known_unit(units.get(name, ""), quantity) is not None:
+            stem = quantity.stems[-1]
         if stem is None:
             continue
         plain, written = _split(value)
@@ -110,9 +112,10 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
 
 
 def known_unit(unit: str, quantity: Quantity) -> float | None:
-    """Return the factor of a unit; None for one that is not known, or counts bytes (a capital B)."""
+    """Return the factor of a unit, or None for one that is not known. Case counts for bits (b) and bytes (B) alone."""
     if quantity.units is _RATES and "B" in unit:
-        return None
+        match = re.fullmatch(r"([kmgt]?i?)(?:B/s|Bps)", unit[0].lower() + unit[1:])
+        return 8 * (_DECIMAL | _BINARY)[match[1]] if match and match[1] != "i" else None
     return quantity.units.get(unit.lower())
 
 
@@ -138,7 +141,7 @@ def _stem_and_unit(name: str, quantity: Quantity) -> tuple[str | None, str]:
         if name.lower().startswith(stem):
             rest = name[len(stem) :]
             unit = rest.strip(" _-.()[]")
-            marked = rest != unit or unit[:1].isupper()
+            marked = rest != unit or unit[:1].isupper() or len(unit) > 1  # igraph's GML drops underscores
             if marked and known_unit(unit, quantity) is not None:
                 return stem, unit
     return None, ""
