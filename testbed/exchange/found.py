@@ -64,12 +64,13 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """label: for its name. own: the building as a topology file has it."""
+    """label: for its name. own: the building as a topology file has it. kind: what its file calls such nodes."""
 
     label: str
     hosts: int | None = None
     nic_bps: float | None = None
     nic_delay_s: float = 0.0
+    kind: str = ""
     own: Mapping[str, Any] | None = None
 
 
@@ -80,7 +81,7 @@ class Found:
     Attributes:
         left_out: What of the file is in no topology, in words.
         assumed: What the file does not say, in words.
-        labels: What the file calls each building, once there is a topology.
+        labels: What the file calls each building, where that is not its name, once there is a topology.
     """
 
     path: Path
@@ -96,7 +97,7 @@ class Found:
         """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
         self._leave_out_what_is_apart()
         names = _names({key: node.label for key, node in self.nodes.items()})
-        self.labels = {names[key]: node.label for key, node in self.nodes.items()}
+        self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
         buildings = {names[key]: dict(node.own or _building(node, given)) for key, node in self.nodes.items()}
         wan: list[dict[str, Any]] = []
         for edge in self.edges:
@@ -151,14 +152,19 @@ class Found:
             where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
             self.left_out.append(f"{counted(len(loops), 'link')} from a node to itself: {where}")
         self.edges = [edge for edge in self.edges if edge.a != edge.b]
-        parts = sorted(_parts(self.nodes, self.edges), key=len)
-        if not parts:
+        if not self.nodes:
             raise BadInput(where=str(self.path), got="no node", expected="a network")
-        apart = sorted({self.nodes[key].label for part in parts[:-1] for key in part})
+        kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
+        apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
         if apart:
             self.left_out.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
-        self.nodes = {key: node for key, node in self.nodes.items() if key in parts[-1]}
-        self.edges = [edge for edge in self.edges if edge.a in parts[-1]]
+        self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
+        self.edges = [edge for edge in self.edges if edge.a in kept]
+
+
+def _title(name: str, node: Node) -> str:
+    label = " ".join(node.label.split())
+    return ", ".join(part for part in ("" if label == name else label, node.kind) if part)
 
 
 def _building(node: Node, given: Given) -> dict[str, Any]:
@@ -172,23 +178,26 @@ def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in link.items() if key != "planes"}
 
 
-def _parts(nodes: Iterable[str], edges: Sequence[Edge]) -> list[set[str]]:
-    """Connected ones."""
+def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the nodes of the largest part that links connect; of equally large ones the last."""
     near: dict[str, set[str]] = defaultdict(set)
-    for edge in edges:
-        near[edge.a].add(edge.b)
-        near[edge.b].add(edge.a)
-    found: list[set[str]] = []
+    for a, b in links:
+        near[a].add(b)
+        near[b].add(a)
+    seen: set[str] = set()
+    largest: set[str] = set()
     for key in nodes:
-        if any(key in part for part in found):
+        if key in seen:
             continue
         part, open_ = {key}, [key]
         while open_:
             more = near[open_.pop()] - part
             part |= more
             open_.extend(more)
-        found.append(part)
-    return found
+        seen |= part
+        if len(part) >= len(largest):
+            largest = part
+    return largest
 
 
 def _names(labels: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.errors import BadInput
 from testbed.exchange.account import Element, Graph, counted, number
-from testbed.exchange.found import Edge, Found, Given, Node, Way
+from testbed.exchange.found import Edge, Found, Given, Node, Way, largest_part
 from testbed.exchange.gml import parse_gml
 from testbed.exchange.graphml import OWN, parse_graphml, standard_attributes
 from testbed.exchange.quantities import (
@@ -71,6 +71,7 @@ class _Reading:
     places: dict[str, tuple[float, float]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
 
     def found(self) -> Found:
         """Return the network, with all that was left out or assumed."""
@@ -81,6 +82,9 @@ class _Reading:
                 names = sorted({name for element in elements for name in element.attributes})
                 raise BadInput(where=f"--unit {name}", got=name, expected=f"one of {', '.join(names)}")
         self.places = {key: place for key, node in self.graph.nodes.items() if (place := _place(node))}
+        self.kept = largest_part(
+            self.graph.nodes, [(a, b) for edge in self.graph.edges for a, b in [edge.ends]]
+        )
         found = Found(self.path, name=self._name(), mtu=self._mtu())
         found.nodes = {key: self._node(key, node) for key, node in self.graph.nodes.items()}
         self._guess_length_units(found)
@@ -108,6 +112,8 @@ class _Reading:
         name = node.named("label", "name", "nodelabel")
         node.use(name, node.named("nodelabel"))
         label = str(node.attributes[name]) if name else key
+        if key not in self.kept:
+            return Node(label)
         hosts = number(node.attributes.get("hosts"))
         if hosts is not None and hosts.is_integer() and hosts > 0:
             node.use("hosts")
@@ -127,14 +133,20 @@ class _Reading:
         alone: dict[int, Element] = {}
         for element in self.graph.edges:
             a, b = element.ends
+            if a == b or a not in self.kept:
+                made.append(Edge(a, b))
+                continue
             edge = self._edge(element)
-            if not element.directed or a == b:
+            if not element.directed:
                 made.append(edge)
             elif waiting[b, a]:
                 position = waiting[b, a].pop(0)
+                there, own = made[position], made[position].own
+                if own != edge.own:
+                    for one in (element, alone[position]):
+                        one.reject(OWN, "the edges of both directions do not have the same")
+                    own = None
                 alone.pop(position)
-                there = made[position]
-                own = there.own if there.own == edge.own else None
                 made[position] = replace(there, b_to_a=edge.a_to_b, own=own)
             else:
                 waiting[a, b].append(len(made))
@@ -147,20 +159,20 @@ class _Reading:
         yield from (edge for _, edge in sorted(enumerate(made), key=lambda entry: (entry[1].order, entry[0])))
 
     def _edge(self, element: Element) -> Edge:
-        order = number(element.attributes.get("order"))
-        planes = number(element.attributes.get("planes"))
         way = Way(
             self._best(element, RATE, "--rate" if self.given.rate_bps else ""),
             self._delay_s(element),
             self._best(element, JITTER) or 0.0,
             self._best(element, LOSS) or 0.0,
         )
+        order = number(element.attributes.get("order")) if OWN in element.attributes else None
+        planes = number(element.attributes.get("planes"))
         if order is not None:
             element.use("order")
-        if planes is None or not planes.is_integer() or planes < 1:
-            planes = 1.0
-        else:
+        if planes is not None and planes.is_integer() and planes >= 1:
             element.use("planes")
+        else:
+            planes = 1.0
         own = self._own_link(element, way, int(planes))
         hint = "; ".join(f"{name}: {reason}" for name, reason in element.reasons.items())
         a, b = element.ends
@@ -248,6 +260,8 @@ class _Reading:
         self, figure: Figure, quantity: Quantity, away_km: float | None = None
     ) -> tuple[float | None, str]:
         """Return a figure in the quantity's own unit, or why it cannot be used."""
+        if figure.problem:
+            return None, figure.problem
         if not figure.unit:
             reason = self.refusals.get(figure.name, "a number without a unit")
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
@@ -266,7 +280,7 @@ class _Reading:
         lengths: dict[str, list[tuple[Element, float]]] = defaultdict(list)
         for element in self.graph.edges:
             for figure in figures(element, LENGTH, self.units):
-                if not figure.unit and element.ends[0] != element.ends[1]:
+                if not (figure.unit or figure.problem) and element.ends[0] != element.ends[1]:
                     lengths[figure.name].append((element, figure.value))
         for name, entries in lengths.items():
             checked = [
@@ -328,7 +342,7 @@ def _place(node: Element) -> tuple[float, float] | None:
 
 def _is_hyperedge(node: Element) -> bool:
     name = node.named("hyperedge")
-    if name is not None and number(node.attributes[name]):
+    if name is not None and str(node.attributes[name]).lower() in ("1", "true"):
         node.use(name)
         return True
     return str(node.attributes.get("label", "")).startswith("hyperedge")

@@ -57,6 +57,6 @@ def import_topology(
 
 
 def _labelled(name: str, labels: dict[str, str]) -> str:
-    """Return a building's line, with the name that the foreign file has for it where that is another one."""
-    label = " ".join(labels.get(name, name).split())
-    return f"  {name}:" if label == name else f"  {name}:  # {label}"
+    """Return a building's line, with what the foreign file calls it behind."""
+    label = labels.get(name)
+    return f"  {name}:  # {label}" if label else f"  {name}:"

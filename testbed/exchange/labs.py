@@ -81,8 +81,15 @@ class _Lab:
                     link for link in ends if hosts.get(link[0][0]) == name or hosts.get(link[1][0]) == name
                 ]
                 card = self._card(name, own)
-                found.nodes[name] = Node(name, len(own) or None, card.rate_bps, card.delay_s or 0.0)
-                if (kind := self._kind(name)) in BRIDGES:
+                kind = self._kind(name)
+                found.nodes[name] = Node(
+                    name,
+                    len(own) or None,
+                    card.rate_bps,
+                    card.delay_s or 0.0,
+                    "" if kind == "linux" else kind,
+                )
+                if kind in BRIDGES:
                     self.assumed.append(f"{name}, of kind {kind}, is a building")
         for a, b in ends:
             if a[0] not in hosts and b[0] not in hosts:

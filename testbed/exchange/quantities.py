@@ -75,15 +75,19 @@ _KINDS = (RATE, DELAY, LENGTH, LOSS)
 
 @dataclass(frozen=True)
 class Figure:
-    """An attribute that gives a quantity; unit is empty where neither its value, its name nor the user says it."""
+    """An attribute that gives a quantity; unit is empty where neither its value, its name nor the user says it.
+
+    `problem` says why there is no value or no unit that could be used.
+    """
 
     name: str
     value: float
     unit: str
+    problem: str = ""
 
 
 def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
-    """Yield an element's attributes that give a quantity, best first; what is no number is marked as left out.
+    """Yield an element's attributes that give a quantity, best first.
 
     Args:
         element: A node or an edge.
@@ -102,12 +106,12 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
         if stem == "linkspeed" and not unit:
             unit = str(element.attributes.get("LinkSpeedUnits", ""))
             unit += "bit/s" if unit else ""
+        problem = ""
         if plain is None:
-            element.reject(name, "it is no number")
+            problem = "it is no number"
         elif unit and known_unit(unit, quantity) is None:
-            element.reject(name, f"{unit} is no unit of this kind, such as {quantity.example}")
-        else:
-            found.append((quantity.stems.index(stem), Figure(name, plain, unit)))
+            problem = f"{unit} is no unit of this kind, such as {quantity.example}"
+        found.append((quantity.stems.index(stem), Figure(name, plain or 0.0, unit, problem)))
     yield from (figure for _, figure in sorted(found, key=lambda entry: entry[0]))
 
 
