@@ -143,24 +143,47 @@ def import_(
         str | None,
         typer.Option(help="Of links of which it says neither delay nor length nor both places; or a length."),
     ] = None,
+    unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=UNIT",
+            help="Unit of a graph's attribute that has none, such as latency=ms; can be repeated.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if anything of the file is left out, or had to be assumed.")
+    ] = False,
 ) -> None:
-    """Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's."""
+    """Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's.
+
+    What of the file is not in the topology is said on standard error, line by line.
+    """
     try:
         given = Given(
             None if rate is None else parse_rate(rate),
             None if delay is None else parse_delay(delay),
             hosts,
             parse_rate(nic),
+            _units(unit or []),
         )
     except ValueError as error:
-        raise BadInput(where="command line", got=str([rate, delay, nic]), expected=str(error)) from None
-    text, notes = import_topology(file, given, netem)
+        raise BadInput(
+            where="command line", got=str([rate, delay, nic, *(unit or [])]), expected=str(error)
+        ) from None
+    text, notes = import_topology(file, given, netem, strict)
     if output is None:
         print(text, end="")
-        _tell([], notes)
     else:
         output.write_text(text)
-        _tell([output], notes)
+    _tell([] if output is None else [output], notes, "")
+
+
+def _units(entries: Sequence[str]) -> dict[str, str]:
+    """By attribute. ValueError."""
+    pairs = [entry.rpartition("=") for entry in entries]
+    if any(not (name and unit) for name, _, unit in pairs):
+        raise ValueError("--unit NAME=UNIT, such as latency=ms")
+    return {name: unit for name, _, unit in pairs}
 
 
 def _scale(size_scale: str, to: Target) -> float | None:
@@ -185,7 +208,7 @@ def _topology(source: Path, overrides: Sequence[str]) -> TopologySpec:
     return found.topology if isinstance(found, Scenario) else found
 
 
-def _tell(written: Sequence[Path], left_out: Sequence[str]) -> None:
+def _tell(written: Sequence[Path], notes: Sequence[str], prefix: str = "left out: ") -> None:
     """On standard error; of many files the first ones."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     shown = [str(path) for path in written[:1]]
@@ -197,5 +220,5 @@ def _tell(written: Sequence[Path], left_out: Sequence[str]) -> None:
         )
     if shown:
         console.print(" ".join(shown), markup=False)
-    for what in left_out:
-        console.print(f"left out: {what}", markup=False)
+    for what in notes:
+        console.print(f"{prefix}{what}", markup=False)

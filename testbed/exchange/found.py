@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.config.units import FIBRE_S_PER_KM, format_duration, format_fraction, format_rate
+from testbed.config.units import format_duration, format_fraction, format_rate
 from testbed.errors import BadInput
+from testbed.exchange.account import counted
 
-EARTH_KM = 6371.0
 LONGEST_NAME = 12
 
 
 @dataclass(frozen=True)
 class Given:
-    """What counts where the file says nothing: of links (None: it has to), and of buildings."""
+    """What counts where the file says nothing: of links (None: it has to), and of buildings.
+
+    units: units of a graph's attributes whose values have none, by the attributes' names.
+    """
 
     rate_bps: float | None = None
     delay_s: float | None = None
     hosts: int = 1
     nic_bps: float = 400e9
+    units: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,60 +38,80 @@ class Way:
     delay_s: float | None = None
     jitter_s: float = 0.0
     loss: float = 0.0
+    corrupt: float = 0.0
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Between nodes, by their ids. own: the WAN link as a topology file has it, where it came from one."""
+    """A link between two nodes, by their ids.
+
+    Attributes:
+        own: The WAN link as a topology file has it, where it came from one; its ends are the nodes' ids.
+        planes: How many there are of it.
+        order: Links come in this order, then in the file's.
+        hint: What the file says of rate or delay that could not be used.
+    """
 
     a: str
     b: str
     a_to_b: Way = Way()
     b_to_a: Way = Way()
     own: Mapping[str, Any] | None = None
+    planes: int = 1
+    order: float = 0.0
+    hint: str = ""
 
 
 @dataclass(frozen=True)
 class Node:
-    """label: for its name. place: latitude and longitude in degrees. own: the building as a topology file has it."""
+    """label: for its name. own: the building as a topology file has it. kind: what its file calls such nodes."""
 
     label: str
     hosts: int | None = None
     nic_bps: float | None = None
     nic_delay_s: float = 0.0
-    place: tuple[float, float] | None = None
+    kind: str = ""
     own: Mapping[str, Any] | None = None
 
 
 @dataclass
 class Found:
-    """Of one file. notes: what was left out, in words."""
+    """A network of one file.
+
+    Attributes:
+        left_out: What of the file is in no topology, in words.
+        assumed: What the file does not say, in words.
+        labels: What the file calls each building, where that is not its name, once there is a topology.
+    """
 
     path: Path
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
     mtu: int | None = None
     name: str = ""
-    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def topology(self, given: Given) -> dict[str, Any]:
         """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
         self._leave_out_what_is_apart()
         names = _names({key: node.label for key, node in self.nodes.items()})
+        self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
         buildings = {names[key]: dict(node.own or _building(node, given)) for key, node in self.nodes.items()}
         wan: list[dict[str, Any]] = []
         for edge in self.edges:
             ends = {"a": names[edge.a], "b": names[edge.b]}
-            if edge.own is not None and {edge.own["a"], edge.own["b"]} == set(ends.values()):
-                wan.append(dict(edge.own))
+            if edge.own is not None:
+                wan.append({**edge.own, "a": names[edge.own["a"]], "b": names[edge.own["b"]]})
                 continue
             made = {**ends, **self._link(edge, given)}
             turned = {**made, "a": ends["b"], "b": ends["a"]}
             alike = next((own for own in wan if _without_planes(own) in (made, turned)), None)
             if alike is not None and "a_to_b" not in made:
-                alike["planes"] = alike.get("planes", 1) + 1
+                alike["planes"] = alike.get("planes", 1) + edge.planes
             else:
-                wan.append(made)
+                wan.append(made if edge.planes == 1 else {**made, "planes": edge.planes})
         mtu = {} if self.mtu is None else {"mtu": self.mtu}
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
 
@@ -101,19 +124,15 @@ class Found:
         return {**common, "a_to_b": own[0], "b_to_a": own[1]}
 
     def _settings(self, edge: Edge, way: Way, given: Given) -> dict[str, Any]:
-        delay_s = way.delay_s
-        if delay_s is None:
-            delay_s = self._by_distance(edge)
         chosen = {
             "rate": given.rate_bps if way.rate_bps is None else way.rate_bps,
-            "delay": given.delay_s if delay_s is None else delay_s,
+            "delay": given.delay_s if way.delay_s is None else way.delay_s,
         }
         for name, value in chosen.items():
             if value is None:
                 where = f"{self.path}: {self.nodes[edge.a].label} to {self.nodes[edge.b].label}"
-                raise BadInput(
-                    where=where, got=f"no {name}", expected=f"one, or --{name} for all that have none"
-                )
+                expected = f"one, or --{name} for all that have none"
+                raise BadInput(where=where, got=f"no {name}", expected=expected, hint=edge.hint)
         settings: dict[str, Any] = {
             "rate": format_rate(float(chosen["rate"] or 0)),
             "delay": format_duration(float(chosen["delay"] or 0)),
@@ -122,37 +141,30 @@ class Found:
             settings["jitter"] = format_duration(way.jitter_s)
         if way.loss:
             settings["loss"] = format_fraction(way.loss)
+        if way.corrupt:
+            settings["corrupt"] = format_fraction(way.corrupt)
         return settings
-
-    def _by_distance(self, edge: Edge) -> float | None:
-        """Of light in fibre along the great circle; None where a place is not known. Whole microseconds."""
-        one, other = self.nodes[edge.a].place, self.nodes[edge.b].place
-        if one is None or other is None:
-            return None
-        return round(great_circle_km(one, other) * FIBRE_S_PER_KM, 6)
 
     def _leave_out_what_is_apart(self) -> None:
         """The largest part that is connected stays; links from a node to itself go."""
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
-            self.notes.append(f"{len(loops)} links from a node to itself")
+            where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
+            self.left_out.append(f"{counted(len(loops), 'link')} from a node to itself: {where}")
         self.edges = [edge for edge in self.edges if edge.a != edge.b]
-        parts = sorted(_parts(self.nodes, self.edges), key=len)
-        if not parts:
+        if not self.nodes:
             raise BadInput(where=str(self.path), got="no node", expected="a network")
-        apart = sorted({self.nodes[key].label for part in parts[:-1] for key in part})
+        kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
+        apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
         if apart:
-            self.notes.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
-        self.nodes = {key: node for key, node in self.nodes.items() if key in parts[-1]}
-        self.edges = [edge for edge in self.edges if edge.a in parts[-1]]
+            self.left_out.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
+        self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
+        self.edges = [edge for edge in self.edges if edge.a in kept]
 
 
-def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Between two places, by latitude and longitude in degrees, on a sphere of the Earth's mean radius."""
-    (lat, lon), (there_lat, there_lon) = (tuple(map(math.radians, place)) for place in (one, other))
-    half = math.sin((there_lat - lat) / 2) ** 2
-    half += math.cos(lat) * math.cos(there_lat) * math.sin((there_lon - lon) / 2) ** 2
-    return 2 * EARTH_KM * math.asin(math.sqrt(half))
+def _title(name: str, node: Node) -> str:
+    label = " ".join(node.label.split())
+    return ", ".join(part for part in ("" if label == name else label, node.kind) if part)
 
 
 def _building(node: Node, given: Given) -> dict[str, Any]:
@@ -166,23 +178,26 @@ def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in link.items() if key != "planes"}
 
 
-def _parts(nodes: Iterable[str], edges: Sequence[Edge]) -> list[set[str]]:
-    """Connected ones."""
+def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the nodes of the largest part that links connect; of equally large ones the last."""
     near: dict[str, set[str]] = defaultdict(set)
-    for edge in edges:
-        near[edge.a].add(edge.b)
-        near[edge.b].add(edge.a)
-    found: list[set[str]] = []
+    for a, b in links:
+        near[a].add(b)
+        near[b].add(a)
+    seen: set[str] = set()
+    largest: set[str] = set()
     for key in nodes:
-        if any(key in part for part in found):
+        if key in seen:
             continue
         part, open_ = {key}, [key]
         while open_:
             more = near[open_.pop()] - part
             part |= more
             open_.extend(more)
-        found.append(part)
-    return found
+        seen |= part
+        if len(part) >= len(largest):
+            largest = part
+    return largest
 
 
 def _names(labels: Mapping[str, str]) -> dict[str, str]:

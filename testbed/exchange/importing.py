@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
 
 from testbed.config import load_topology
 from testbed.errors import BadInput
-from testbed.exchange.containerlab import read_containerlab
+from testbed.exchange.account import counted
 from testbed.exchange.found import Given
-from testbed.exchange.graphml import read_graphml
+from testbed.exchange.graphs import read_graph
+from testbed.exchange.labs import read_lab
 
 __all__ = ["Given", "import_topology"]
 GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
 
 
-def import_topology(path: Path, given: Given, netem: Path | None = None) -> tuple[str, list[str]]:
-    """The text of a topology file, and what was left out, in words. By the file's ending.
+def import_topology(
+    path: Path, given: Given, netem: Path | None = None, strict: bool = False
+) -> tuple[str, list[str]]:
+    """Return the text of a topology file, and what was left out of it or assumed, in words.
 
-    netem: containerlab's settings of links. BadInput, and ConfigError where the topology is none that can be built.
+    Args:
+        path: A network, of a kind that its ending says.
+        given: What counts where the file says nothing.
+        netem: The script with containerlab's settings of links; by default netem.sh beside the file.
+        strict: Whether anything left out or assumed is an error.
+
+    Raises:
+        BadInput: The file is no network of its kind, or, if strict, not all of it is in the topology.
+        ConfigError: The topology is none that can be built.
     """
     if path.suffix in (*GRAPHS, *LABS) and not path.is_file():
         raise BadInput(where=str(path), got="no such file", expected="a network")
     if path.suffix in GRAPHS:
-        found = read_graphml(path)
+        found = read_graph(path, given)
     elif path.suffix in LABS:
-        found = read_containerlab(path, netem)
+        found = read_lab(path, netem)
     else:
         raise BadInput(where=str(path), got=path.suffix or "no ending", expected=", ".join((*GRAPHS, *LABS)))
     data = found.topology(given)
     load_topology(data)
+    notes = [f"left out: {what}" for what in found.left_out] + [f"assumed: {what}" for what in found.assumed]
+    if strict and notes:
+        raise BadInput(
+            where=f"{path}: --strict",
+            got=f"{counted(len(notes), 'thing')} left out or assumed",
+            expected="none",
+            hint="\n".join(notes),
+        )
     head = f"# From {path.name}; `testbed check` shows every default.\n"
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), found.notes
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return head + re.sub(r"(?m)^  (\w+):$", lambda match: _labelled(match[1], found.labels), text), notes
+
+
+def _labelled(name: str, labels: dict[str, str]) -> str:
+    """Return a building's line, with what the foreign file calls it behind."""
+    label = labels.get(name)
+    return f"  {name}:  # {label}" if label else f"  {name}:"
