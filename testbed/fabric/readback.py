@@ -67,7 +67,8 @@ def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction])
 
 def inspect(state: FabricState) -> dict[str, Any]:
     """Hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
-    settings = engine_of(state).settings()
+    engine = engine_of(state)
+    settings = engine.settings()
     wan = []
     for link in state.details["wan"]:
         entry: dict[str, Any] = {key: link[key] for key in ("name", "a", "b", "plane")}
@@ -83,6 +84,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
         **{key: state.details[key] for key in kept},
         "hosts": state.details["hosts"],
         "wan": wan,
+        "seeded": engine.seeded(),
     }
 
 

@@ -7,11 +7,15 @@ holds afterwards is the same either way, byte by byte (a test compares).
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 
+from testbed.links.errors import LinkError
 from testbed.links.htb import HtbClass
 from testbed.links.netlink import (
     ADDRESS,
@@ -46,12 +50,24 @@ _HTB_RATE = struct.Struct(
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
 _NETEM = struct.Struct("=IIIIII")  # struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter
 _NETEM_RATE = struct.Struct("=IiIi")  # struct tc_netem_rate
+_NETEM_CORRELATIONS = struct.Struct("=III")  # struct tc_netem_corr: of delay, loss, duplication
+_NETEM_SHARE = struct.Struct("=II")  # struct tc_netem_reorder, tc_netem_corrupt: probability, correlation
+_NETEM_BURSTS = struct.Struct("=IIII")  # struct tc_netem_gemodel: p, r, h, k1
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
 _CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # what tc gives HTB for its frames of up to 1600 bytes
+_TABLES = (
+    "usr/lib/tc",
+    "usr/lib/*/tc",
+    "usr/lib64/tc",
+    "usr/share/tc",
+    "lib/tc",
+)  # where iproute2 keeps them
 _MOST = 0xFFFFFFFF  # where a rate has no room in 32 bits, and stands in an attribute of its own
 _REDIRECTED = ["matchall", "action", "mirred", "egress", "redirect"]
 _NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
-_NETEM_WORDS = {"limit", "delay", "loss-random", "rate", "seed"}
+_NETEM_WORDS = {
+    *("limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"),
+}
 
 Words = Sequence[str]
 Index = Callable[[str], int]
@@ -148,36 +164,105 @@ def _qdisc(flags: int, words: Words, index: Index) -> tuple[int, int, bytes] | N
     handle = 0
     if words[at] == "handle":
         handle, at = _handle(words[at + 1]), at + 2
-    kind, rest = words[at], " ".join(words[at + 1 :])
-    options = _options(rest.replace("loss random ", "loss-random ").split())
+    kind, rest = words[at], words[at + 1 :]
+    options = _options(rest)
     encoded = None
     if kind == "htb" and {*options} == {"default"}:
         told = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
         encoded = nest(2, put(2, told))
     elif kind in ("bfifo", "pfifo") and {*options} == {"limit"}:
         encoded = put(2, _NUMBER.pack(int(options["limit"])))
-    elif kind == "netem" and {*options} <= _NETEM_WORDS:
-        encoded = _netem(options)
+    elif kind == "netem":
+        encoded = _netem(_grouped(rest, _NETEM_WORDS))
     if encoded is None:
         return None
     return QDISC, flags, _traffic_control(QDISC, index(words[1]), handle, parent, kind, encoded)
 
 
-def _netem(options: Mapping[str, str]) -> bytes | None:
-    """Delays to the nanosecond: tc, as of iproute2 6.1, cuts them off to microseconds, and to ticks of 64 ns."""
-    parts = []
-    if rate := int(options.get("rate", "0").removesuffix("bps")):
+def _grouped(words: Words, names: Container[str]) -> dict[str, list[str]]:
+    """The words that follow each of `names`, up to the next of them; under an empty name those before the first."""
+    found: dict[str, list[str]] = {}
+    values = found.setdefault("", [])
+    for word in words:
+        if word in names:
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return found
+
+
+def _netem(options: Mapping[str, Words]) -> bytes | None:
+    """Encode netem's options, times to the nanosecond: tc 6.1 truncates them to microseconds and ticks of 64 ns.
+
+    The seed makes losses, jitter and the rest repeatable whatever the installed tc knows. Kernels before Linux 6.6
+    ignore it.
+    """
+    parts, jitter_ns = [], 0
+    if options[""] or "limit" not in options:
+        return None
+    if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
         if rate > _MOST:
             parts.append(put(8, _WIDE.pack(rate)))
         parts.append(put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0)))
-    if (delay := options.get("delay")) is not None:
-        if not delay.endswith("us"):
+    if "delay" in options:
+        delay, *jitter = options["delay"]
+        if not all(word.endswith("us") for word in (delay, *jitter[:1])):
             return None
-        parts.append(put(10, _WIDE.pack(round(float(delay.removesuffix("us")) * 1000))))
-    if (seed := options.get("seed")) is not None:
-        parts.append(put(14, _WIDE.pack(int(seed))))
-    loss = round(float(options.get("loss-random", "0%").removesuffix("%")) / 100 * _MOST)
-    return put(2, _NETEM.pack(0, int(options["limit"]), loss, 0, 0, 0) + b"".join(parts))
+        parts.append(put(10, _WIDE.pack(_nanoseconds(delay))))
+        if jitter:
+            jitter_ns = _nanoseconds(jitter[0])
+            parts.append(put(11, _WIDE.pack(jitter_ns)))
+        if jitter[1:]:
+            parts.append(put(1, _NETEM_CORRELATIONS.pack(_share(jitter[1]), 0, 0)))
+    if "distribution" in options:
+        parts.append(put(2, _distribution(options["distribution"][0])))
+    if "seed" in options:
+        parts.append(put(14, _WIDE.pack(int(options["seed"][0]))))
+    for number, name in ((3, "reorder"), (4, "corrupt")):
+        if name in options:
+            parts.append(put(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
+    loss = 0
+    if "loss" in options:
+        model, *shares = options["loss"]
+        if model == "random":
+            loss = _share(shares[0])
+        elif model == "gemodel":
+            enter, leave, bad, good = map(_share, shares)
+            bursts = _NETEM_BURSTS.pack(enter, leave, _MOST - bad, good)  # the kernel wants 1 - bad
+            parts.append(nest(5, put(2, bursts)))
+        else:
+            return None
+    gap = 1 if "reorder" in options else 0
+    duplicate = _share(options.get("duplicate", ["0%"])[0])
+    head = _NETEM.pack(0, int(options["limit"][0]), loss, gap, duplicate, 0)
+    return put(2, head + b"".join(parts))
+
+
+def _nanoseconds(microseconds: str) -> int:
+    return round(float(microseconds.removesuffix("us")) * 1000)
+
+
+def _share(percent: str) -> int:
+    return round(float(percent.removesuffix("%")) / 100 * _MOST)
+
+
+@functools.cache
+def _distribution(name: str) -> bytes:
+    """A table of iproute2's for netem's jitter, as 16-bit numbers. LinkError."""
+    given = os.environ.get("TC_LIB_DIR")
+    folders = (
+        [Path(given)] if given else [folder for glob in _TABLES for folder in sorted(Path("/").glob(glob))]
+    )
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            lines = (folder / f"{name}.dist").read_text().splitlines()
+            values = [int(word) for line in lines if not line.startswith("#") for word in line.split()]
+            return struct.pack(f"={len(values)}h", *values)
+    looked = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _TABLES)
+    raise LinkError(
+        f"no {name}.dist of iproute2's in {looked}: netem needs it for jitter with this distribution "
+        "(TC_LIB_DIR names another folder)"
+    )
 
 
 def _class_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:

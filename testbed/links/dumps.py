@@ -131,6 +131,12 @@ def netem_ills(options: bytes) -> tuple[float, float]:
     return delay_ns / 1e9, loss / 0xFFFFFFFF
 
 
+def netem_seed(options: bytes) -> int | None:
+    """Return the seed of a netem with these options; None before Linux 6.6, where it draws one and does not tell."""
+    told = dict(attributes(options, _NETEM_BYTES))
+    return int(_WIDE.unpack(told[14])[0]) if 14 in told else None  # TCA_NETEM_PRNG_SEED
+
+
 def htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:
     """HTB's classes on an interface by their handles."""
     found = {}

@@ -9,10 +9,8 @@ would stall). Its packet limit is computed from rate and delay: the default of 1
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import subprocess
 import time
 import zlib
 from collections import defaultdict
@@ -22,8 +20,8 @@ from typing import Any
 
 from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
-from testbed.links.dumps import Discipline, Interface, disciplines, interfaces
-from testbed.links.errors import LinkError
+from testbed.links.dumps import Discipline, Interface, disciplines, interfaces, netem_seed
+from testbed.links.errors import LinkError, SettingMismatch
 from testbed.links.ingress import (
     IngressDelay,
     add_ingress_delays,
@@ -168,9 +166,11 @@ class NetemEngine:
         for kind in ("duplicate", "corrupt", "reorder"):
             if share := getattr(asked, kind):
                 words.append(f"{kind} {_percent(share)}")
-        if tc_takes_seeds():
-            words.append(f"seed {zlib.crc32(f'{self._seed}/{key[0]}/{key[1]}'.encode())}")
+        words.append(f"seed {self._seed_of(key)}")
         return " ".join(words)
+
+    def _seed_of(self, key: tuple[str, str]) -> int:
+        return zlib.crc32(f"{self._seed}/{key[0]}/{key[1]}".encode())
 
     def settings(self) -> dict[tuple[str, str], Direction]:
         """What the kernel's queueing disciplines hold; jitter's distribution, which it does not tell, as asked."""
@@ -243,8 +243,24 @@ class NetemEngine:
             self._dark.discard(link)
         set_up(self._pid, carrying(self._wires, link), up)
 
+    def seeded(self) -> bool:
+        """Whether losses and jitter come from the seed: before Linux 6.6 each netem draws a seed of its own.
+
+        Raises:
+            SettingMismatch: A netem has another seed than it was given.
+        """
+        qdiscs = self._netems(interfaces(self._wan_netlink()))
+        held = {ports.key: netem_seed(self._netem_on(ports, qdiscs).options) for ports in self._directions()}
+        if None in held.values():
+            return False
+        for key, seed in held.items():
+            if seed != self._seed_of(key):
+                raise SettingMismatch(f"link {' '.join(key)}", "seed", self._seed_of(key), seed)
+        return True
+
     def verify(self) -> None:
-        """Each class of the shapers is as its commands make it: rates, bursts, quanta."""
+        """Each class of the shapers is as its commands make it: rates, bursts, quanta; netems have their seeds."""
+        self.seeded()
         for ports in self._directions():
             verify_classes(self._end(ports.node), ports.shaper, Shape.of(self._asked[ports.key]), self._mtu)
 
@@ -294,9 +310,7 @@ class NetemEngine:
 
     def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Discipline]) -> _Counts:
         """What a direction's netems have counted so far, also those that are gone. LinkError where there is none."""
-        netem = netems.get(ports.exit)
-        if netem is None:
-            raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+        netem = self._netem_on(ports, netems)
         before = self._counted.get(ports.key, _Counts())
         return _Counts(
             before.out + netem.sent_packets,
@@ -304,6 +318,12 @@ class NetemEngine:
             before.lost + netem.dropped_packets,
             netem.waiting_packets,
         )
+
+    @staticmethod
+    def _netem_on(ports: _DirectionPorts, netems: Mapping[str, Discipline]) -> Discipline:
+        if (netem := netems.get(ports.exit)) is None:
+            raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+        return netem
 
     def failure(self) -> str | None:
         """None: the kernel does not end on its own."""
@@ -315,18 +335,6 @@ class NetemEngine:
             if netlink is not None:
                 netlink.close()
         self._wan, self._ends = None, {}
-
-
-@functools.cache
-def tc_takes_seeds() -> bool:
-    """Whether netem's generators can be given a seed (iproute2 6.6 and Linux 6.6 on; older ones draw their own)."""
-    help_text = subprocess.run(
-        ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "help"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return "seed" in help_text.stdout + help_text.stderr
 
 
 def _percent(share: float) -> str:

@@ -131,6 +131,10 @@ class UserspaceEngine:
         set_up(self._pid, carrying(self._wires, link), up)
         ask(self._control, "settings", **{"mended" if up else "cut": [link]})
 
+    def seeded(self) -> bool:
+        """Return True: each direction draws from a generator of its own."""
+        return True
+
     def verify(self) -> None:
         """Nothing: `settings` tells all."""
 

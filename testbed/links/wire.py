@@ -155,6 +155,9 @@ class LinkEngine(Protocol):
     def account(self) -> EngineAccount:
         """All counters as they are now."""
 
+    def seeded(self) -> bool:
+        """Return whether losses and jitter come from the run's seed, as read back. SettingMismatch, LinkError."""
+
     def verify(self) -> None:
         """Read back what `settings` does not tell of. SettingMismatch, LinkError."""
 

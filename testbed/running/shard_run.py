@@ -314,7 +314,11 @@ class ShardRun:
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
-            "fabric": {"hosts": self._with_ranks(shown["hosts"]), "wan": shown["wan"]},
+            "fabric": {
+                "hosts": self._with_ranks(shown["hosts"]),
+                "wan": shown["wan"],
+                "seeded": shown["seeded"],
+            },
             "calibration": dict(self._calibration.made),
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "control": {variant["algorithm"]: variant["control"] for variant in variants},

@@ -28,6 +28,11 @@ from testbed.virtual.isolation import seccomp_argument
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
 # The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
 EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01
+# The guest's kernel mixes its command line into its random pool, so nothing on that line may differ between two people:
+# what does is in the folder in which the kernel's process runs, which the guest finds by this constant path. (`mem=`,
+# `uml_dir=` and `seccomp=` are taken off the line before the guest sees it.)
+HERE = "/proc/self/cwd"
+PYTHON = "python"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a guest runs of this machine's, besides Python.
 GUEST_PROGRAMS = (
@@ -153,6 +158,8 @@ class Guest:
             "open_vswitch": settings.open_vswitch,
         }
         (control / "task.json").write_text(json.dumps(task))
+        (control / PYTHON).symlink_to(sys.executable)
+        (control / INIT.name).symlink_to(INIT.resolve())
 
     def _boot(self, control: Path, memory: Path) -> subprocess.Popen[bytes]:
         settings = self.settings
@@ -167,11 +174,7 @@ class Guest:
             "printk.devkmsg=on loglevel=4 panic=-1 oops=panic",
             "uml_dir=uml",
             *seccomp_argument(self.image.version),
-            f"init={sys.executable}",
-            "--",
-            "-S",
-            "-E",
-            str(INIT),
+            f"init={HERE}/{PYTHON} -- -S -E {HERE}/{INIT.name}",
         ]
         core = settings.core if settings.core is not None else idlest_cores()[0]
         launcher = [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid())]
@@ -181,8 +184,6 @@ class Guest:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                # The kernel mixes its command line into its randomness, so nothing on it may differ from run to run:
-                # the first process asks this machine for the kernel's working folder instead.
                 cwd=control,
                 start_new_session=True,
                 env={

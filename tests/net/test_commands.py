@@ -9,7 +9,7 @@ import pytest
 from testbed.links import LinkError, network_namespace
 from testbed.links.command import run_script
 from testbed.links.commands import translate
-from testbed.links.dumps import disciplines, netem_ills
+from testbed.links.dumps import disciplines, netem_ills, netem_seed
 from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
 from testbed.links.netlink import FORMS, LINK, QDISC, Netlink
 from testbed.links.rtnetlink import OFFLOADS, ROOT, State
@@ -97,6 +97,38 @@ def test_the_kernel_holds_the_same(rate_bps: float, delayed: tuple[float, float]
         found, expected = held(ours), held(theirs)
     assert len(found) > 200
     assert found == expected
+
+
+ILL_LINKS = (
+    "delay 5000.000us 1024.000us 25.00000000% distribution pareto loss random 1.00000000%",
+    "delay 5000.000us 1024.000us 0.00000000% distribution normal",
+    "delay 5000.000us 1024.000us 0.00000000% corrupt 0.12345678%",
+    "delay 64.000us loss gemodel 1.00000000% 30.00000000% 90.00000000% 2.00000000% duplicate 1.00000000%"
+    " corrupt 2.00000000% reorder 3.00000000%",
+)
+
+
+@pytest.mark.parametrize("ills", ILL_LINKS)
+def test_netem_gets_every_ill_as_by_tc_and_a_seed_besides(ills: str) -> None:
+    skip_without("netem")
+    command = f"qdisc add dev eth0 root netem limit 1234 {ills}"
+    assert translate("tc", f"{command} seed 77", lambda name: 1)
+    with namespaces(2) as (ours, theirs):
+        for place in (ours, theirs):
+            interfaces(place)
+        Setup(tc=[f"{command} seed 77"]).apply(ours.pid)
+        by_programs(Setup(tc=[command]), theirs.pid)
+        assert held(ours) == held(theirs)
+        with network_namespace(ours.pid), Netlink() as netlink:
+            (seed,) = {netem_seed(one.options) for one in disciplines(netlink) if one.kind == "netem"}
+        assert seed in (77, None)  # None: before Linux 6.6
+
+
+def test_a_distribution_that_iproute2_does_not_have_is_an_error() -> None:
+    with pytest.raises(LinkError, match=r"no cauchy\.dist of iproute2's in .*TC_LIB_DIR"):
+        translate(
+            "tc", "qdisc add dev x root netem limit 1 delay 1us 1us 0% distribution cauchy", lambda name: 1
+        )
 
 
 def test_delays_are_exact_to_the_nanosecond() -> None:

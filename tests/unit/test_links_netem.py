@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 
 import pytest
 
 from testbed.config import Direction, LossBursts
 from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire, SettingMismatch, netem
+from testbed.links.dumps import Discipline, netem_seed
 from testbed.links.ingress import IngressDelay
 from testbed.links.netem import NetemEngine
+from testbed.links.netlink import put
 from testbed.links.setup import Setup
 from testbed.links.shaped import named, read_filters
 from testbed.links.shaping import Shape, shape_commands
@@ -28,6 +31,7 @@ BACK = Direction(
     corrupt=0.02,
     reorder=0.03,
 )
+SEEDS = {"w0b": 1656835990, "w0a": 2103209090}  # by the interface, of run seed 1
 WIRE = LinkWire("east-west-0", "w0a", "w0b", "p1", "p2", FORTH, BACK)
 
 
@@ -60,6 +64,18 @@ class Kernel:
         self.shapes = {"p1": Shape(1e9, 1_000_000), "p2": Shape(1e9, 2_000_000)}
         self.held: dict[str, IngressDelay] = {}  # as asked when read back last
         self.classes: dict[str, Shape] = {}
+        self.seeds: dict[str, int] | None = None  # that it says it holds, other than those it was given
+
+    def netems(self) -> dict[str, Discipline]:
+        """As the kernel tells of them, with the seeds that they were given."""
+        words = [command.split() for command in self.commands if " seed " in command]
+        given = SEEDS | {line[3]: int(line[line.index("seed") + 1]) for line in words}
+        return {
+            interface: Discipline(
+                0, 0, 0, "netem", bytes(24) + put(14, struct.pack("=Q", seed)), *[0] * 5, b""
+            )
+            for interface, seed in (given if self.seeds is None else self.seeds).items()
+        }
 
 
 @pytest.fixture
@@ -67,7 +83,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
     monkeypatch.setattr(netem, "read_shape", lambda netlink, interface, filters: made.shapes[interface])
-    monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
     for dump in ("interfaces", "disciplines"):
         monkeypatch.setattr(netem, dump, lambda netlink: [])
     monkeypatch.setattr(
@@ -78,6 +93,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         "verify_classes",
         lambda netlink, interface, shape, mtu: made.classes.update({interface: shape}),
     )
+    monkeypatch.setattr(NetemEngine, "_netems", lambda engine, links: made.netems())
     monkeypatch.setattr(NetemEngine, "_wan_netlink", lambda engine: None)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))
     return made
@@ -92,10 +108,12 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
     # 1 Gbit/s of the smallest frames for the delay, the jitter and some room: far above the default of 1000 packets
     assert [command for command in kernel.commands if "netem" in command and " in-" not in command] == [
         "qdisc add dev w0b root netem limit 212891 delay 5000.000us 1000.000us 25.00000000%"
-        " distribution pareto loss random 1.00000000%",
+        " distribution pareto loss random 1.00000000% seed "
+        f"{SEEDS['w0b']}",
         "qdisc add dev w0a root netem limit 208985 delay 7000.000us"
         " loss gemodel 1.00000000% 30.00000000% 90.00000000% 2.00000000%"
-        " duplicate 1.00000000% corrupt 2.00000000% reorder 3.00000000%",
+        " duplicate 1.00000000% corrupt 2.00000000% reorder 3.00000000% seed "
+        f"{SEEDS['w0a']}",
     ]
     assert "qdisc replace dev p1 parent 1:10 handle 110: bfifo limit 1000000" in kernel.commands
     assert "qdisc replace dev p2 parent 1:10 handle 110: bfifo limit 2000000" in kernel.commands
@@ -108,11 +126,19 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
     assert kernel.classes == {"p1": Shape.of(FORTH), "p2": Shape.of(BACK)}
 
 
-def test_a_seed_is_given_where_tc_takes_one(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netem, "tc_takes_seeds", lambda: True)
+def test_each_direction_has_a_seed_of_its_own_that_is_read_back(kernel: Kernel) -> None:
     engine().start()
-    seeds = {command.split(" seed ")[1] for command in kernel.commands if " seed " in command}
-    assert len(seeds) == 2
+    held = {name: netem_seed(one.options) for name, one in kernel.netems().items()}
+    assert len({*held.values()}) == 2
+    assert engine().seeded()
+    kernel.seeds = {"w0a": held["w0b"], "w0b": held["w0a"]}  # type: ignore[dict-item]
+    with pytest.raises(
+        SettingMismatch, match=rf"link east-west-0 a_to_b: seed: asked for {held['w0b']}, the"
+    ):
+        engine().verify()
+    older = dataclasses.replace(kernel.netems()["w0a"], options=bytes(24))  # Linux 6.5 has no such attribute
+    kernel.netems = lambda: dict.fromkeys(("w0a", "w0b"), older)  # type: ignore[method-assign]
+    assert not engine().seeded()
 
 
 def test_settings_are_read_back_and_a_difference_is_an_error(kernel: Kernel) -> None:
