@@ -22,6 +22,7 @@ from testbed.results.pauses import PausedLink
 from testbed.results.rates import Rates
 from testbed.results.replication import Replication
 from testbed.results.serving import Serving
+from testbed.results.work import Work
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ class Variant(ResultModel):
     predicted: Predicted | None = Field(description="None where the model says nothing of such a scenario.")
     compute_s: float = Field(description="Computing of the busiest rank in a step, median.")
     exposed_comm_s: float = Field(description="The step's time less computing, median.")
+    work: Work | None = Field(default=None, description="Not in runs that earlier versions made.")
     rates: Rates | None = Field(default=None, description="Of steps that train a model.")
     wan_bytes: Bytes
     wan_links: tuple[LinkUse, ...]
@@ -229,6 +231,14 @@ class Variant(ResultModel):
     serving: Serving | None = Field(default=None, description="Where requests were served.")
     decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
     pauses: tuple[PausedLink, ...] = Field(default=(), description="Of a network whose switches pause.")
+
+    @property
+    def done(self) -> Work:
+        """What it got done; of earlier versions' runs as many whole steps as were measured."""
+        if self.work is not None:
+            return self.work
+        times_s = self.step_time_s.samples
+        return Work(steps=len(times_s), elapsed_s=sum(times_s), workload="")
 
 
 class ScaleRecord(ResultModel):
