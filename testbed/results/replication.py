@@ -58,3 +58,15 @@ class Replication(ResultModel):
     catch_up_bytes: int
     losses: tuple[ReplicaLoss, ...]
     commits: tuple[Commit, ...]
+
+    @property
+    def standing_shares(self) -> dict[int, float]:
+        """The share of a whole step that each trial's last commit has, by trial.
+
+        Earlier commits of a trial were lost with a checkpoint; warm-up steps are left out.
+        """
+        return {
+            commit.trial: commit.replicas / self.replicas if commit.share is None else commit.share
+            for commit in self.commits
+            if commit.trial >= 0
+        }

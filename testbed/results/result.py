@@ -240,6 +240,12 @@ class Variant(ResultModel):
         times_s = self.step_time_s.samples
         return Work(steps=len(times_s), elapsed_s=sum(times_s), workload="")
 
+    @property
+    def step_shares(self) -> tuple[float, ...]:
+        """What of a whole step's work each measured step committed, by trial; 1 where no replicas come and go."""
+        standing = self.replication.standing_shares if self.replication else {}
+        return tuple(standing.get(trial, 1.0) for trial in range(self.step_time_s.n))
+
 
 class ScaleRecord(ResultModel):
     """By what rates and sizes were divided, and times multiplied."""
@@ -299,7 +305,7 @@ class Result(ResultModel):
         return {entry.name: entry for entry in self.variants}[name]
 
     def steps(self) -> pandas.DataFrame:
-        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds).
+        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds), committed.
 
         Example:
             >>> result.steps().groupby("variant").step_time_s.describe()
@@ -307,9 +313,11 @@ class Result(ResultModel):
         from testbed.results.frames import STEPS, frame  # noqa: PLC0415
 
         rows = [
-            (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s)
+            (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s, share)
             for one in self.variants
-            for trial, step_time_s in enumerate(one.step_time_s.samples)
+            for trial, (step_time_s, share) in enumerate(
+                zip(one.step_time_s.samples, one.step_shares, strict=True)
+            )
         ]
         return frame(rows, STEPS)
 

@@ -13,7 +13,7 @@ from testbed.config.workload import INFERENCE, WorkloadSpec
 from testbed.job.workloads.decode import BATCH, OF_METHOD, TOKENS
 from testbed.model.closed_form import sequences
 from testbed.model.work import StepWork
-from testbed.results.replication import Commit, Replication
+from testbed.results.replication import Replication
 from testbed.results.work import Work
 
 DECODE = "decode"
@@ -30,7 +30,7 @@ def committed_work(
         times_s: Of the measured steps, real seconds.
         replications: What each part of the run says of replicas that come and go; empty where none do.
     """
-    shares = [share for one in replications for share in standing_shares(one).values()]
+    shares = [share for one in replications for share in one.standing_shares.values()]
     steps = sum(shares) if replications else float(len(times_s))
     figures: dict[str, Any] = {
         "steps": steps,
@@ -44,19 +44,6 @@ def committed_work(
     elif scenario.workload.kind == DECODE:
         figures["tokens"] = steps * _decoded(scenario)
     return Work(**figures)
-
-
-def standing_shares(found: Replication) -> dict[int, float]:
-    """Return the share of a whole step that each trial's last commit has, by trial.
-
-    Earlier commits of a trial were lost with a checkpoint; warm-up steps are left out.
-    """
-    return {commit.trial: commit_share(commit, found) for commit in found.commits if commit.trial >= 0}
-
-
-def commit_share(commit: Commit, found: Replication) -> float:
-    """Return the share of a whole step's sequences that a commit has."""
-    return commit.replicas / found.replicas if commit.share is None else commit.share
 
 
 def _decoded(scenario: Scenario) -> int:
