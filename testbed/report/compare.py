@@ -10,7 +10,7 @@ from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.report.rates import elapsed_words, rates_words
 from testbed.report.requests import served_words
 from testbed.results.result import Bytes, Variant
-from testbed.results.work import Work
+from testbed.results.work import same_steps
 
 # A ratio closer to one than this is called equal: well below what a handful of trials can tell apart.
 _SAME_WITHIN = 0.005
@@ -107,8 +107,8 @@ def _comparison(best: Variant, other: Variant) -> str:
     if forbidden := _forbidden(best, other):
         return forbidden
     ratio = speedup(best, other)
-    if _same_work(best.done, other.done):
-        return _same_work_words(best, other, ratio)
+    if same_steps((best.done, other.done)):
+        return _same_steps_words(best, other, ratio)
     if ratio <= 1 + _SAME_WITHIN:
         return (
             f"{best.name} and {other.name} do as much in the same time, within {percent_text(_SAME_WITHIN)}."
@@ -122,13 +122,7 @@ def _comparison(best: Variant, other: Variant) -> str:
     return f"{words} ({each} {here.unit} a step{_sure(best, other)}"
 
 
-def _same_work(one: Work, other: Work) -> bool:
-    """Whether all steps of both are whole ones, and equally large, so that their times say it all."""
-    stalls = one.with_stalls or other.with_stalls
-    return not stalls and math.isclose(one.per_step, other.per_step)
-
-
-def _same_work_words(best: Variant, other: Variant, ratio: float) -> str:
+def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
     if ratio <= 1 + _SAME_WITHIN:
         return f"{best.name} and {other.name} take the same time, within {percent_text(_SAME_WITHIN)}."
     less = f"{percent_text(1 - 1 / ratio)} less time"

@@ -40,9 +40,9 @@ def committed_work(
     if replications:
         figures |= {"partial_steps": sum(share < 1 for share in shares), "with_stalls": True}
     if work is not None:
-        figures |= {"tokens": steps * work.tokens, "sequences": steps * work.sequences}
+        figures |= {"tokens": round(steps * work.tokens), "sequences": round(steps * work.sequences)}
     elif scenario.workload.kind == DECODE:
-        figures["tokens"] = steps * _decoded(scenario)
+        figures["tokens"] = round(steps * _decoded(scenario))
     return Work(**figures)
 
 
