@@ -32,7 +32,10 @@ SUMMARY = "summary.json"
 
 
 class StepTimes(ResultModel):
-    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank."""
+    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank.
+
+    Steps that some replicas missed are among them; `work` says how many.
+    """
 
     median: float
     p95: float
@@ -50,7 +53,7 @@ class Predicted(ResultModel):
 
 
 class Bytes(ResultModel):
-    """Payload of a step, bytes: by the plan, and as ranks sent it (median)."""
+    """Payload of a step, bytes: by the plan, and as ranks sent it (median, of steps that all replicas took part in)."""
 
     expected: int
     observed: int
