@@ -16,7 +16,7 @@ from testbed.cli.options import JobsOption, JsonOption, OutputOption
 from testbed.experiments import reproducing as experiment
 from testbed.report import write_report
 from testbed.report.figures import time_text
-from testbed.report.runs import Comparison, compare_runs
+from testbed.report.runs import Comparison, compare_runs, unequal_words
 from testbed.results.directory import hand_over
 from testbed.results.result import Result
 
@@ -86,6 +86,9 @@ def _print(found: Comparison, as_json: bool) -> None:
         ratio = "the same" if held.exact else f"{held.ratio:.4f}"
         table.add_row(held.name, *times, ratio, low_high, verdicts)
     console.print(table)
+    for held in found.variants:
+        if words := unequal_words(held):
+            console.print(words, markup=False, soft_wrap=True)
     if found.alone:
         console.print(f"In one of them only: {', '.join(found.alone)}.")
     for entry in found.differences:

@@ -92,6 +92,7 @@ def _add_variant(metrics: Metrics, variant: Variant, labels: dict[str, str]) -> 
     metrics.add("step_time", "seconds", "Measured steps.", [steps], "summary")
     trials = [Point({**labels, "trial": str(trial)}, value) for trial, value in enumerate(times.samples)]
     metrics.add("trial_step_time", "seconds", "A measured step, by its trial.", trials)
+    _add_work(metrics, variant, labels)
     if variant.predicted is not None:
         predicted = [Point(labels, variant.predicted.step_time_s)]
         metrics.add("predicted_step_time", "seconds", "A step by the model.", predicted)
@@ -137,6 +138,25 @@ def _add_variant(metrics: Metrics, variant: Variant, labels: dict[str, str]) -> 
         metrics.add(
             "effective_time", "ratio", "Of the time, what steps would have taken with nobody lost.", share
         )
+
+
+def _add_work(metrics: Metrics, variant: Variant, labels: Labels) -> None:
+    done = variant.done
+    figures = [
+        ("committed_steps", "", "Measured steps that were committed, in whole ones.", done.steps),
+        ("elapsed", "seconds", "In which they were done, stalls included.", done.elapsed_s),
+    ]
+    if done.tokens is not None:
+        figures.append(
+            ("tokens", "per_second", "Trained or decoded, over the elapsed time.", done.per_second)
+        )
+    if variant.rates is not None:
+        help_ = "Trained by all accelerators together, over the elapsed time."
+        figures.append(("sequences", "per_second", help_, variant.rates.sequences_per_s))
+        help_ = "The model's own arithmetic over the elapsed time, of the accelerators' peak."
+        figures.append(("model_flops_utilisation", "ratio", help_, variant.rates.mfu))
+    for name, unit, help_, value in figures:
+        metrics.add(name, unit, help_, [Point(labels, value)])
 
 
 def _parts(split: Split, labels: Labels) -> list[Point]:

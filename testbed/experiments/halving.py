@@ -38,7 +38,7 @@ def halve(
             variant.name: variant for variant in measure(asked, rung.with_suffix(".yaml"), rung).variants
         }
         ranked = [(one, variants[names[one.configuration]]) for one in standing]
-        ranked.sort(key=lambda pair: (pair[1].verdict.status == "untrusted", pair[1].step_time_s.median))
+        ranked.sort(key=lambda pair: (pair[1].verdict.status == "untrusted", pair[1].done.step_s))
         standing = survivors([one for one, _ in ranked], least)
         tried = [_entry(one, variant, one in standing) for one, variant in ranked]
         rungs.append({"trials": trials, "candidates": tried})
@@ -52,7 +52,7 @@ def _entry(one: Found, variant: Variant, goes_on: bool) -> dict[str, Any]:
         "configuration": str(one.configuration),
         "changes": dict(one.configuration.changes),
         "predicted_s": one.tried.step_time_s,
-        "step_time_s": variant.step_time_s.median,
+        "step_time_s": variant.done.step_s,
         "status": variant.verdict.status,
         "goes_on": goes_on,
     }

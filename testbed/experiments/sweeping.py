@@ -21,10 +21,13 @@ from testbed.experiments.predicting import predict
 from testbed.experiments.running import Listener
 from testbed.job.recorded import changed_ns
 from testbed.model.calibration import VIRTUAL, find_calibration
+from testbed.model.work import step_work
 from testbed.report.sweep import write_sweep
 from testbed.results.directory import hand_over, make_folder
 from testbed.results.kept_lines import KeptLines
 from testbed.results.result import Result, Variant
+from testbed.results.work import Work
+from testbed.results.work_summary import committed_work
 from testbed.running.request import check_here
 from testbed.sweeps.axes import Axis, Place, places
 from testbed.sweeps.confirming import chosen
@@ -256,11 +259,16 @@ def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
             "variant": name,
             "predicted_s": entry.step_time_s,
             "wan_bytes": entry.wan_bytes,
+            "work": _whole_step(scenario.variant(name), entry.step_time_s).document(),
             "unmodelled": list(entry.unmodelled),
         }
         for name, entry in found.items()
     ]
     return {"figures": figures}
+
+
+def _whole_step(variant: Scenario, step_time_s: float) -> Work:
+    return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
 def _sweep(planned: Plan, points: Mapping[Place, SweepPoint]) -> Sweep:
@@ -305,6 +313,7 @@ def _measured(variant: Variant) -> Measured:
         trials=variant.step_time_s.n,
         status=variant.verdict.status,
         limited_by=variant.limited_by,
+        work=variant.work,
     )
 
 

@@ -11,7 +11,7 @@ from testbed.explorer.evaluation import short
 from testbed.explorer.rivals import AS_GIVEN
 from testbed.model.work import StepWork
 from testbed.paths.queues import ShortQueue
-from testbed.report.compare import speedup_interval
+from testbed.report.compare import speedup, speedup_interval
 from testbed.report.figures import percent_text, size_text, time_text
 from testbed.report.rates import rates_words
 from testbed.results.rates import rates_of
@@ -75,7 +75,7 @@ def best_of(rows: Sequence[Row]) -> Row:
     """The very best of what is compared: the quickest that was measured and is not untrusted, or the first."""
     best = [row for row in rows if row["kind"] == BEST]
     trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
-    return min(trusted, key=step_time_s, default=best[0])
+    return min(trusted, key=whole_step_s, default=best[0])
 
 
 def _best(document: JsonObject, best: Row) -> str:
@@ -84,7 +84,7 @@ def _best(document: JsonObject, best: Row) -> str:
     told = [f"{time_text(step_s)} a step{'' if measured else ' by the model'}"]
     if document["work"]:
         work = StepWork(**document["work"])
-        if rates := rates_of(work, step_s):
+        if rates := rates_of(work, whole_step_s(best)):
             told.append(rates_words(rates))
         told.append(_least(work.computing_s))
     elif recorded := document.get("recorded"):
@@ -100,7 +100,7 @@ def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterato
     """Over the quickest baseline, tuned or not, and over each of them."""
     if not baselines:
         return
-    quickest = min(baselines, key=step_time_s)
+    quickest = min(baselines, key=whole_step_s)
     ratio, how = _ratio(best, quickest)
     errors = document.get("model_errors")
     if how == BY_MODEL and errors and 1 < ratio < 1 + errors["median"]:
@@ -246,6 +246,12 @@ def step_time_s(row: Row) -> float:
     return float(measured.step_time_s.median if measured else row["step_time_s"])
 
 
+def whole_step_s(row: Row) -> float:
+    """The mean over all steps where it was measured, stalls included: what rates and speed-ups go by."""
+    measured: Variant | None = row["measured"]
+    return measured.done.step_s if measured else float(row["step_time_s"])
+
+
 def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
     """How many times as fast, and by what that is known."""
     one, other = quick["measured"], slow["measured"]
@@ -254,7 +260,7 @@ def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
     here, there = one.step_time_s, other.step_time_s
     interval = speedup_interval(here.samples, there.samples)
     sure = f"; {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence" if interval else ""
-    return there.median / here.median, f"measured{sure}"
+    return speedup(one, other), f"measured{sure}"
 
 
 def paired(rows: Sequence[Row]) -> list[Row]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from testbed.report.figures import percent_text, time_text
-from testbed.report.rates import rates_words
+from testbed.report.figures import per_second_text, percent_text, time_text
+from testbed.report.rates import elapsed_words, rates_words
 from testbed.report.requests import served_words
 from testbed.results.result import Bytes, Variant
+from testbed.results.work import same_steps
 
-# A median closer than this is called equal: well below what a handful of trials can tell apart.
+# A ratio closer to one than this is called equal: well below what a handful of trials can tell apart.
 _SAME_WITHIN = 0.005
 _SAME_LOAD_WITHIN = 0.02
+_LIKE_MEDIAN = 0.02  # a ratio of medians that is farther from that of all the work is told beside it
+_FEW = 4  # variants, and no more, are all named in a sentence
 LEAST_PAIRS = 3
 # Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
 # (not by SciPy: everybody would have to install its 143 MB, and wait a second for scipy.stats, for thirty numbers).
@@ -32,20 +35,40 @@ def opening(variants: Sequence[Variant]) -> list[str]:
     if len(variants) > 1 or variants[0].verdict.status == "untrusted":
         return comparisons(variants)
     only = variants[0]
-    rates = f", {rates_words(only.rates)}" if only.rates else ""
+    rates = f", {rates_words(only.rates)}{elapsed_words(only.done)}" if only.rates else ""
     return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
 def comparisons(variants: Sequence[Variant]) -> list[str]:
-    """How the variant with the shortest median step compares with each of the others, one sentence each.
+    """Say how the variant that does most in the same time compares with each of the others, one sentence each.
 
-    Says so where a verdict forbids the comparison, or where the observed step times of two variants overlap. A step of
+    Work over elapsed time is compared, of variants whose steps work on the same; where they do not, a sentence says so.
+    It also says where a verdict forbids the comparison, or where the step times of two variants overlap. A step of
     requests takes as long as they come: there latencies are compared, of variants that have the same load.
     """
-    if all(variant.serving is not None for variant in variants):
-        return _latencies(variants)
-    by_median = sorted(variants, key=lambda variant: variant.step_time_s.median)
-    return [_comparison(by_median[0], slower) for slower in by_median[1:]]
+    by_workload: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_workload.setdefault(variant.done.workload, []).append(variant)
+    found = []
+    for own in by_workload.values():
+        if all(variant.serving is not None for variant in own):
+            found += _latencies(own)
+            continue
+        best, *others = sorted(own, key=lambda variant: -variant.done.per_second)
+        found += [_comparison(best, other) for other in others]
+    return found if len(by_workload) == 1 else [*found, _unlike(by_workload)]
+
+
+def _unlike(by_workload: Mapping[str, Sequence[Variant]]) -> str:
+    """Say that variants are not compared, as their steps do not work on the same."""
+    each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
+    return f"Not compared, as a step is not the same work: {each}."
+
+
+def _names(variants: Sequence[Variant]) -> str:
+    """A few variants by their names, many by the first one's."""
+    names = [variant.name for variant in variants]
+    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
 
 
 def _latencies(variants: Sequence[Variant]) -> list[str]:
@@ -74,21 +97,53 @@ def _forbidden(one: Variant, other: Variant) -> str:
     return f"{one.name} and {other.name} cannot be compared: {' and '.join(untrusted)} {verb} untrusted."
 
 
-def _comparison(faster: Variant, slower: Variant) -> str:
-    names = f"{faster.name} and {slower.name}"
-    if forbidden := _forbidden(faster, slower):
+def speedup(one: Variant, other: Variant) -> float:
+    """Return how many times the work of `other` is done by `one` in the same time; both work on the same."""
+    return one.done.per_second / other.done.per_second
+
+
+def _comparison(best: Variant, other: Variant) -> str:
+    """One sentence; the best does no less in the same time."""
+    if forbidden := _forbidden(best, other):
         return forbidden
-    quick, slow = faster.step_time_s, slower.step_time_s
-    if slow.median <= quick.median * (1 + _SAME_WITHIN):
-        return f"{names} take the same time, within {percent_text(_SAME_WITHIN)}."
-    sentence = f"{faster.name} is {slow.median / quick.median:.2f}x faster than {slower.name}"
-    less = f"{percent_text(1 - quick.median / slow.median)} less time"
-    interval = speedup_interval(quick.samples, slow.samples)
+    ratio = speedup(best, other)
+    if same_steps((best.done, other.done)):
+        return _same_steps_words(best, other, ratio)
+    if ratio <= 1 + _SAME_WITHIN:
+        return (
+            f"{best.name} and {other.name} do as much in the same time, within {percent_text(_SAME_WITHIN)}."
+        )
+    here, there = best.done, other.done
+    words = f"{best.name} does {ratio:.2f}x the work of {other.name} in the same time: "
+    words += f"{per_second_text(here.per_second)} against {per_second_text(there.per_second)} {here.unit}/s"
+    if here.with_stalls or there.with_stalls:
+        return f"{words}, stalls included."
+    each = " against ".join(f"{round(one.per_step):,}" for one in (here, there))
+    return f"{words} ({each} {here.unit} a step{_sure(best, other)}"
+
+
+def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
+    if ratio <= 1 + _SAME_WITHIN:
+        return f"{best.name} and {other.name} take the same time, within {percent_text(_SAME_WITHIN)}."
+    less = f"{percent_text(1 - 1 / ratio)} less time"
+    by_median = other.step_time_s.median / best.step_time_s.median
+    if not 1 - _LIKE_MEDIAN < by_median / ratio < 1 + _LIKE_MEDIAN:
+        less += f", by the median step {by_median:.2f}x"
+    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_sure(best, other)}"
+
+
+def _sure(best: Variant, other: Variant) -> str:
+    """How sure the ratio is, by the steps of both: the end of a sentence with an open bracket."""
+    here, there = (
+        [seconds / variant.done.per_step for seconds in variant.step_time_s.samples]
+        for variant in (best, other)
+    )
+    interval = speedup_interval(here, there)
     if interval is not None and interval[0] > 1:
-        return f"{sentence} ({less}; trial by trial {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence)."
-    if interval is not None or quick.max >= slow.min:
-        return f"{sentence} ({less}), but their step times overlap: more trials are needed to be sure."
-    return f"{sentence} ({less})."
+        return f"; trial by trial {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence)."
+    if interval is not None or max(here) >= min(there):
+        return "), but their step times overlap: more trials are needed to be sure."
+    return ")."
 
 
 def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[float, float] | None:

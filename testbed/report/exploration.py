@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from testbed.model.work import StepWork
-from testbed.report.answer import BASELINE, BEST, KINDS, Row, answer, best_of, paired, step_time_s
+from testbed.report.answer import BASELINE, BEST, KINDS, Row, answer, best_of, paired, whole_step_s
 from testbed.report.charts import series_class
 from testbed.report.figures import size_text, time_text
 from testbed.report.pages import render_page
@@ -35,7 +35,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     rows = compared_rows(document, confirmed)
     shown = paired(rows)
     work = StepWork(**document["work"]) if document["work"] else None
-    shown = [{**row, "rates": rates_of(work, step_time_s(row))} for row in shown]
+    shown = [{**row, "rates": rates_of(work, whole_step_s(row))} for row in shown]
     content = {
         "document": document,
         "confirmed": confirmed,

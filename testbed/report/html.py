@@ -109,6 +109,8 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "series": series_class(index),
         "untrusted": typed.verdict.status == "untrusted",
         "failing": typed.verdict.failed,
+        "partial_steps": typed.done.partial_steps,
+        "with_stalls": typed.done.with_stalls,
         "judged": sorted(typed.verdict.invariants, key=lambda entry: _JUDGED.index(entry.ok)),
         "wan_deviation": deviation(typed.wan_bytes),
         "drawing": for_any_width(partial(topology_drawing, data, variant)),

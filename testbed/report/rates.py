@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from testbed.model.work import StepWork
-from testbed.report.figures import per_second_text, percent_text
+from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.results.rates import Rates, rates_of
 from testbed.results.result import Variant
+from testbed.results.work import Work
 
 
 def rates_words(rates: Rates) -> str:
@@ -18,8 +19,17 @@ def rates_words(rates: Rates) -> str:
 
 def variant_words(variant: Variant) -> str:
     """A sentence with a variant's rates; empty where it trains no model, or nobody may use its figures."""
-    usable = variant.rates is not None and variant.verdict.status != "untrusted"
-    return f"{variant.name}: {rates_words(variant.rates)}." if usable and variant.rates else ""
+    if variant.rates is None or variant.verdict.status == "untrusted":
+        return ""
+    return f"{variant.name}: {rates_words(variant.rates)}{elapsed_words(variant.done)}."
+
+
+def elapsed_words(done: Work) -> str:
+    """Over which time a variant's rates are, where that is more than its steps; empty elsewhere."""
+    if not done.with_stalls:
+        return ""
+    lacking = f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
+    return f", over {time_text(done.elapsed_s)} with all stalls{lacking}"
 
 
 def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:

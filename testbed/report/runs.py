@@ -13,8 +13,10 @@ from typing import Any
 import yaml
 
 from testbed.report.compare import student_975
+from testbed.report.figures import per_second_text
 from testbed.results.errors import BadResult
 from testbed.results.result import Result, StepTimes
+from testbed.results.work import Work, same_steps, same_workload
 
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
 # what of a manifest may make figures differ; the rest is figures, or where and when
@@ -37,7 +39,8 @@ MOST_LATE = 0.01  # of the same run again by the real clock, where no interval c
 class ComparedVariant:
     """One variant of both runs. ratio: the other's median over the one's; interval: of it, at 95 %, None for too few.
 
-    exact: whether all samples are the same, to the nanosecond.
+    exact: whether all samples are the same, to the nanosecond, and the work that was done with them. work: what each
+    got done in what time.
     """
 
     name: str
@@ -47,11 +50,20 @@ class ComparedVariant:
     interval: tuple[float, float] | None
     exact: bool
     verdicts: tuple[str, str]
+    work: tuple[Work, Work]
+
+    @property
+    def speedup(self) -> float | None:
+        """The other's work in the same time over the one's; None where they do not work on the same."""
+        one, other = self.work
+        return other.per_second / one.per_second if same_workload(self.work) else None
 
     @property
     def agrees(self) -> bool:
         """Whether both may well be the same; of trusted figures alone."""
-        if "untrusted" in self.verdicts:
+        if "untrusted" in self.verdicts or self.speedup is None:
+            return False
+        if not same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
             return False
         if self.interval is None:
             return self.exact or abs(self.ratio - 1) <= MOST_LATE
@@ -82,7 +94,15 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """Ready for JSON."""
-        rows = [{**asdict(compared), "agrees": compared.agrees} for compared in self.variants]
+        rows = [
+            {
+                **asdict(compared),
+                "work": [one.document() for one in compared.work],
+                "speedup": compared.speedup,
+                "agrees": compared.agrees,
+            }
+            for compared in self.variants
+        ]
         differences = [asdict(entry) for entry in self.differences]
         return {"schema": 1, "agrees": self.agrees, "variants": rows, "differences": differences}
 
@@ -108,9 +128,21 @@ def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
         others.median,
         others.median / times.median,
         ratio_interval(times, others),
-        times.samples == others.samples,
+        times.samples == others.samples and one.done == other.done,
         (one.verdict.status, other.verdict.status),
+        (one.done, other.done),
     )
+
+
+def unequal_words(held: ComparedVariant) -> str:
+    """Say what step times do not: how work over elapsed time compares; empty where all steps are the same work."""
+    one, other = held.work
+    if held.speedup is None:
+        return f"{held.name}: a step is not the same work: {one.workload}; {other.workload}."
+    if same_steps(held.work):
+        return ""
+    rates = f"{per_second_text(one.per_second)} and {per_second_text(other.per_second)} {one.unit}/s"
+    return f"{held.name}: {rates}, {held.speedup:.4f}x the work in the same time."
 
 
 def ratio_interval(one: StepTimes, other: StepTimes) -> tuple[float, float] | None:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from testbed.report.figures import percent_text, time_text
+from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.report.sweep_series import Curves, Maps, Series, laid_out
+from testbed.results.work import Work, same_steps, same_workload
 from testbed.sweeps.result import Measured, Sweep, SweepAxis, SweepFigure
 
 Key = TypeVar("Key", bound=Hashable)
@@ -44,8 +45,9 @@ def _of_curves(curves: Curves, off: float) -> Iterator[str]:
 
 
 def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
-    """Which line is the quickest, from where to where."""
+    """Say which line is the quickest, or gets most done where steps are unequal, from where to where."""
     found: list[tuple[str, list[int]]] = []
+    equal = all(same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     for index in range(len(axis.texts)):
         name = _quickest(series, index, off)
         if name is None:
@@ -67,36 +69,58 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
             where = f"from {first} on" if len(indices) > 1 else f"at {first}"
         else:
             where = f"from {first} to {last}" if len(indices) > 1 else f"at {first}"
-        words.append(f"{name} {'are' if ' and ' in name else 'is'} the quickest {where}")
+        several = " and " in name
+        does = (
+            f"{'are' if several else 'is'} the quickest"
+            if equal
+            else f"{'get' if several else 'gets'} most done"
+        )
+        words.append(f"{name} {does} {where}")
     return words
 
 
+def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
+    """What may be held against each other at one value, by the line's name; nothing where the work is unlike."""
+    found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    return found if same_workload(found.values()) else {}
+
+
 def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
-    """By name, several where they take the same time; of what may be used."""
-    figures = {one.name: one.by_index[index] for one in series if index in one.by_index}
-    there = _alike(figures)
+    """By name, several that do as much in the same time; of what may be used."""
+    there = _at(series, index)
     if not there:
         return None
-    within = SAME_WITHIN if all(figure.measured for figure in figures.values()) else max(SAME_WITHIN, off)
-    least_s = min(there.values())
-    return " and ".join(name for name, step_s in there.items() if step_s <= least_s * (1 + within))
+    measured = all(one.by_index[index].measured for one in series if index in one.by_index)
+    within = SAME_WITHIN if measured else max(SAME_WITHIN, off)
+    most = max(one.per_second for one in there.values())
+    return " and ".join(name for name, one in there.items() if most <= one.per_second * (1 + within))
 
 
 def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
-    """Where the quickest and the slowest are farthest apart."""
+    """Where the line that does most in the same time and the one that does least are farthest apart."""
     ratios = {}
     for index in range(len(axis.texts)):
-        steps = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
-        if len(steps) > 1:
-            quick, slow = min(steps, key=lambda name: steps[name]), max(steps, key=lambda name: steps[name])
-            ratios[index] = steps[slow] / steps[quick], quick, slow
+        works = _at(series, index)
+        if len(works) > 1:
+            best, least = (pick(works, key=lambda name: works[name].per_second) for pick in (max, min))
+            ratios[index] = (
+                works[best].per_second / works[least].per_second,
+                best,
+                least,
+                same_steps(works.values()),
+            )
     if not ratios:
         return None
     index = max(ratios, key=lambda one: ratios[one][0])
-    ratio, quick, slow = ratios[index]
+    ratio, best, least, equal = ratios[index]
     if ratio <= 1 + SAME_WITHIN:
-        return "They take the same time at every value."
-    return f"They are farthest apart at {axis.texts[index]}: {quick} is {ratio:.2f}x as fast as {slow}."
+        return f"They {'take the same time' if equal else 'do as much in the same time'} at every value."
+    how = (
+        f"is {ratio:.2f}x as fast as {least}"
+        if equal
+        else f"does {ratio:.2f}x the work of {least} in the same time"
+    )
+    return f"They are farthest apart at {axis.texts[index]}: {best} {how}."
 
 
 def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
@@ -104,26 +128,46 @@ def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
     first, last = min(one.by_index, default=0), max(one.by_index, default=0)
     if first == last or any(one.by_index[end].untrusted for end in (first, last)):
         return ""
-    begin_s, end_s = _alike({end: one.by_index[end] for end in (first, last)}).values()
-    steps = f"{time_text(begin_s)} at {axis.texts[first]}, {time_text(end_s)} at {axis.texts[last]}"
-    return f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end_s / begin_s:.2f}x)"
+    begin, end = _alike({end: one.by_index[end] for end in (first, last)}).values()
+    steps = f"{time_text(begin.step_s)} at {axis.texts[first]}, {time_text(end.step_s)} at {axis.texts[last]}"
+    words = f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end.step_s / begin.step_s:.2f}x)"
+    if same_steps((begin, end)):
+        return words
+    if not same_workload((begin, end)):
+        return f"{words}, which is not the same work"
+    rates = f"{per_second_text(begin.per_second)} and {per_second_text(end.per_second)} {begin.unit}/s"
+    return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
 
 
 def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
-    steps = _alike(
+    works = _alike(
         {
             f"{one.name}, {axis.texts[index]}" if len(series) > 1 else axis.texts[index]: figure
             for one in series
             for index, figure in one.by_index.items()
         }
     )
-    if not steps:
+    if not works:
         return
-    (name, best_s), *behind = sorted(steps.items(), key=lambda entry: entry[1])
-    others = [f"{other} {time_text(step_s)} ({step_s / best_s:.2f}x)" for other, step_s in behind[:FEW]]
-    yield f"{name} is the quickest: {time_text(best_s)} a step."
+    ordered = sorted(works.items(), key=lambda entry: -entry[1].per_second)
+    if not same_workload(works.values()):
+        each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
+        yield f"A step takes {each}; they are not the same work, and so not compared."
+        return
+    (name, best), *behind = ordered
+    if same_steps(works.values()):
+        yield f"{name} is the quickest: {time_text(best.step_s)} a step."
+        others = [f"{other} {time_text(work.step_s)}" for other, work in behind[:FEW]]
+    else:
+        yield f"{name} gets most done in the same time: {_rate(best)}."
+        others = [f"{other} {_rate(work)}" for other, work in behind[:FEW]]
+    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in behind[:FEW]]
     if others:
-        yield f"Behind it {', '.join(others)}."
+        yield f"Behind it {', '.join(map(' '.join, zip(others, ratios, strict=True)))}."
+
+
+def _rate(work: Work) -> str:
+    return f"{per_second_text(work.per_second)} {work.unit}/s"
 
 
 def _of_maps(maps: Maps) -> Iterator[str]:
@@ -135,28 +179,34 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         return
     if len(maps.panels) > 1:
         wins: Counter[str] = Counter()
+        equal = True
         for place in places:
-            steps = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
-            wins.update([min(steps, key=lambda name: steps[name])] if steps else [])
+            works = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
+            if works and same_workload(works.values()):
+                wins.update([max(works, key=lambda name: works[name].per_second)])
+                equal = equal and same_steps(works.values())
         told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
-        yield f"The quickest of {len(places)} points: {told}."
-    ends = min(every, key=lambda key: every[key]), max(every, key=lambda key: every[key])
+        if told:
+            most = "The quickest" if equal else "Who gets most done in the same time,"
+            yield f"{most} of {len(places)} points: {told}."
+    ends = [pick(every, key=lambda key: every[key].step_s) for pick in (min, max)]
     words = [
-        f"{time_text(every[name, place])}{f' with {name}' if len(maps.panels) > 1 else ''} at "
+        f"{time_text(every[name, place].step_s)}{f' with {name}' if len(maps.panels) > 1 else ''} at "
         f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
         for name, place in ends
     ]
-    yield f"The quickest step: {words[0]}; the slowest: {words[1]}."
+    unlike = "" if same_steps(every.values()) else "; steps are not the same work at all points"
+    yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
 
 
-def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, float]:
-    """Step times that may be held against each other: as measured where all were, else all by the model.
+def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
+    """What may be held against each other: as measured where all were, else all by the model.
 
     Without what is untrusted, where they were measured.
     """
     if all(figure.measured for figure in figures.values()):
-        return {key: figure.step_time_s for key, figure in figures.items() if not figure.untrusted}
-    return {key: figure.predicted_s for key, figure in figures.items()}
+        return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
+    return {key: figure.predicted_work for key, figure in figures.items()}
 
 
 def _misfits(sweep: Sweep) -> Iterator[str]:

@@ -23,6 +23,7 @@ STEPS = {
     "verdict": "of the variant: trusted, caution, untrusted",
     "trial": "which of the variant's, from 0",
     "step_time_s": "until the last rank had ended",
+    "committed": "part of a whole step's work that it committed: below 1 where replicas were missing",
 }
 OPERATIONS = {
     "variant": "by its name",

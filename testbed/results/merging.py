@@ -24,6 +24,7 @@ from testbed.results.summary import (
     summarise_variant,
 )
 from testbed.results.training_summary import limited_words
+from testbed.results.work_summary import committed_work
 from testbed.scale import Scale
 
 GAP_S = 0.1  # between the shards, where they are shown one after the other
@@ -123,7 +124,10 @@ def merge_variants(
             predicted_s=_predicted_s(own),
         )
         figures["control"] = own[0].control
-        figures["rates"] = rates_of(step_work(variant), figures["step_time_s"]["median"])
+        of_step, times_s = step_work(variant), figures["step_time_s"]["samples"]
+        replications = [part.replication for part in own if part.replication is not None]
+        figures["work"] = done = committed_work(variant, of_step, times_s, replications)
+        figures["rates"] = rates_of(of_step, done.elapsed_s, done.steps)
         if own[0].events is not None:
             figures["events"] = own[0].events
         if own[0].replication is not None:

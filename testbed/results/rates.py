@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field
 
 from testbed.model.work import StepWork
@@ -9,7 +11,7 @@ from testbed.results.model import ResultModel
 
 
 class Rates(ResultModel):
-    """Of all accelerators together, by a step's median time."""
+    """Of all accelerators together: what `work` counts as done, over its elapsed time."""
 
     tokens_per_s: float
     sequences_per_s: float
@@ -18,12 +20,19 @@ class Rates(ResultModel):
     )
 
 
-def rates_of(work: StepWork | None, step_time_s: float) -> Rates | None:
-    """Of a step that trains a model; None of others."""
+def rates_of(work: StepWork | None, elapsed_s: float, steps: float = 1.0) -> Rates | None:
+    """Return the rates of steps that train a model; None of others.
+
+    Args:
+        work: Of one whole step.
+        elapsed_s: Seconds that the steps took together, with whatever came between them.
+        steps: How many whole steps were done in that time; part of one where replicas were missing.
+    """
     if work is None:
         return None
+    step_s = elapsed_s / steps if steps else math.inf
     return Rates(
-        tokens_per_s=work.tokens_per_s(step_time_s),
-        sequences_per_s=work.sequences_per_s(step_time_s),
-        mfu=work.model_flops_utilisation(step_time_s),
+        tokens_per_s=work.tokens_per_s(step_s),
+        sequences_per_s=work.sequences_per_s(step_s),
+        mfu=work.model_flops_utilisation(step_s),
     )

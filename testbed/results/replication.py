@@ -35,13 +35,17 @@ class Commit(ResultModel):
     time_s: float
     trial: int
     replicas: int
+    share: float | None = Field(
+        default=None,
+        description="Of a whole step's sequences, those of these replicas; None in runs of earlier versions: alike.",
+    )
 
 
 class Replication(ResultModel):
     """Replicas that came and went in a variant, seconds.
 
     effective: of the time from the first measured step's start to the last commit, the share that steps would have
-    taken with nobody lost, each by the share of replicas that were in it.
+    taken with nobody lost, each by the share of its sequences that the replicas in it had.
     """
 
     replicas: int
@@ -54,3 +58,15 @@ class Replication(ResultModel):
     catch_up_bytes: int
     losses: tuple[ReplicaLoss, ...]
     commits: tuple[Commit, ...]
+
+    @property
+    def standing_shares(self) -> dict[int, float]:
+        """The share of a whole step that each trial's last commit has, by trial.
+
+        Earlier commits of a trial were lost with a checkpoint; warm-up steps are left out.
+        """
+        return {
+            commit.trial: commit.replicas / self.replicas if commit.share is None else commit.share
+            for commit in self.commits
+            if commit.trial >= 0
+        }

@@ -22,9 +22,11 @@ def replication_summary(
     mode: str,
     catch_up: str,
     warmup: int,
+    microbatches: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Of one variant. records: the coordinator's; steps: ranks' records of whole steps; events: as they came.
 
+    microbatches: of each replica in a step, where they are not alike.
     All times are emulated ones of one clock. A period is from one commit to the next, with nobody lost and nobody
     returning: what a step takes, and its beginning.
     """
@@ -34,7 +36,12 @@ def replication_summary(
     end_s = commits[-1]["time_s"]
     standing = {record["step"]: record for record in commits}
     measured = [record for number, record in sorted(standing.items()) if number >= warmup]
-    useful_s = sum(len(record["members"]) / replicas * period_s for record in measured)
+    each = microbatches or (1,) * replicas
+
+    def share(record: Record) -> float:
+        return float(sum(each[member] for member in record["members"]) / sum(each))
+
+    useful_s = sum(share(record) * period_s for record in measured)
     losses = [
         _loss(record, records, commits, steps, events, scale, period_s, replicas, begin_s)
         for record in records
@@ -55,6 +62,7 @@ def replication_summary(
                 "time_s": scale.real_s(record["time_s"] - begin_s),
                 "trial": record["step"] - warmup,
                 "replicas": len(record["members"]),
+                "share": share(record),
             }
             for record in commits
             if record["time_s"] >= begin_s

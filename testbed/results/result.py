@@ -22,6 +22,7 @@ from testbed.results.pauses import PausedLink
 from testbed.results.rates import Rates
 from testbed.results.replication import Replication
 from testbed.results.serving import Serving
+from testbed.results.work import Work
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ SUMMARY = "summary.json"
 
 
 class StepTimes(ResultModel):
-    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank."""
+    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank.
+
+    Steps that some replicas missed are among them; `work` says how many.
+    """
 
     median: float
     p95: float
@@ -49,7 +53,7 @@ class Predicted(ResultModel):
 
 
 class Bytes(ResultModel):
-    """Payload of a step, bytes: by the plan, and as ranks sent it (median)."""
+    """Payload of a step, bytes: by the plan, and as ranks sent it (median, of steps that all replicas took part in)."""
 
     expected: int
     observed: int
@@ -213,6 +217,7 @@ class Variant(ResultModel):
     predicted: Predicted | None = Field(description="None where the model says nothing of such a scenario.")
     compute_s: float = Field(description="Computing of the busiest rank in a step, median.")
     exposed_comm_s: float = Field(description="The step's time less computing, median.")
+    work: Work | None = Field(default=None, description="Not in runs that earlier versions made.")
     rates: Rates | None = Field(default=None, description="Of steps that train a model.")
     wan_bytes: Bytes
     wan_links: tuple[LinkUse, ...]
@@ -229,6 +234,20 @@ class Variant(ResultModel):
     serving: Serving | None = Field(default=None, description="Where requests were served.")
     decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
     pauses: tuple[PausedLink, ...] = Field(default=(), description="Of a network whose switches pause.")
+
+    @property
+    def done(self) -> Work:
+        """What it got done; of earlier versions' runs as many whole steps as were measured."""
+        if self.work is not None:
+            return self.work
+        times_s = self.step_time_s.samples
+        return Work(steps=len(times_s), elapsed_s=sum(times_s), workload="")
+
+    @property
+    def step_shares(self) -> tuple[float, ...]:
+        """What of a whole step's work each measured step committed, by trial; 1 where no replicas come and go."""
+        standing = self.replication.standing_shares if self.replication else {}
+        return tuple(standing.get(trial, 1.0) for trial in range(self.step_time_s.n))
 
 
 class ScaleRecord(ResultModel):
@@ -289,7 +308,7 @@ class Result(ResultModel):
         return {entry.name: entry for entry in self.variants}[name]
 
     def steps(self) -> pandas.DataFrame:
-        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds).
+        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds), committed.
 
         Example:
             >>> result.steps().groupby("variant").step_time_s.describe()
@@ -297,9 +316,11 @@ class Result(ResultModel):
         from testbed.results.frames import STEPS, frame  # noqa: PLC0415
 
         rows = [
-            (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s)
+            (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s, share)
             for one in self.variants
-            for trial, step_time_s in enumerate(one.step_time_s.samples)
+            for trial, (step_time_s, share) in enumerate(
+                zip(one.step_time_s.samples, one.step_shares, strict=True)
+            )
         ]
         return frame(rows, STEPS)
 

@@ -81,9 +81,9 @@ def whole(scenario: Scenario) -> list[Shard]:
 def cut(scenario: Scenario) -> list[Shard]:
     """All shards, those of one algorithm one after the other, those of variants alternating from trial to trial.
 
-    A shard has one algorithm and at most `TRIALS` of its trials; with events it has all: they happen once, at their
-    times. Where a scenario names variants, a shard has one variant and one trial, with a seed of the trial's; or, where
-    replicas come and go, all trials.
+    A shard has one algorithm and at most `TRIALS` of its trials; with events, or where replicas come and go, it has
+    all: they happen once, at their times. Where a scenario names variants, a shard has one variant and one trial, with
+    a seed of the trial's; or, where replicas come and go, all trials.
     """
     shards: list[Shard] = []
     if scenario.variants is not None and scenario.with_faults:
@@ -97,7 +97,7 @@ def cut(scenario: Scenario) -> list[Shard]:
             for name in names if trial % 2 == 0 else names[::-1]:
                 shards.append(Shard(len(shards), name, trial, 1, scenario.seed + trial * SEED_STEP))
         return shards
-    most = scenario.trials if scenario.happenings else TRIALS
+    most = scenario.trials if scenario.happenings or scenario.with_faults else TRIALS
     for name in scenario.variant_names:
         for block, first in enumerate(range(0, scenario.trials, most)):
             trials = min(most, scenario.trials - first)

@@ -330,7 +330,7 @@ def summarise_variant(
     exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
     wan = wan_use(topology, series, steps, scale)
     nic = nic_use(topology, steps, [host.name for host in hosts])
-    observed = [between_groups(step.sent_bytes, buildings) for step in steps]
+    observed = [between_groups(step.sent_bytes, buildings) for step in undisturbed(steps)]
     return {
         "name": name,
         "algorithm": algorithm,

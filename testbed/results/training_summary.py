@@ -13,7 +13,7 @@ from testbed.job.workload import Workload
 from testbed.model import Split, Timeline, critical_path, peak_alive, split_step
 from testbed.model.dry_run import DryRun
 from testbed.model.split import Spans
-from testbed.results.summary import StepResult, held_against, middle_step
+from testbed.results.summary import StepResult, held_against, middle_step, undisturbed
 from testbed.scale import Scale
 from testbed.workload.plan import JobPlan
 from testbed.workload.schedules import Searched
@@ -121,7 +121,7 @@ def _tiers(
 ) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
     expected = _planned(workload, algorithm, scale)
-    observed = [_by_tier(step.sent_bytes, workload.buildings, scale) for step in steps]
+    observed = [_by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed(steps)]
     return {
         tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
         for tier, count in expected.items()

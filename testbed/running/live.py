@@ -36,11 +36,7 @@ class RunLive:
         head = {
             "scenario": scenario.name,
             "variants": [
-                {
-                    "name": name,
-                    "work": None if (work := step_work(scenario.variant(name))) is None else asdict(work),
-                }
-                for name in scenario.variant_names
+                {"name": name, "work": _work(scenario.variant(name))} for name in scenario.variant_names
             ],
             "ranks": scenario.ranks,
             "scale": asdict(scale),
@@ -113,3 +109,9 @@ class ShardLive:
     def end(self) -> None:
         """The shard's record says all of it."""
         self._log.close(remove=True)
+
+
+def _work(variant: Scenario) -> dict[str, Any] | None:
+    """Of a step, for rates while the run goes on; None where replicas may be missing, or no model is trained."""
+    work = None if variant.with_faults else step_work(variant)
+    return None if work is None else asdict(work)

@@ -20,12 +20,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplicationRecord:
-    """records: the coordinator's, emulated times. warmup: steps before measuring starts."""
+    """records: the coordinator's, emulated times. warmup: steps before measuring starts. microbatches: by replica."""
 
     told: Replication
     records: Sequence[Record]
     scale: Scale
     warmup: int
+    microbatches: Sequence[int] = ()
 
     @classmethod
     def read(cls, folder: Path, job: Job) -> ReplicationRecord | None:
@@ -33,7 +34,9 @@ class ReplicationRecord:
         if job.replication is None:
             return None
         lines = (folder / RECORDS).read_text().splitlines()
-        return cls(job.replication, list(map(json.loads, lines)), job.scale, job.scenario.warmup)
+        records, training = list(map(json.loads, lines)), job.workload.training
+        microbatches = training.microbatches if training is not None else ()
+        return cls(job.replication, records, job.scale, job.scenario.warmup, microbatches)
 
     @property
     def origin_s(self) -> float:
@@ -51,4 +54,5 @@ class ReplicationRecord:
             mode=self.told.policy.mode,
             catch_up=self.told.policy.catch_up,
             warmup=self.warmup,
+            microbatches=self.microbatches,
         )

@@ -12,6 +12,7 @@ from testbed.results.directory import write_json
 from testbed.results.frames import frame
 from testbed.results.model import ResultModel
 from testbed.results.records import read_model
+from testbed.results.work import Work
 from testbed.sweeps.axes import Axis
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ COLUMNS = {
     "clock": "model, virtual, real",
     "verdict": "trusted, caution, untrusted; empty where nothing was measured",
     "predicted_s": "by the model",
+    "work_per_s": "work done over the time that it took, stalls included; where nothing was measured, by the model",
+    "work_unit": "of what: tokens, where they are counted, else steps",
     "wan_bytes": "payload between buildings in a step, by the plan",
     "limited_by": "what limited the step that was measured",
     "misfit": "why there is no such point: what the scenario would be refused for",
@@ -71,6 +74,7 @@ class Measured(ResultModel):
     trials: int
     status: Status
     limited_by: str
+    work: Work | None = Field(default=None, description="What its steps got done, and in what time.")
 
 
 class SweepFigure(ResultModel):
@@ -80,7 +84,20 @@ class SweepFigure(ResultModel):
     predicted_s: float
     wan_bytes: int
     unmodelled: tuple[str, ...] = Field(default=(), description="What the model leaves out of it.")
+    work: Work | None = Field(default=None, description="A whole step, in the time that the model says.")
     measured: Measured | None = None
+
+    @property
+    def predicted_work(self) -> Work:
+        """A whole step by the model; sweeps of earlier versions do not say what it works on."""
+        return self.work or Work(steps=1, elapsed_s=self.predicted_s, workload="")
+
+    @property
+    def done(self) -> Work:
+        """As measured, else by the model."""
+        if self.measured is None:
+            return self.predicted_work
+        return self.measured.work or Work(steps=1, elapsed_s=self.measured.median_s, workload="")
 
     @property
     def step_time_s(self) -> float:
@@ -168,4 +185,6 @@ class Sweep(ResultModel):
             interval = measured.low_s, measured.high_s, measured.confidence
             taken = (measured.median_s, *interval, measured.trials, self.clock, measured.status)
             limited_by = measured.limited_by
-        return (figure.variant, *taken, figure.predicted_s, figure.wan_bytes, limited_by)
+        done = figure.done
+        work = figure.predicted_s, done.per_second, done.unit
+        return (figure.variant, *taken, *work, figure.wan_bytes, limited_by)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,10 @@ def measured_variant(
     predicted_s: float | None = None,
     wan_bytes: tuple[int, int] = (0, 0),
     limited_by: str = "computing",
+    work: dict[str, Any] | None = None,
 ) -> Variant:
     """A variant of a result: its steps' times in the order of its trials, and what else is asked for."""
-    median = sorted(times_s)[len(times_s) // 2]
+    median = statistics.median(times_s)
     predicted = (
         None if predicted_s is None else {"step_time_s": predicted_s, "error": predicted_s / median - 1}
     )
@@ -39,6 +41,7 @@ def measured_variant(
             "step_time_s": {"median": median, "p95": max(times_s), "min": min(times_s), "max": max(times_s),
                             "n": len(times_s), "samples": times_s},
             "compute_s": 0.0, "exposed_comm_s": median, "limited_by": limited_by,
+            "work": work,
             "wan_bytes": dict(zip(("expected", "observed"), wan_bytes, strict=True)),
             "wan_links": [], "plane_balance": [], "connections": [],
             "verdict": {"status": status, "invariants": []},
@@ -183,7 +186,7 @@ class SyntheticRun:
     def _variant_summary(self, name: str) -> dict[str, Any]:
         times = [round(end - start, 6) for start, end in self.steps[name]]
         expected = int(self.wan_share[name] * GRADIENT_BYTES)
-        median = sorted(times)[len(times) // 2]
+        median, mean = sorted(times)[len(times) // 2], statistics.mean(times)
         return {
             "name": name,
             "algorithm": name,
@@ -199,7 +202,9 @@ class SyntheticRun:
                 "samples": times,
             },
             "predicted": {"step_time_s": 0.99 * median, "error": -0.01},
-            "rates": {"tokens_per_s": 65536 / median, "sequences_per_s": 8 / median, "mfu": 0.4 * 1.017 / median},
+            "work": {"steps": len(times), "elapsed_s": sum(times), "tokens": 65536 * len(times),
+                     "sequences": 8 * len(times), "workload": "llama3-8b, sequences of 8192 tokens"},
+            "rates": {"tokens_per_s": 65536 / mean, "sequences_per_s": 8 / mean, "mfu": 0.4 * 1.017 / mean},
             "compute_s": FORWARD_S + BACKWARD_S,
             "exposed_comm_s": median - FORWARD_S - BACKWARD_S,
             "wan_bytes": {"expected": expected, "observed": expected + self.overhead_bytes},

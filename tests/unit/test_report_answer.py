@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.report.answer import Row, answer, best_of, paired
+from testbed.report.answer import Row, answer, best_of, found_words, paired
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
@@ -175,6 +175,20 @@ def test_queues_that_may_overflow_are_told() -> None:
     short = [["east", "west", 1_000_000_000, 3_427_500_000]]
     (said,) = (words for words in answer({**DOCUMENT, "short_queues": short}, ROWS) if "round trip" in words)
     assert said.startswith("Queues that hold less than a round trip of bytes: east to west 1 GB of 3.43 GB. ")
+
+
+def test_the_best_and_its_gain_go_by_all_steps_stalls_included() -> None:
+    """The one with the quickest median has a step that stalls: 7 s in four steps, the other 6 s."""
+    stalls, steady = (
+        row("best", "stalls", 1.0, measured=measured_variant("stalls", 1.0, 1.0, 1.0, 4.0)),
+        row("best", "steady", 1.5, measured=measured_variant("steady", 1.5, 1.5, 1.5, 1.5)),
+    )
+    base = row("baseline", "given", 3.0, measured=measured_variant("given", 3.0, 3.0, 3.0, 3.0))
+    rows = [stalls, steady, base]
+    assert best_of(rows) is steady
+    document = {**DOCUMENT, "work": None}
+    said = found_words(document, rows)
+    assert "2.00x as fast as" in said[1]
 
 
 def test_the_best_is_the_quickest_that_was_measured_and_is_trusted() -> None:

@@ -59,6 +59,32 @@ def test_a_slower_run_does_not_agree_and_what_was_different_is_listed(tmp_path: 
     assert document["agrees"] is False
 
 
+def test_equal_step_times_do_not_agree_where_less_was_done_in_them(tmp_path: Path) -> None:
+    def changed(name: str, **work: object) -> Path:
+        folder = SyntheticRun().write(tmp_path / name)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["variants"][0]["work"] |= work
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    whole = changed("whole", elapsed_s=10.0)
+    lossy = changed("lossy", elapsed_s=10.0, steps=4, tokens=4 * 65536, partial_steps=3, with_stalls=True)
+    ring, hierarchical = compare_runs(whole, lossy).variants
+    assert ring.ratio == 1
+    assert not ring.exact
+    assert not ring.agrees
+    assert hierarchical.exact
+    # five steps of 65,536 tokens in 10 s, and four
+    told = CliRunner().invoke(app, ["compare", str(whole), str(lossy)]).stdout
+    assert "ring: 32,770 and 26,210 tokens/s, 0.8000x the work in the same time." in told
+    other = changed("other", workload="gpt2, sequences of 1024 tokens")
+    assert compare_runs(whole, other).variants[0].speedup is None
+    told = CliRunner().invoke(app, ["compare", str(whole), str(other)]).stdout
+    assert "ring: a step is not the same work: llama3-8b, sequences of 8192 tokens; gpt2, sequences" in told
+    document = json.loads(CliRunner().invoke(app, ["compare", str(whole), str(lossy), "--json"]).stdout)
+    assert [entry["speedup"] for entry in document["variants"]] == [pytest.approx(0.8), 1]
+
+
 def test_untrusted_figures_never_agree(tmp_path: Path) -> None:
     run = SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run")
     assert not compare_runs(run, run).agrees

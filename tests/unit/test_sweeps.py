@@ -18,11 +18,13 @@ from testbed.experiments.running import Listener
 from testbed.report.sweep import lacking, write_sweep
 from testbed.report.sweep_answer import answer, caption
 from testbed.results.errors import BadResult
+from testbed.results.work import Work
 from testbed.running.progress import Progress
 from testbed.sweeps.axes import Axis, axes_of, parse_axes, parse_axis, places
 from testbed.sweeps.confirming import chosen
 from testbed.sweeps.intervals import median_interval
 from testbed.sweeps.result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
+from tests.unit.report_run import measured_variant
 
 BARE: dict[str, Any] = {
     "name": "small",
@@ -298,7 +300,7 @@ def test_chosen_points_are_measured_each_once_and_stay(
             runs.append(folder.name)
             folder.mkdir(parents=True)
         variants = [
-            type("V", (), {"name": name, "step_time_s": STEPS, "verdict": VERDICT, "limited_by": "the WAN"})
+            measured_variant(name, 1.0, 2.0, 3.0, status="caution", limited_by="the WAN")
             for name in scenario.variant_names
         ]
         return type("R", (), {"variants": variants})
@@ -327,10 +329,6 @@ def test_chosen_points_are_measured_each_once_and_stay(
         3,
     )
     assert len(runs) == 3
-
-
-STEPS = type("S", (), {"median": 2.0, "samples": (1.0, 2.0, 3.0), "n": 3})
-VERDICT = type("W", (), {"status": "caution"})
 
 
 def test_the_figure_for_a_paper_is_drawn_alike_each_time_with_its_units_and_caption(tmp_path: Path) -> None:
@@ -401,3 +399,52 @@ def test_a_folder_without_a_sweep_and_one_of_another_version_say_so(tmp_path: Pa
     (tmp_path / "sweep.json").write_text('{"schema": 1}')
     with pytest.raises(BadResult, match=r"sweep\.json: scenario: Field required"):
         Sweep.open(tmp_path)
+
+
+def test_unequal_steps_are_held_against_each_other_by_their_tokens_and_others_not_at_all(
+    tmp_path: Path,
+) -> None:
+    def told(
+        workloads: Mapping[str, str], tokens: Mapping[str, int], seconds: Mapping[str, float]
+    ) -> list[str]:
+        axis = parse_axis(f"x.y={','.join(seconds)}")
+        points = [
+            SweepPoint(
+                at=(index,),
+                figures=(
+                    SweepFigure(
+                        variant="v",
+                        predicted_s=seconds[text],
+                        wan_bytes=0,
+                        work=Work(
+                            steps=1, elapsed_s=seconds[text], tokens=tokens[text], workload=workloads[text]
+                        ),
+                    ),
+                ),
+            )
+            for index, text in enumerate(seconds)
+        ]
+        found = Sweep(
+            scenario="s",
+            axes=(SweepAxis.of(axis),),
+            points=tuple(points),
+            clock="model",
+            made={"testbed": "1"},
+        )
+        return answer(found)
+
+    alike = dict.fromkeys(("a", "b", "1", "4"), "a model")
+    # 1000 tokens in 1 s, 4000 in 2 s
+    assert told(alike, {"1": 1000, "4": 4000}, {"1": 1.0, "4": 2.0})[0] == (
+        "A step takes 1 s at 1, 2 s at 4 (2.00x), for 1,000 and 2,000 tokens/s (2.00x)."
+    )
+    assert told(alike, {"a": 1000, "b": 4000}, {"a": 1.0, "b": 2.0})[:2] == [
+        "b gets most done in the same time: 2,000 tokens/s.",
+        "Behind it a 1,000 tokens/s (2.00x).",
+    ]
+    assert told({"a": "one", "b": "other"}, {"a": 1, "b": 1}, {"a": 1.0, "b": 2.0})[0] == (
+        "A step takes 1 s with a, 2 s with b; they are not the same work, and so not compared."
+    )
+    assert told({"1": "one", "4": "other"}, {"1": 1, "4": 1}, {"1": 1.0, "4": 2.0})[0] == (
+        "A step takes 1 s at 1, 2 s at 4 (2.00x), which is not the same work."
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,8 @@ from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
 from testbed.job.wiring import LISTEN_PORT
+from testbed.report.compare import comparisons
+from testbed.results.result import Result
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(400)]
@@ -116,6 +120,34 @@ def test_a_process_is_missed_at_once_and_a_machine_by_its_silence(
 def test_who_goes_on_is_more_effective(variants: dict[str, dict[str, Any]]) -> None:
     share = {name: variant["replication"]["effective"] for name, variant in variants.items()}
     assert share["restart"] < share["blocking"] < share["non-blocking"]
+
+
+def test_rates_and_the_headline_are_of_work_that_was_done_over_all_the_time(
+    folder: Path, variants: dict[str, dict[str, Any]]
+) -> None:
+    """Taken again from the ranks' own samples: whoever ended a step trained 4 sequences of 8192 tokens in it."""
+    steps = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    found = {}
+    for name, variant in variants.items():
+        own = [one for one in steps if one["operation"] == "step" and one["variant"] == name]
+        elapsed_s = max(one["end_s"] for one in own) - min(one["start_s"] for one in own)
+        found[name] = len(own) * 4 * 8192 / elapsed_s
+        assert variant["rates"]["tokens_per_s"] == pytest.approx(found[name], rel=0.01), name
+        ended = Counter(one["step"] for one in own)
+        assert variant["work"]["partial_steps"] == sum(ranks < 4 for ranks in ended.values()), name
+    said = next(one for one in comparisons(Result.open(folder).variants) if " of restart " in one)
+    ratio = re.match(
+        r"non-blocking does (.*)x the work of restart in the same time: .* stalls included\.$", said
+    )
+    assert ratio, said
+    assert float(ratio[1]) == pytest.approx(found["non-blocking"] / found["restart"], rel=0.01)
+    assert float(ratio[1]) > 1.4
+
+
+def test_what_crossed_is_held_against_the_plan_in_steps_of_all(variants: dict[str, dict[str, Any]]) -> None:
+    for variant in variants.values():
+        crossed = variant["wan_bytes"]
+        assert crossed["observed"] == pytest.approx(crossed["expected"], rel=0.001), variant["name"]
 
 
 class Segment(NamedTuple):

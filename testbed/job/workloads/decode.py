@@ -15,6 +15,9 @@ from testbed.workload.plans.checking import PlanProblem
 
 EAGER, PADDED, RESIDENT, GATHERED = METADATA = ("eager", "graph_padded", "resident", "gathered")
 EXCHANGE, CACHED = HANDLES = ("exchange", "cached")
+BATCH, TOKENS = 128, 1  # of a rank, of a sequence, where options say nothing
+OF_METHOD = ("batch", "tokens", "metadata", "handles", "chaining")
+"""Options that say how much is decoded in a step, or how; all others say what."""
 COUNT_BYTES = 8  # of a count, and of an expert's number beside a token
 Rows = tuple[tuple[int, ...], ...]
 
@@ -22,12 +25,12 @@ Rows = tuple[tuple[int, ...], ...]
 @WORKLOADS.register("decode")
 def decode(
     request: JobRequest,
-    batch: int = 128,
+    batch: int = BATCH,
     experts: int = 128,
     experts_per_token: int = 1,
     row: float | str = "14 KiB",
     layers: int = 1,
-    tokens: int = 1,
+    tokens: int = TOKENS,
     compute: float | str = "20 us",
     metadata: str = RESIDENT,
     handles: str = EXCHANGE,

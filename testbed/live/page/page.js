@@ -116,8 +116,9 @@ function drawVariants(run) {
     const times = run.steps.filter(step => step.variant === variant.name).map(step => step.end_s - step.start_s);
     const middle = variant.median_s ?? (times.length ? median(times) : null);
     const { work } = variant;
-    const rates = variant.rates ?? (work && middle ? {
-      tokens_per_s: work.tokens / middle, sequences_per_s: work.sequences / middle, mfu: work.utilisation * work.computing_s / middle,
+    const each = times.length ? times.reduce((sum, time) => sum + time, 0) / times.length : null;
+    const rates = variant.rates ?? (work && each ? {
+      tokens_per_s: work.tokens / each, sequences_per_s: work.sequences / each, mfu: work.utilisation * work.computing_s / each,
     } : null);
     return [
       { show: element('span', { class: `series-${index % 6}` }, element('span', { class: 'dot' }), variant.name), sort: variant.name },
