@@ -180,7 +180,9 @@ def _add_link(metrics: Metrics, link: LinkUse, labels: Labels) -> None:
     ):
         metrics.add(name, unit, help_, [Point(own, value)])
     for name, help_, count in (
-        ("link_step_drops", "Packets dropped over all steps.", link.drops),
+        ("link_step_drops", "Packets dropped by the queue over all steps.", link.drops),
+        ("link_step_losses", "Packets lost at random over all steps.", link.losses),
+        ("link_step_cut_losses", "Packets lost over all steps as the link was cut.", link.cut_losses),
         ("link_step_marks", "Packets marked by ECN over all steps.", link.marks),
     ):
         metrics.add(name, "", help_, [Point(own, count)], "counter")
@@ -196,7 +198,15 @@ def _carried(reading: LinkReading) -> list[tuple[str, str, str, float, Kind]]:
             "counter",
         ),
         ("link_packets", "", "Since the run began.", reading.packets, "counter"),
-        ("link_drops", "", "Packets dropped since the run began.", reading.drops, "counter"),
+        ("link_drops", "", "Packets dropped by the queue since the run began.", reading.drops, "counter"),
+        ("link_losses", "", "Packets lost at random since the run began.", reading.losses, "counter"),
+        (
+            "link_cut_losses",
+            "",
+            "Packets lost since the run began as the link was cut.",
+            reading.cut_losses,
+            "counter",
+        ),
         ("link_marks", "", "Packets marked by ECN since the run began.", reading.marks, "counter"),
         ("link_queue", "bytes", "That waited then.", reading.queue_bytes, "gauge"),
     ]

@@ -288,9 +288,9 @@ class Fabric:
         """Frames that (went into, came out of) each tunnel so far, by its building."""
         return self.placement.tunnel_frames(self.plan, self.pids) if self.placement else {}
 
-    def counts(self) -> dict[str, NodeCounts]:
-        """What the interfaces of all hosts and of the buildings' switches have counted, and the hosts' protocols."""
-        hosts = {host.name for host in self.topology.hosts}
+    def counts(self, of_hosts: bool = True) -> dict[str, NodeCounts]:
+        """What the interfaces of the buildings' switches, and of hosts, have counted, and the hosts' protocols."""
+        hosts = {host.name for host in self.topology.hosts} if of_hosts else set()
         names = [*hosts, *(bridge.name for bridge in self.plan.bridges)]
         found = {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
         if self.rdma:

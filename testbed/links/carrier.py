@@ -126,7 +126,7 @@ class Carrier:
         self._in_packets += 1
         self._in_bytes += size
         if self._dark:
-            self._fibre.lost += 1
+            self._fibre.cut += 1
             return
         if self._held_bytes > HELD_LIMIT_BYTES:
             self._overrun += 1
@@ -246,9 +246,9 @@ class Carrier:
     def cut(self, now_ns: int) -> None:
         """The link is cut: what is on its way is lost, and what comes until it is mended."""
         self.changed = True
-        self._fibre.lost += len(self._waiting) + len(self._overtaking)
+        self._fibre.cut += len(self._waiting) + len(self._overtaking)
         if self._scheduler is not None:
-            self._fibre.lost += self._scheduler.clear(now_ns)
+            self._fibre.cut += self._scheduler.clear(now_ns)
         self._waiting.clear()
         self._overtaking.clear()
         self._leaving.clear()
@@ -261,7 +261,7 @@ class Carrier:
 
     def lost_at_the_end(self) -> None:
         """The port that a frame given out by `due` should leave by is down."""
-        self._fibre.lost += 1
+        self._fibre.cut += 1
 
     def missed(self, packets: int) -> None:
         """The kernel dropped `packets` frames before we could read them."""
@@ -292,6 +292,7 @@ class Carrier:
             duplicated=fibre.duplicated,
             reordered=fibre.reordered,
             corrupted=fibre.corrupted,
+            cut=fibre.cut,
             queue_bytes=queue_bytes,
             queue_peak_bytes=round(self._queue_peak_bytes),
             queue_counts=tuple(self._queue_counts),

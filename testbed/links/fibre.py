@@ -27,6 +27,7 @@ class Fibre:
         self._bad = False
         self._deviate = 0.0
         self.lost = self.corrupted = self.duplicated = self.reordered = 0
+        self.cut = 0  # packets lost because the link was cut
         self.settings = settings
 
     @property

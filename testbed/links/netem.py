@@ -63,10 +63,6 @@ class _Counts:
     lost: int = 0
     held: int = 0
 
-    def emptied(self) -> _Counts:
-        """The same once what it holds is lost."""
-        return replace(self, lost=self.lost + self.held, held=0)
-
 
 class NetemEngine:
     """WAN links by the kernel's own queueing disciplines.
@@ -85,6 +81,7 @@ class NetemEngine:
         self._asked = asked_of(wires)
         self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
         self._dark: set[str] = set()  # links that `darken` has cut
+        self._cut: set[str] = set()  # links that were ever cut, by their names
         self._counted: dict[tuple[str, str], _Counts] = {}  # by netems that are gone
         self._wan: Netlink | None = None
         self._ends: dict[str | None, Netlink] = {}
@@ -225,12 +222,13 @@ class NetemEngine:
         for link in links:
             isolate(netlink, carrying(self._wires, link), True)
         self._dark |= set(links)
+        self._cut |= set(links)
         indexes = {found.name: found.index for found in links_there}
         setup = Setup()
         for ports in (ports for ports in self._directions() if ports.key[0] in links):
             body = FORMS[QDISC].pack(0, indexes[ports.exit], 0, TC_H_ROOT, 0)
             netlink.carry_out([Request(QDISC + 1, 0, body, f"delete netem of {ports.exit}")])
-            self._counted[ports.key] = self._counts(ports, qdiscs).emptied()
+            self._counted[ports.key] = self._counts(ports, qdiscs)
             setup.tc.append(
                 f"qdisc add dev {ports.exit} root {self._netem(ports.key, self._asked[ports.key])}"
             )
@@ -241,6 +239,8 @@ class NetemEngine:
         if up and link in self._dark:
             isolate(self._wan_netlink(), carrying(self._wires, link), False)
             self._dark.discard(link)
+        if not up:
+            self._cut.add(link)
         set_up(self._pid, carrying(self._wires, link), up)
 
     def seeded(self) -> bool:
@@ -268,7 +268,10 @@ class NetemEngine:
         """Nothing: on the kernel's path the rest adds microseconds."""
 
     def account(self) -> EngineAccount:
-        """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
+        """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`.
+
+        Frames that vanished count as `cut` on links that were cut: the kernel does not count them itself.
+        """
         links = interfaces(self._wan_netlink(), statistics=True)
         received = {link.name: link.rx_packets for link in links}
         qdiscs = self._netems(links)
@@ -284,7 +287,9 @@ class NetemEngine:
             out, lost = netem.out, netem.lost
             held = netem.held + coming.waiting_packets
             came = received[ports.entry]
-            twice = max(0, out + lost + held - came) if ports.key in self._doubled else 0
+            vanished = came - out - lost - held
+            twice = max(0, -vanished) if ports.key in self._doubled else 0
+            cut = max(0, vanished) if ports.key[0] in self._cut else 0
             directions[ports.key] = DirectionAccount(
                 in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
@@ -298,6 +303,7 @@ class NetemEngine:
                 held=held + shaper.waiting_packets,
                 marked=shaper.marked_packets,
                 duplicated=twice,
+                cut=cut,
                 queue_bytes=shaper.waiting_bytes,
             )
         return EngineAccount(time_s=time.monotonic(), directions=directions)

@@ -82,10 +82,10 @@ def carrying(wires: Iterable[LinkWire], link: str) -> tuple[str, str]:
 class DirectionAccount:
     """One direction's counters since the engine started, in packets unless they say bytes.
 
-    What came in, what went out, what was lost on purpose (`lost`), dropped by the full queue (`dropped`), lost for want
-    of room or time elsewhere (`overrun`), made twice (`duplicated`), and what is still under way (`held`):
-    in + duplicated = out + lost + dropped + overrun + held. `crossed_packets` came into the WAN namespace, `sent_bytes`
-    are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
+    What came in, what went out, what was lost at random (`lost`) or because the link was cut (`cut`), dropped by the
+    full queue (`dropped`), lost for want of room or time elsewhere (`overrun`), made twice (`duplicated`), and what is
+    still under way (`held`): in + duplicated = out + lost + cut + dropped + overrun + held. `crossed_packets` came into
+    the WAN namespace, `sent_bytes` are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
     `queue_counts[i]` counts arrivals that found less than (i + 1) / len(queue_counts) of the queue's limit taken.
     `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. The
     switch at the far end has sent `pauses`, for which the sender stood `paused_s`, and held at most `buffer_peak_bytes`
@@ -106,6 +106,7 @@ class DirectionAccount:
     duplicated: int
     reordered: int | None = None
     corrupted: int | None = None
+    cut: int = 0
     queue_bytes: int = 0
     queue_peak_bytes: int | None = None
     queue_counts: tuple[int, ...] = ()

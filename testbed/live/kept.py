@@ -16,10 +16,14 @@ WHOLE_STEP = b'"operation": "step"'
 
 
 def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
-    """What each link had carried, by the times of readings, in their order."""
+    """What each link had carried, by the times of readings that go by the clock, in their order.
+
+    Those at steps' edges are left out: from one to the next rates would be computed from next to no time.
+    """
     moments: dict[float, dict[LinkKey, Counted]] = defaultdict(dict)
     for line in records(folder / LINKS):
-        moments[line["time_s"]][LinkKey.of(line)] = line["bytes"], line["drops"], line["queue_bytes"]
+        if not line.get("edge"):
+            moments[line["time_s"]][LinkKey.of(line)] = line["bytes"], line["drops"], line["queue_bytes"]
     return moments
 
 

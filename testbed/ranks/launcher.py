@@ -61,6 +61,9 @@ class Launcher:
         self.coordinator = 0
         self.held: dict[int, socket.socket] = {}  # lines of ranks, by their numbers
         self.last_step = -1
+        self.ended_steps: dict[
+            int, int
+        ] = {}  # ranks that have ended a step that others have not, by its number
 
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
@@ -208,6 +211,8 @@ class Launcher:
             event = json.loads(line)
             if event["event"] == "finished":
                 self.finished.add(event["rank"])
+            elif event["event"] == "ended":
+                self._on_end(event)
             elif event["event"] == "step" and event["index"] <= self.last_step:
                 continue  # done once more, after a restart
             else:
@@ -218,6 +223,14 @@ class Launcher:
                 _say(event)
                 if event["event"] == "step":
                     self._on_step(event["index"])
+
+    def _on_end(self, event: dict[str, Any]) -> None:
+        """Pass it on once all ranks of this launcher's have ended the step."""
+        count = self.ended_steps.pop(event["index"], 0) + event["ranks"]
+        if count < min(event["of"], len(self.work.endpoints)):
+            self.ended_steps[event["index"]] = count
+        else:
+            _say({**event, "ranks": count})
 
     def _on_step(self, index: int) -> None:
         """The first one sets other jobs' traffic going."""

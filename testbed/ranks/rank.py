@@ -26,7 +26,7 @@ from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.ranks.samples import operation_sample, shared_streams, step_sample
 from testbed.ranks.socket_sampler import SocketSampler
 from testbed.transport import OperationCosts, TrafficClass, TransportError
-from testbed.virtual import clock_here
+from testbed.virtual import clock_here, sleep_until
 from testbed.virtual.memory import private_memory
 from testbed.virtual.ticks import BEAT_S
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
@@ -52,7 +52,7 @@ class Carries(Protocol):
 
 
 class Rank:
-    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts.
+    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts, on all at its end.
 
     What it measured is written down step by step, between steps, for who watches.
 
@@ -227,8 +227,7 @@ class Rank:
         exact_s = EXACT_S if clock_here() == "free" else 0.0
         self._sleep(start_s - exact_s - time.monotonic())
         if exact_s:
-            left_ns = round(start_s * 1e9) - time.monotonic_ns()
-            time.sleep(max(0.0, left_ns - 0.5) / 1e9)  # which is rounded up to a whole one
+            sleep_until(start_s)
             self.communicator.progress()  # else what messages cost counts from before that
         if record is not None:
             record.ended(COMPLETED, time.monotonic())
@@ -247,6 +246,7 @@ class Rank:
         sent_before = self._sent()
         done = self.executor.run(start_s, step.algorithm)
         end_s = time.monotonic()
+        self._tell_end(index, step, self.size)
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.look()
@@ -255,6 +255,11 @@ class Rank:
     def _tell_step(self, index: int, step: Step, start_s: float) -> None:
         said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
         self.progress({"event": "step", **said})
+
+    def _tell_end(self, index: int, step: Step, ranks: int) -> None:
+        """Say that this rank has ended a measured step; ranks: how many are in it."""
+        if step.trial >= 0:
+            self.progress({"event": "ended", "index": index, "ranks": 1, "of": ranks})
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]

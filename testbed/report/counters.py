@@ -20,7 +20,7 @@ Point = tuple[float, float]
 
 
 def counter_events(data: RunData) -> list[JsonObject]:
-    """Of each WAN direction utilisation, queue, drops; of each connection its window. BadResult."""
+    """Of each WAN direction utilisation, queue, drops, losses; of each connection its window. BadResult."""
     if not data.samples:
         return []
     begin_s = min(sample.start_s for sample in data.samples)
@@ -35,6 +35,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
             ("utilisation", "%"): [(start, round(100 * share, 3)) for start, _, share in used],
             ("queue", "bytes"): zip(counters.times_s, map(round, counters.queue_bytes), strict=True),
             ("drops", "packets"): zip(counters.times_s, counters.drops, strict=True),
+            ("losses", "packets"): zip(counters.times_s, counters.losses, strict=True),
         }
         for (track, unit), points in tracks.items():
             events.extend(_counters(process, track, unit, changes(points, begin_s, end_s)))

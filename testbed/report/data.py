@@ -40,20 +40,27 @@ def communicates(operation: str) -> bool:
 
 @dataclass
 class LinkCounters:
-    """One WAN direction as read at `times_s`, in real units; all of equal length.
+    """One WAN direction as read at `times_s`, by the clock, in real units; all of equal length.
 
-    Bytes on the wire, and packets dropped, since the run began; bytes that waited then.
+    Since the run began: bytes on the wire, packets dropped by its queue, packets lost on their way; bytes that waited
+    then.
     """
 
     times_s: list[float] = field(default_factory=list)
     sent_bytes: list[float] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)
     queue_bytes: list[float] = field(default_factory=list)
 
     @property
     def dropped(self) -> int:
         """Packets, over the whole run."""
         return self.drops[-1] if self.drops else 0
+
+    @property
+    def lost(self) -> int:
+        """Packets, over the whole run."""
+        return self.losses[-1] if self.losses else 0
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,12 @@ def load_run(run_dir: Path) -> RunData:
 def _counters(readings: Iterable[LinkReading]) -> dict[LinkKey, LinkCounters]:
     links: dict[LinkKey, LinkCounters] = {}
     for reading in readings:
+        if reading.edge:  # from one to the next rates would be computed from next to no time
+            continue
         counters = links.setdefault(reading.link, LinkCounters())
         counters.times_s.append(reading.time_s)
         counters.sent_bytes.append(reading.bytes)
         counters.drops.append(reading.drops)
+        counters.losses.append(reading.losses + reading.cut_losses)
         counters.queue_bytes.append(reading.queue_bytes)
     return links

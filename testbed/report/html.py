@@ -39,6 +39,7 @@ from testbed.results.training_summary import WHERE
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
+_PACKETS = ("drops", "losses", "cut_losses", "marks")
 _JUDGED = (False, None, True)  # what did not hold first, what does not apply before what held
 
 
@@ -118,7 +119,7 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
 
 
 def _queues(data: RunData) -> list[JsonObject]:
-    """For each variant and direction between two buildings: queues, drops, marks of all planes, and their balance."""
+    """For each variant and direction between two buildings: queues, packets of all planes, and their balance."""
     rows: list[JsonObject] = []
     for variant in data.variants:
         balance = {(entry["from"], entry["to"]): entry for entry in variant.get("plane_balance", ())}
@@ -129,7 +130,7 @@ def _queues(data: RunData) -> list[JsonObject]:
                 links.setdefault((key.source, key.target), []).append(record)
         for (here, there), own in links.items():
             index = balance.get((here, there), {}).get("jain_index", 1.0)
-            figures = {name: sum(record[name] for record in own) for name in ("drops", "marks")}
+            figures = {name: sum(record[name] for record in own) for name in _PACKETS}
             longest = max(record["queue_peak_bytes"] for record in own)
             ends = {"variant": variant["name"], "here": here, "there": there, "planes": len(own)}
             rows.append({**ends, "jain_index": index, "queue_peak_bytes": longest, **figures})

@@ -17,6 +17,7 @@ from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.decoding import decoding_words
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import signed_percent_text, size_text, time_text
+from testbed.report.lost_packets import lost_words
 from testbed.report.pauses import pause_words
 from testbed.report.rates import variant_words
 from testbed.report.reasons import counted, reasons
@@ -52,6 +53,8 @@ def print_summary(result: Result, console: Console) -> None:
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := predicted_words(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
+    for words in filter(None, map(lost_words, variants if len(variants) <= FEW else ())):
+        console.print(Text(words))
     for words in filter(None, map(pause_words, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
     for words in (words for variant in variants for words in replication_words(variant)):

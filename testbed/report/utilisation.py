@@ -93,9 +93,11 @@ def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Ma
         outline.append((axis(values[-1][1]), float(bottom)))
         drawing.polygon(outline, "area")
         peak = percent_text(max(used for _, _, used in values))
-        drawing.text(axis.end + 8, bottom - 14, f"peak {peak}", "tick")
-        if data.links[key].dropped:
-            drawing.text(axis.end + 8, bottom + 1, f"{data.links[key].dropped} drops", "tick")
+        own = data.links[key]
+        words = [f"{own.dropped} drops"] * bool(own.dropped) + [f"{own.lost} lost"] * bool(own.lost)
+        drawing.text(axis.end + 8, bottom - (14 if len(words) < 2 else 29), f"peak {peak}", "tick")
+        for line, said in enumerate(reversed(words)):
+            drawing.text(axis.end + 8, bottom + 1 - 15 * line, said, "tick")
     return drawing.markup()
 
 

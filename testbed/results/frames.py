@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.results.records import LINKS, SAMPLES, LinkReading, read_links, read_samples
+from testbed.results.records import COUNTERS, LINKS, SAMPLES, LinkReading, read_links, read_samples
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
@@ -45,9 +45,12 @@ READINGS = {
     "plane": "which of the links between the two, from 0",
     "bytes": "on the wire since the run began, headers included",
     "packets": "since the run began",
-    "drops": "packets dropped since the run began",
+    "drops": "packets that its queue has dropped since the run began",
+    "losses": "packets that its fibre has lost at random since the run began",
+    "cut_losses": "packets lost since the run began as the link was cut",
     "marks": "packets marked by ECN since the run began",
     "queue_bytes": "that waited then",
+    "edge": "`start` or `end` where the reading was taken at a measured step's; else empty",
 }
 
 
@@ -63,7 +66,7 @@ def links_frame(folder: Path, scale: Scale) -> pandas.DataFrame:
 
 def _reading(one: LinkReading) -> tuple[object, ...]:
     link = one.link
-    counted = (one.bytes, one.packets, one.drops, one.marks, one.queue_bytes)
+    counted = (getattr(one, name) for name in (*COUNTERS, "queue_bytes", "edge"))
     return one.time_s, link.source, link.target, link.plane, *counted
 
 

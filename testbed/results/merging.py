@@ -10,13 +10,14 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.model.work import step_work
+from testbed.results.link_use import by_link
 from testbed.results.pauses import merged
 from testbed.results.rates import rates_of
+from testbed.results.records import COUNTERS
 from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
 from testbed.results.shards import Record, ShardRecord, ShardVariant
 from testbed.results.socket_use import socket_use
 from testbed.results.summary import (
-    LinkSeries,
     StepResult,
     gather_steps,
     held_against,
@@ -68,7 +69,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
         last: dict[tuple[str, ...], int] = {}
         for link in result.links:
             moved = {**link, "time_s": link["time_s"] + offset_s}
-            for counter in ("bytes", "packets", "drops", "marks"):
+            for counter in COUNTERS:
                 key = (*_link(link), counter)
                 moved[counter] = link[counter] + carried.get(key, 0)
                 last[key] = moved[counter]
@@ -94,11 +95,7 @@ def merge_variants(
     scenario: Scenario, scale: Scale, results: Sequence[ShardRecord], records: Records
 ) -> list[Variant]:
     """The run's variants; `records` as `merge_records` gives them."""
-    series: dict[tuple[str, str], LinkSeries] = {}
-    for link in records.links:
-        key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
-        counted = (link[name] for name in ("bytes", "queue_bytes", "drops", "marks"))
-        series.setdefault(key, LinkSeries()).add(link["time_s"], *counted)
+    readings = by_link(records.links)
     variants = []
     for name in scenario.variant_names:
         variant = scenario.variant(name)
@@ -108,7 +105,7 @@ def merge_variants(
         topology = variant.topology.resolve(scale)
         hosts = variant.rank_hosts(topology)
         # readings of a whole scenario's connections are of all its algorithms
-        readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
+        socket_readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
         figures = summarise_variant(
             topology,
             scale,
@@ -117,8 +114,8 @@ def merge_variants(
             policy=variant.policy.label,
             hosts=hosts,
             steps=steps,
-            series=series,
-            connections=socket_use(readings, steps, [host.building for host in hosts], scale),
+            readings=readings,
+            connections=socket_use(socket_readings, steps, [host.building for host in hosts], scale),
             expected_wan_bytes=own[0].expected_wan_bytes,
             verdict=merge_verdicts([part.verdict for part in own]).document(),
             predicted_s=_predicted_s(own),

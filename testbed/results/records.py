@@ -7,7 +7,7 @@ translation happens here, once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +22,8 @@ JsonObject = dict[str, Any]
 Record = TypeVar("Record")
 Model = TypeVar("Model", bound=ResultModel)
 SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
+COUNTERS = ("bytes", "packets", "drops", "losses", "cut_losses", "marks")
+"""What each line of `links.jsonl` counts from the run's begin on."""
 
 
 class Sample(NamedTuple):
@@ -69,7 +71,7 @@ class LinkKey:
         return self.b if self.direction == "a_to_b" else self.a
 
     @classmethod
-    def of(cls, record: JsonObject) -> LinkKey:
+    def of(cls, record: Mapping[str, Any]) -> LinkKey:
         """The key of a record that has `a`, `b`, `plane` and `direction`."""
         return cls(str(record["a"]), str(record["b"]), int(record["plane"]), str(record["direction"]))
 
@@ -77,8 +79,9 @@ class LinkKey:
 class LinkReading(NamedTuple):
     """What one direction of a WAN link had carried by a time, and what waited there, as `links.jsonl` has it.
 
-    time_s: seconds since the run's origin. All but queue_bytes, the queue as it was then, count from the run's begin;
-    bytes as on the wire.
+    time_s: seconds since the run's origin. bytes, as on the wire, and packets count from the run's begin: those past
+    the queue, and those that it dropped, that the fibre lost at random, that a cut of the link lost, that were marked.
+    queue_bytes: the queue as it was then. edge: "start" or "end" where it was read at a measured step's, else empty.
     """
 
     time_s: float
@@ -86,8 +89,11 @@ class LinkReading(NamedTuple):
     bytes: float
     packets: int
     drops: int
+    losses: int
+    cut_losses: int
     marks: int
     queue_bytes: float
+    edge: str = ""
 
 
 class SocketReading(NamedTuple):
@@ -138,8 +144,11 @@ def read_links(path: Path, scale: Scale) -> list[LinkReading]:
             bytes=scale.real_bytes(float(record["bytes"])),
             packets=int(record["packets"]),
             drops=int(record["drops"]),
+            losses=int(record["losses"]),
+            cut_losses=int(record["cut_losses"]),
             marks=int(record["marks"]),
             queue_bytes=scale.real_bytes(float(record["queue_bytes"])),
+            edge=str(record.get("edge", "")),
         )
 
     return _read(path, reading, "a link counter")

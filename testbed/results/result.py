@@ -59,8 +59,25 @@ class Bytes(ResultModel):
     observed: int
 
 
+class LinkStep(ResultModel):
+    """What one direction of a WAN link carried in one step, and what became of its packets on the way."""
+
+    bytes: int = Field(description="On the wire, headers included.")
+    utilisation: float = Field(description="Of the rate, over the whole step.")
+    packets: int = Field(description="That were put on the wire.")
+    drops: int = Field(description="Packets for which its queue had no room.")
+    losses: int = Field(description="Packets that its fibre lost at random.")
+    cut_losses: int = Field(description="Packets lost because the link was cut.")
+    marks: int = Field(description="Packets marked by ECN.")
+
+
 class LinkUse(ResultModel):
-    """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps."""
+    """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps.
+
+    Counters are read as each step begins and as it ends. By the real clock a reading is a few milliseconds off: what
+    crosses in `beyond_s` is counted, too, so bytes are at most rate x beyond_s too many. Under the virtual clock they
+    are exact.
+    """
 
     a: str
     b: str
@@ -70,8 +87,14 @@ class LinkUse(ResultModel):
     bytes: int = Field(description="On the wire, headers included, per step.")
     utilisation: float = Field(description="Of the rate, over the whole step.")
     queue_peak_bytes: int = Field(description="The longest that a reading found.")
-    drops: int
-    marks: int
+    drops: int = Field(description="Packets for which its queue had no room.")
+    losses: int = Field(description="Packets that its fibre lost at random.")
+    cut_losses: int = Field(description="Packets lost because the link was cut.")
+    marks: int = Field(description="Packets marked by ECN.")
+    beyond_s: float = Field(
+        description="How long before a step's start and after its end the readings were, both together, at most."
+    )
+    steps: tuple[LinkStep, ...] = Field(description="Each step, in the order of the trials.")
 
 
 class PlaneBalance(ResultModel):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.collectives import between_groups
 from testbed.config import Host, Topology
+from testbed.results.link_use import LinkReadings, link_ends, plane_balance, wan_use
+from testbed.results.records import LinkKey
 from testbed.scale import Scale
 from testbed.workload.plan import COMPUTING
 
@@ -124,133 +125,6 @@ def middle_step(steps: Sequence[StepResult]) -> StepResult:
     return sorted(steps, key=lambda step: (step.step_time_s, step.index))[(len(steps) - 1) // 2]
 
 
-class _Readings:
-    """A figure, read now and then."""
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-        self._values: list[float] = []
-
-    def add(self, time_s: float, value: float) -> None:
-        """Note a reading at a time later than all before."""
-        self._times.append(time_s)
-        self._values.append(value)
-
-
-class CounterSeries(_Readings):
-    """A counter that only grows; `between` interpolates linearly."""
-
-    def at(self, time_s: float) -> float:
-        """The value at a time; before the first or after the last sample, that sample's."""
-        right = bisect_right(self._times, time_s)
-        if right == 0:
-            return self._values[0]
-        if right == len(self._times):
-            return self._values[-1]
-        before, after = self._times[right - 1], self._times[right]
-        share = (time_s - before) / (after - before)
-        return self._values[right - 1] + share * (self._values[right] - self._values[right - 1])
-
-    def between(self, start_s: float, end_s: float) -> float:
-        """Growth from `start_s` to `end_s`."""
-        return self.at(end_s) - self.at(start_s)
-
-
-class Gauge(_Readings):
-    """A figure that goes up and down."""
-
-    def peak(self, start_s: float, end_s: float) -> float:
-        """The largest reading from `start_s` to `end_s`, 0 if there was none."""
-        first, last = bisect_left(self._times, start_s), bisect_right(self._times, end_s)
-        return max(self._values[first:last], default=0.0)
-
-
-@dataclass(frozen=True)
-class LinkSeries:
-    """What was read of one WAN direction: emulated bytes past the queue, those in it, packets dropped and marked."""
-
-    sent: CounterSeries = field(default_factory=CounterSeries)
-    queue: Gauge = field(default_factory=Gauge)
-    dropped: CounterSeries = field(default_factory=CounterSeries)
-    marked: CounterSeries = field(default_factory=CounterSeries)
-
-    def add(self, time_s: float, sent: float, queue: float, dropped: float, marked: float) -> None:
-        """Note one reading."""
-        for series, value in (
-            (self.sent, sent),
-            (self.queue, queue),
-            (self.dropped, dropped),
-            (self.marked, marked),
-        ):
-            series.add(time_s, value)
-
-
-def jain_index(shares: Sequence[float]) -> float:
-    """How evenly something is spread: 1 if all have the same, 1/n if one has all; 1 for nothing.
-
-    Jain, Chiu and Hawe 1984, "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301.
-    """
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
-
-
-def _ends(row: Mapping[str, Any]) -> tuple[str, str]:
-    """From which building to which a direction of a link goes."""
-    return (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
-
-
-def plane_balance(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Jain's index of the utilisation of parallel planes, for each pair of buildings that has several, by direction."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        groups.setdefault(_ends(row), []).append(row["utilisation"])
-    return [
-        {"from": here, "to": there, "planes": len(shares), "jain_index": jain_index(shares)}
-        for (here, there), shares in groups.items()
-        if len(shares) > 1
-    ]
-
-
-def wan_use(
-    topology: Topology,
-    series: Mapping[tuple[str, str], LinkSeries],
-    steps: Sequence[StepResult],
-    scale: Scale,
-) -> list[dict[str, Any]]:
-    """Bytes on the wire per step and utilisation of every WAN direction: medians over the steps, in real units.
-
-    Utilisation is bytes over rate x step time. `queue_peak_bytes` is the most that a reading during a step found in
-    the queue; `drops` and `marks` count packets over all steps.
-    """
-    rows = []
-    for link in topology.wan:
-        for direction in ("a_to_b", "b_to_a"):
-            rate_bps = getattr(link, direction).rate_bps
-            read = series[link.name, direction]
-            spans = [(step.start_s, step.end_s) for step in steps]
-            counts = [read.sent.between(*span) for span in spans]
-            shares = [
-                count * 8 / (rate_bps * step.step_time_s) for count, step in zip(counts, steps, strict=True)
-            ]
-            rows.append(
-                {
-                    "a": link.a,
-                    "b": link.b,
-                    "plane": link.plane,
-                    "direction": direction,
-                    "rate_bps": scale.real_bps(rate_bps),
-                    "bytes": round(scale.real_bytes(statistics.median(counts))),
-                    "utilisation": statistics.median(shares),
-                    "queue_peak_bytes": round(
-                        scale.real_bytes(max(read.queue.peak(*span) for span in spans))
-                    ),
-                    "drops": round(sum(read.dropped.between(*span) for span in spans)),
-                    "marks": round(sum(read.marked.between(*span) for span in spans)),
-                }
-            )
-    return rows
-
-
 def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]) -> tuple[str, float]:
     """The busiest NIC direction and its utilisation by payload (median over the steps); `hosts` by rank."""
     best = ("", 0.0)
@@ -286,7 +160,7 @@ def limited_by(
     wan_share = float(busiest["utilisation"]) if busiest else 0.0
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s  # forward, a third, sends nothing
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        here, there = _ends(busiest)
+        here, there = link_ends(busiest)
         return (
             f"WAN link {here} to {there}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
@@ -313,7 +187,7 @@ def summarise_variant(
     policy: str,
     hosts: Sequence[Host],
     steps: Sequence[StepResult],
-    series: Mapping[tuple[str, str], LinkSeries],
+    readings: Mapping[LinkKey, LinkReadings],
     connections: Sequence[Mapping[str, Any]],
     expected_wan_bytes: float,
     verdict: Mapping[str, Any],
@@ -328,7 +202,7 @@ def summarise_variant(
     times = distribution([scale.real_s(step.step_time_s) for step in steps])
     compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
     exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
-    wan = wan_use(topology, series, steps, scale)
+    wan = wan_use(topology, readings, [(step.start_s, step.end_s) for step in steps], scale)
     nic = nic_use(topology, steps, [host.name for host in hosts])
     observed = [between_groups(step.sent_bytes, buildings) for step in undisturbed(steps)]
     return {

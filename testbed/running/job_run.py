@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
@@ -19,19 +21,27 @@ from testbed.links.wire import EngineAccount
 from testbed.running.elsewhere import Launchers
 from testbed.running.events import EventPlayer
 from testbed.running.stalls import Stall, StallWatch
+from testbed.running.step_edges import StepEdges
 
+T = TypeVar("T")
 END_TIMEOUT_S = 10.0
 SETTLE_S, SETTLE_SAMPLES = 0.05, 40
 POST_MORTEM_S = 1.0
 
 
+@dataclass(frozen=True)
 class LinkSample:
-    """The fabric's counters and the link engine's account at one moment."""
+    """The fabric's counters and the link engine's account at one moment.
 
-    def __init__(self, time_s: float, counters: FabricCounters, account: EngineAccount) -> None:
-        self.time_s = time_s
-        self.counters = counters
-        self.account = account
+    edge: "start" or "end" where it was taken at a measured step's; then switches has what the switches inside the
+    buildings had counted, at a start as it was announced.
+    """
+
+    time_s: float
+    counters: FabricCounters
+    account: EngineAccount
+    edge: str = ""
+    switches: Mapping[str, NodeCounts] = field(default_factory=dict)
 
 
 class JobRun:
@@ -69,6 +79,9 @@ class JobRun:
         self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
         self._stall: Stall | None = None
+        self._edges = StepEdges()
+        self._over = False  # whether all ranks have ended a step just now
+        self._switches: Mapping[str, NodeCounts] = {}  # counts of the last step that was announced
 
     def run(self) -> None:
         """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
@@ -99,12 +112,14 @@ class JobRun:
         failures: list[str] = []
         while True:
             stalls = self.stalls if not failures else None  # else it is over anyway, and will be judged
-            dues_s = [own.due_s for own in (self.player, stalls) if own is not None and own.due_s is not None]
+            waiting = (self.player, stalls, self._edges)
+            dues_s = [own.due_s for own in waiting if own is not None and own.due_s is not None]
             wait_s = max(0.0, min(next_sample_s, next_look_s, *dues_s) - time.monotonic())
             events = launcher.events(wait_s)
             if events is None:
                 break
             failures += self._events(events)
+            self._read_at_edges(reader)
             if self.player:
                 self.player.play()
                 if self.spec.survives_kills and self.player.nobody_left:
@@ -132,6 +147,26 @@ class JobRun:
             raise RunError(trouble)
         self._settle(reader)
 
+    def _read_at_edges(self, reader: CounterReader) -> None:
+        """Read all counters where a measured step has just ended, or is about to begin.
+
+        Of switches well before it begins: dumps of many namespaces take a while by the real clock.
+        """
+        count_switches = partial(self.fabric.counts, of_hosts=False)
+        if self._over:
+            self._over = False
+            self._sample(reader, "end")
+            self.samples[-1] = replace(self.samples[-1], switches=self._read(count_switches))
+        if self._edges.due_s is None:
+            return
+        if not self._switches:
+            self._switches = self._read(count_switches)
+        if time.monotonic() >= self._edges.due_s:
+            self._edges.wait_for_start()
+            self._sample(reader, "start")
+            self.samples[-1] = replace(self.samples[-1], switches=self._switches)
+            self._switches = {}
+
     def _settle(self, reader: CounterReader) -> None:
         """The first sample, and the last one: taken while nothing is under way, or frames would seem to be missing."""
         self._sample(reader)
@@ -146,20 +181,27 @@ class JobRun:
         if failure := self.fabric.failure() or self.watch_also():
             raise RunError(failure)
 
-    def _sample(self, reader: CounterReader) -> None:
+    def _sample(self, reader: CounterReader, edge: str = "") -> None:
         assert self.fabric.engine is not None
+        begun_s = time.monotonic()
+        account = self._read(self.fabric.engine.account)
+        # what it counts was there when it was over, and all that was there when it began is counted
+        time_s = begun_s if edge == "end" else time.monotonic()
+        counters = self._read(reader.read)
+        self.samples.append(LinkSample(time_s, counters, account, edge))
+        if not edge:  # else rates would be computed from next to no time
+            self.on_sample(self.samples[-1])
+
+    def _read(self, read: Callable[[], T]) -> T:
+        """What a part of the fabric's tells. RunError when it is gone."""
         try:
-            account = self.fabric.engine.account()
-            time_s = time.monotonic()
-            counters = reader.read()
+            return read()
         except (LinkError, KeyError) as error:
             # a killed engine stops answering a moment before it can be seen to have ended
             deadline = time.monotonic() + POST_MORTEM_S
             while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
-        self.samples.append(LinkSample(time_s, counters, account))
-        self.on_sample(self.samples[-1])
 
     def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
         """Handle what the launcher said; returns sentences on ranks that failed."""
@@ -173,6 +215,9 @@ class JobRun:
                     self.player.step(event["variant"], event["trial"], event["start_s"])
                 if self.stalls:
                     self.stalls.began(event["variant"], event["trial"], event["start_s"])
+                self._edges.began(event)
+            elif event["event"] == "ended":
+                self._over |= self._edges.ended(event)
             elif event["event"] == "dumped" and self._stall is not None:
                 self.on_stall(self._stall)
             elif event["event"] == "background_traffic":

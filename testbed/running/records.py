@@ -119,6 +119,9 @@ def link_lines(samples: Sequence[LinkSample], origin_s: float) -> Iterator[Recor
                 "bytes": account.sent_bytes - first.sent_bytes,
                 "packets": packets - (first.in_packets - first.dropped),
                 "drops": account.dropped - first.dropped,
+                "losses": account.lost - first.lost,
+                "cut_losses": account.cut - first.cut,
                 "marks": account.marked - first.marked,
                 "queue_bytes": account.queue_bytes,
+                **({"edge": sample.edge} if sample.edge else {}),
             }

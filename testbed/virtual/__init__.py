@@ -1,6 +1,6 @@
 """The virtual clock: a Linux kernel as an ordinary process, whose time moves only when all in it is idle."""
 
-from testbed.virtual.clock import CpuTime, clock_here
+from testbed.virtual.clock import CpuTime, clock_here, sleep_until
 from testbed.virtual.errors import NoKernelError, VirtualClockError
 from testbed.virtual.guest import GUEST_PROGRAMS, Ended, Guest, GuestSettings
 from testbed.virtual.image import KernelImage, find_image
@@ -16,4 +16,5 @@ __all__ = [
     "VirtualClockError",
     "clock_here",
     "find_image",
+    "sleep_until",
 ]

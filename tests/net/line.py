@@ -157,6 +157,6 @@ def balanced(engine: LinkEngine) -> bool:
     """Whether the books of both directions account for every packet."""
     return all(
         books.in_packets + books.duplicated
-        == books.out_packets + books.lost + books.dropped + books.overrun + books.held
+        == books.out_packets + books.lost + books.cut + books.dropped + books.overrun + books.held
         for books in engine.account().directions.values()
     )

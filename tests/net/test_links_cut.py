@@ -57,6 +57,9 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
                 arrived.append(receiver.recv(100))
         assert arrived
         assert set(arrived) == {b"late"}
+        forth = engine.account().directions["l", "a_to_b"]
+        assert forth.cut >= 10
+        assert forth.lost == 0
 
 
 def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind: str, tmp_path: Path) -> None:
@@ -78,6 +81,7 @@ def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind:
         assert receiver.recv(100) == b"after it"
         forth = engine.account().directions["l", "a_to_b"]
         assert forth.out_packets >= 2  # what was counted before the cut still is
+        assert (forth.cut, forth.lost) == (2, 0)
         assert engine.settings()["l", "a_to_b"].delay_s == 0.5
 
 

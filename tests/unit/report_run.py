@@ -157,7 +157,8 @@ class SyntheticRun:
                     size = int(sent * uneven / SIZE_SCALE)
                     lines.append(
                         {"time_s": now, "a": link.a, "b": link.b, "plane": link.plane, "direction": direction,
-                         "bytes": size, "packets": size // 9000, "drops": 0, "marks": 0, "queue_bytes": 0}
+                         "bytes": size, "packets": size // 9000, "drops": 0, "losses": size // 900_000,
+                         "cut_losses": 0, "marks": 0, "queue_bytes": 0}
                     )  # fmt: skip
         return lines
 
@@ -212,7 +213,10 @@ class SyntheticRun:
                 {"a": link.a, "b": link.b, "plane": link.plane, "direction": direction, "rate_bps": rate,
                  "bytes": int(self._link_bytes(name)),
                  "utilisation": min(self._link_bytes(name) * 8 / median / rate, 1.0),
-                 "queue_peak_bytes": 3_000_000, "drops": 17, "marks": 0}
+                 "queue_peak_bytes": 3_000_000, "drops": 17, "losses": 23, "cut_losses": 0, "marks": 0,
+                 "beyond_s": 0.0,
+                 "steps": [{"bytes": 9_000_000, "utilisation": 0.1, "packets": 1000, "drops": 17, "losses": 23,
+                            "cut_losses": 0, "marks": 0}]}
                 for link in self.links
                 for direction, rate in zip(("a_to_b", "b_to_a"), link.rate_bps, strict=True)
             ],

@@ -98,7 +98,7 @@ def test_a_link_that_was_cut_is_paused_again_when_it_is_mended_and_its_switch_st
     assert waits > 0
     world.carriers[key].cut(world.now_ns)  # what waits at the sender is lost as well
     world.run(30 * MS)
-    assert world.books(key).lost == waits / FRAME_BYTES
+    assert world.books(key).cut == waits / FRAME_BYTES
     world.carriers[key].mend(world.now_ns)
     stood_s = world.books(key).paused_s
     world.run(35 * MS)

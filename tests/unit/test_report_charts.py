@@ -15,7 +15,7 @@ from testbed.report.data import RunData, load_run
 from testbed.report.svg import Axis, padded_range, shorten
 from testbed.report.topology import load_class, topology_drawing
 from testbed.report.utilisation import utilisation_over_time_chart
-from testbed.results.records import Sample
+from testbed.results.records import COUNTERS, Sample
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 Rectangle = tuple[float, float, float, float]
@@ -193,17 +193,18 @@ def test_utilisation_along_the_run_comes_from_counter_differences(tmp_path: Path
         "b": "west",
         "plane": 0,
         "direction": "a_to_b",
-        "packets": 1,
-        "drops": 0,
-        "marks": 0,
+        **dict.fromkeys(COUNTERS, 0),
         "queue_bytes": 0,
+        "losses": 12,
     }
-    (run_dir / "links.jsonl").write_text(
-        "".join(json.dumps({**record, "time_s": time, "bytes": size}) + "\n" for time, size in counters)
-    )
+    lines = [{**record, "time_s": time, "bytes": size} for time, size in counters]
+    # read at a step's edge, a moment before another: all that came since then at once would make a peak of its own
+    lines.insert(1, {**lines[0], "time_s": 0.499999, "edge": "start"})
+    (run_dir / "links.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chart = utilisation_over_time_chart(load_run(run_dir))
     assert chart is not None
     assert "peak 50 %" in chart
+    assert "12 lost" in chart
     (area,) = [shape for shape in ET.fromstring(chart).iter("polygon") if shape.get("class") == "area"]
     points = [tuple(map(float, pair.split(","))) for pair in area.attrib["points"].split()]
     baseline = points[0][1]

@@ -166,6 +166,7 @@ def test_links_have_processes_of_their_own_and_connections_their_ranks(tmp_path:
         "utilisation",
         "queue",
         "drops",
+        "losses",
     }
     begin_us = min(one.start_s for one in data.samples) * 1e6
     assert min(event["ts"] for event in counters) >= round(begin_us, 3)

@@ -8,13 +8,9 @@ import pytest
 
 from testbed.collectives import between_groups
 from testbed.results.summary import (
-    CounterSeries,
-    Gauge,
     distribution,
     gather_steps,
-    jain_index,
     limited_by,
-    plane_balance,
 )
 
 
@@ -75,14 +71,6 @@ def test_distribution() -> None:
     assert distribution(list(range(100)))["p95"] == 94
 
 
-def test_counters_are_interpolated() -> None:
-    series = CounterSeries()
-    for time_s, value in ((1.0, 0), (2.0, 100), (3.0, 100)):
-        series.add(time_s, value)
-    assert series.between(1.5, 2.5) == pytest.approx(50)
-    assert series.between(0.0, 9.0) == 100
-
-
 def wan_row(utilisation: float) -> dict[str, Any]:
     return {"a": "east", "b": "west", "plane": 1, "direction": "b_to_a", "utilisation": utilisation}
 
@@ -95,31 +83,3 @@ def test_the_limit_is_named() -> None:
         "NIC of a, sending"
     )
     assert limited_by(2.0, 1.5, 0.5, [wan_row(0.1)], ("NIC of a, sending", 0.2)).startswith("latency")
-
-
-def test_a_gauge_tells_the_largest_reading_of_a_span() -> None:
-    gauge = Gauge()
-    for time_s, value in ((1.0, 5.0), (2.0, 9.0), (3.0, 2.0)):
-        gauge.add(time_s, value)
-    assert gauge.peak(1.5, 2.0) == 9.0
-    assert gauge.peak(2.5, 9.0) == 2.0
-    assert gauge.peak(3.5, 9.0) == 0.0
-
-
-def test_jains_index_is_one_for_equals_and_a_share_where_one_has_all() -> None:
-    assert jain_index([0.3, 0.3, 0.3]) == pytest.approx(1.0)
-    assert jain_index([0.9, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
-    assert jain_index([0.0, 0.0]) == 1.0
-
-
-def test_balance_is_that_of_parallel_planes_in_each_direction() -> None:
-    rows = [
-        {"a": "east", "b": "west", "direction": direction, "utilisation": used}
-        for direction, use in (("a_to_b", (0.5, 0.5)), ("b_to_a", (0.8, 0.0)))
-        for used in use
-    ]
-    rows.append({"a": "east", "b": "north", "direction": "a_to_b", "utilisation": 0.1})
-    assert plane_balance(rows) == [
-        {"from": "east", "to": "west", "planes": 2, "jain_index": 1.0},
-        {"from": "west", "to": "east", "planes": 2, "jain_index": 0.5},
-    ]

@@ -71,6 +71,7 @@ def test_perfetto_reads_all_of_a_run(tmp_path: Path) -> None:
             "utilisation %",
             "queue bytes",
             "drops packets",
+            "losses packets",
         }
         assert counters[link, "utilisation %"][2] > 0
         arrows = rows(perfetto, ARROWS)
