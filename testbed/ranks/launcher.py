@@ -61,6 +61,9 @@ class Launcher:
         self.coordinator = 0
         self.held: dict[int, socket.socket] = {}  # lines of ranks, by their numbers
         self.last_step = -1
+        self.ended_steps: dict[
+            int, dict[int, float]
+        ] = {}  # when it heard that ranks had ended a step, by its number
 
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
@@ -208,9 +211,13 @@ class Launcher:
             event = json.loads(line)
             if event["event"] == "finished":
                 self.finished.add(event["rank"])
+            elif event["event"] == "ended":
+                self._on_end(event)
             elif event["event"] == "step" and event["index"] <= self.last_step:
                 continue  # done once more, after a restart
             else:
+                if event["event"] == "step":
+                    event["heard_s"] = time.monotonic()
                 if event["event"] == "failed":
                     self.failed = True
                     if "rank" in event:
@@ -218,6 +225,15 @@ class Launcher:
                 _say(event)
                 if event["event"] == "step":
                     self._on_step(event["index"])
+
+    def _on_end(self, event: dict[str, Any]) -> None:
+        """Note when a rank says that it has ended a step; pass it on once all ranks of this launcher's have."""
+        index, of = event["index"], event["of"]
+        heard_s = self.ended_steps.setdefault(index, {})
+        heard_s[event["rank"]] = time.monotonic()
+        if len(heard_s) >= min(of, len(self.work.endpoints)):
+            del self.ended_steps[index]
+            _say({"event": "ended", "index": index, "ranks": len(heard_s), "of": of, "heard_s": heard_s})
 
     def _on_step(self, index: int) -> None:
         """The first one sets other jobs' traffic going."""

@@ -52,7 +52,7 @@ class Carries(Protocol):
 
 
 class Rank:
-    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts.
+    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts, on all at its end.
 
     What it measured is written down step by step, between steps, for who watches.
 
@@ -247,6 +247,7 @@ class Rank:
         sent_before = self._sent()
         done = self.executor.run(start_s, step.algorithm)
         end_s = time.monotonic()
+        self._tell_end(index, step, self.size)
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.look()
@@ -255,6 +256,11 @@ class Rank:
     def _tell_step(self, index: int, step: Step, start_s: float) -> None:
         said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
         self.progress({"event": "step", **said})
+
+    def _tell_end(self, index: int, step: Step, ranks: int) -> None:
+        """Say that this rank has ended a measured step; ranks: how many are in it."""
+        if step.trial >= 0:
+            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]

@@ -141,6 +141,8 @@ class ReplicaRank(Rank):
         done = self.executor.run(start_s, step.algorithm)
         summed = session.finish()
         end_s = time.monotonic()
+        members = (self.replication.replicas[member] for member in session.members)
+        self._tell_end(index, step, sum(map(len, members)))
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.look()

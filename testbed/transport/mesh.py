@@ -56,6 +56,8 @@ class Mesh:
     TransportTimeout when `eager` and a peer does not appear.
     """
 
+    counts_payload = True  # whether `peer_counts` has the bytes of messages
+
     def __init__(
         self,
         rank: int,
@@ -206,13 +208,20 @@ class Mesh:
         """What stands for each that is open, for as long as it is."""
         return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
 
-    def wire_counts(self) -> WireCounts | None:
-        """What the kernel has carried for all connections that are open; None where it does not tell."""
-        sockets = [stream.sock for stream in self._streams.values() if stream.sock is not None]
+    def peer_counts(self) -> dict[int, WireCounts] | None:
+        """Return what the kernel has carried for the open connections with each peer; None where it does not tell."""
+        found: dict[int, WireCounts] = {}
         try:
-            return reduce(WireCounts.plus, map(wire_counts, sockets), WireCounts())
+            for (peer, _), stream in self._streams.items():
+                if stream.sock is not None:
+                    found[peer] = found.get(peer, WireCounts()).plus(wire_counts(stream.sock))
         except OSError:
             return None
+        return found
+
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
+        """Return what was carried for all peers together; None where nothing tells. peers: as `peer_counts` has it."""
+        return reduce(WireCounts.plus, peers.values(), WireCounts())
 
     def state_words(self, peers: Iterable[int]) -> str:
         """How the connections with these peers stand, for people who wonder why nothing comes."""
