@@ -127,6 +127,37 @@ def compute_as_asked(found: Sequence[Computed]) -> Invariant:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A collective that a rank began `late_s` after the moment at which its plan let it."""
+
+    rank: int
+    host: str
+    trial: int
+    name: str
+    late_s: float
+
+
+def begun_at_once(found: Sequence[Begun], exact: bool) -> Invariant:
+    """Whether ranks began each collective as soon as what it waits for was over.
+
+    exact: under the virtual clock, where nobody begins late for want of a core.
+    """
+    name, bound = "begun_at_once", f"within {EXACT_S * 1e3:g} ms"
+    if not exact or not found:
+        words = "By the real clock whoever lacks a core begins late; ranks_awake and cpu_headroom see that."
+        words = words if found else "There are no collectives whose begin is known."
+        return Invariant(name, bound, "not applicable", None, words)
+    worst = max(found, key=lambda entry: entry.late_s)
+    late = sum(entry.late_s > EXACT_S for entry in found)
+    words = f"All {len(found)} collectives of ranks were begun as soon as they could be."
+    if late:
+        words = f"In trial {worst.trial} rank {worst.rank} on {worst.host} began {worst.name} "
+        words += f"{worst.late_s * 1e3:.4g} ms after it could."
+        words += f" So it was with {late - 1} more of {len(found)}." if late > 1 else ""
+    return Invariant(name, bound, f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", not late, words)
+
+
+@dataclass(frozen=True)
 class StepEnd:
     """The end of a step as a rank reports it, and as others saw it; seconds of CLOCK_MONOTONIC.
 

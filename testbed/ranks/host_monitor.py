@@ -11,6 +11,7 @@ from typing import Any
 from testbed.links.protocols import ProtocolCounts, read_protocols
 from testbed.transport.loop import StallDetector
 from testbed.transport.observing import Observed, Unobserved
+from testbed.transport.socket_options import changes
 from testbed.transport.wire_counts import WireCounts
 from testbed.virtual import clock_here
 
@@ -40,6 +41,7 @@ class HostMonitor:
         self._exact = clock_here() == "free"
         self._before: HostCounts | None = None
         self._open: frozenset[object] = frozenset()
+        self._options = sockets.socket_options()
         wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
         late_s = LATE_S if self._exact else REAL_LATE_S
         self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
@@ -51,6 +53,15 @@ class HostMonitor:
         self._open = self._sockets.open_connections()
         self._before = HostCounts(read_protocols(), self._total(peers), peers)
         self._stall_detector.gaps.clear()
+
+    def _changed_options(self) -> list[str]:
+        """What somebody has changed of this rank's sockets since they were looked at last."""
+        known, self._options = self._options, self._sockets.socket_options()
+        return [
+            f"the connection with rank {which[0]}: {words}"
+            for which, options in self._options.items()
+            for words in changes(known.get(which, {}), options)
+        ]
 
     def _total(self, peers: Mapping[int, WireCounts] | None) -> WireCounts | None:
         return None if peers is None else self._sockets.wire_counts(peers)
@@ -74,6 +85,8 @@ class HostMonitor:
         ]
         if stalls:
             found["stalls"] = stalls
+        if changed := self._changed_options():
+            found["socket_changes"] = changed
         if whole and self._sockets.counts_payload:
             found |= witnesses(before, after, read_s)
         if self._exact:

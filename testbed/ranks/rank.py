@@ -272,7 +272,9 @@ class Rank:
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
         itemsize = np.dtype(self.job.dtype).itemsize
         for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
-            self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared))
+            # messages may have to wait for their receivers
+            late_s = done.late_s.get(number) if isinstance(operation, GroupCollective) else None
+            self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared, late_s))
         elements = done.wrong, done.checked
         self.samples.append(step_sample(head, step.variant, span, sent, elements, seen))
 

@@ -57,6 +57,7 @@ from testbed.running.records import NetworkRecord, RankRecords, link_lines, read
 from testbed.running.replication import ReplicationRecord
 from testbed.running.served import as_carried
 from testbed.running.stalls import StallTeller, StallWatch
+from testbed.running.witnesses import socket_changes
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -270,6 +271,7 @@ class ShardRun:
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
+        changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
         numbers = numbers_of(
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
@@ -286,7 +288,7 @@ class ShardRun:
             tunnels=tunnels,
             changed_settings=changed[0],
             changed_offloads=changed[1],
-            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in watch.changes],
+            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
             repairs=network.repairs,
             inside=self._inside(job, records, log),
             replication=replication,

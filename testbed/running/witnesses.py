@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from testbed.directions import DIRECTIONS
 from testbed.fabric.bridges import CARD
+from testbed.fabric.watching import Change
 from testbed.fidelity import Invariant
 from testbed.fidelity.step_invariants import StepTime, steps_alike
 from testbed.fidelity.witness_invariants import (
+    Begun,
     CardClaim,
     Computed,
     StepEnd,
     StepStart,
+    begun_at_once,
     bytes_witnessed,
     common_start,
     compute_as_asked,
@@ -31,6 +34,15 @@ from testbed.workload.plan import Computing, Pause, jittered_s
 
 Record = Mapping[str, Any]
 SALT = 1000  # of a step, by its number: see Rank
+
+
+def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Change]:
+    """Return what was changed of ranks' sockets, as they saw it at the ends of steps. hosts: by rank."""
+    return [
+        Change(sample["end_s"], f"{hosts[sample['rank']]}: {words}")
+        for sample in samples
+        for words in sample.get("socket_changes", ())
+    ]
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Witnesses:
             # of replicas that come and go a rank may have done a step once more that its peer has not
             bytes_witnessed(hosts, whole if self.job.replication is None else (), self._cards(hosts)),
             compute_as_asked(list(self._computed(own))),
+            begun_at_once(list(self._begun(own)), self.exact),
             step_ends_witnessed(list(self._ends(own)), self.exact),
             common_start(hosts, list(self._starts(whole)), self.exact),
             self._alike(whole, steps),
@@ -101,6 +114,12 @@ class Witnesses:
             took_s = sample["end_s"] - sample["start_s"]
             host = self.job.hosts[rank].name
             yield Computed(rank, host, sample["trial"], sample["name"], took_s, asked_s, most_s)
+
+    def _begun(self, own: Sequence[Record]) -> Iterator[Begun]:
+        for sample in own:
+            if (late_s := sample.get("late_s")) is not None:
+                rank = sample["rank"]
+                yield Begun(rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s)
 
     def _ends(self, own: Sequence[Record]) -> Iterator[StepEnd]:
         last_s: dict[tuple[int, int], float] = {}

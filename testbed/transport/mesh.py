@@ -31,6 +31,7 @@ from testbed.transport.connecting import Connecting, StreamKey
 from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
 from testbed.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.transport.socket_options import Options, read_options
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.tallies import Tallies
@@ -217,6 +218,15 @@ class Mesh:
                     found[peer] = found.get(peer, WireCounts()).plus(wire_counts(stream.sock))
         except OSError:
             return None
+        return found
+
+    def socket_options(self) -> dict[tuple[int, object], Options]:
+        """Return the options of every open connection, by its peer and what stands for it in `open_connections`."""
+        found: dict[tuple[int, object], Options] = {}
+        for (peer, _), stream in self._streams.items():
+            if stream.sock is not None:
+                with contextlib.suppress(OSError):  # it is closed at this moment
+                    found[peer, stream] = read_options(stream.sock)
         return found
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:

@@ -8,6 +8,7 @@ from typing import Any
 from testbed.transport.base import Transport, beneath
 from testbed.transport.loop import StallDetector
 from testbed.transport.mesh import Mesh
+from testbed.transport.socket_options import Options
 from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts
 
@@ -35,6 +36,10 @@ class Unobserved:
     def peer_counts(self) -> dict[int, WireCounts] | None:
         """Not known."""
         return None
+
+    def socket_options(self) -> dict[tuple[int, object], Options]:
+        """No connections that can be seen."""
+        return {}
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """Not known."""

@@ -10,10 +10,12 @@ import pytest
 from testbed.config import load_scenario
 from testbed.fidelity.step_invariants import StepTime, model_error, steps_alike
 from testbed.fidelity.witness_invariants import (
+    Begun,
     CardClaim,
     Computed,
     StepEnd,
     StepStart,
+    begun_at_once,
     bytes_witnessed,
     common_start,
     compute_as_asked,
@@ -91,6 +93,15 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
 )
 def test_computing_may_take_longer_where_it_is_slowed_down(took_s: float, most_s: float, ok: bool) -> None:
     assert compute_as_asked([Computed(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
+
+
+def test_a_collective_is_begun_as_soon_as_it_can_be() -> None:
+    honest, late = Begun(0, "east1", 0, "all_reduce", 1e-7), Begun(1, "west1", 2, "all_reduce", 0.002)
+    assert begun_at_once([honest], exact=True).ok is True
+    found = begun_at_once([honest, late], exact=True)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert found.sentence == "In trial 2 rank 1 on west1 began all_reduce 2 ms after it could."
+    assert begun_at_once([late], exact=False).ok is None
 
 
 # ---- ends and starts
