@@ -1,4 +1,4 @@
-"""Runs in a guest, one after the other, each distorted in another way: `distortions_inside.py OUT [NAME...]`.
+"""Runs in a guest, each distorted in another way: `python -m tests.virtual.distortions_inside OUT [NAME...]`.
 
 What came of each stands in OUT/distortions.json: step times, the verdict, and the invariants that did not hold.
 """
@@ -32,7 +32,7 @@ from testbed.running.progress import Progress
 from testbed.running.run import execute
 from testbed.running.shard_run import ShardRun
 from testbed.scale import Scale
-from tests.virtual.rank_lies import LIES, ONE_STEP, SOCKET_OPTIONS, STEP
+from tests.virtual.rank_lies import LIES, SOCKET_OPTIONS
 
 SCENARIO = """
 name: distorted
@@ -48,7 +48,7 @@ ranks: 4
 workload: {collectives: [{collective: all_reduce, size: 2 MiB}], compute: 40 ms}
 algorithms: [ring]
 transport: {congestion_control: reno}
-trials: 5
+trials: 8
 warmup: 2
 scale: {size_scale: 1}
 """
@@ -58,6 +58,9 @@ if "testbed.ranks.launcher" in sys.orig_argv:
     from tests.virtual.rank_lies import install
     install(os.environ["RANK_LIE"])
 """
+STEP = 2  # the trial that is distorted where one is
+ONE_STEP = f"@{STEP}"
+NOTHING = "nothing"
 AFTER_S, FOR_S = 0.045, 0.03  # of the step; what is planted is undone before its end
 
 
@@ -162,16 +165,16 @@ class DistortedMachine(ThisMachine):
 
 
 def all_names() -> list[str]:
-    """Every kind of distortion, those of ranks and sockets in all steps and in one."""
-    names = [name + suffix for name in [*LIES, *SOCKET_OPTIONS] for suffix in ("", ONE_STEP)]
-    return [name for name in names if name != "nothing" + ONE_STEP] + list(NETWORK)
+    """Nothing, then every kind of distortion, those of ranks and sockets in all steps and in one."""
+    lies = [name for name in [*LIES, *SOCKET_OPTIONS] if name != NOTHING]
+    return [NOTHING, *(name + when for name in lies for when in ("", ONE_STEP)), *NETWORK]
 
 
 def run_distorted(name: str, file: Path, folder: Path) -> dict[str, Any]:
     """Run the scenario, distorted so; what came of it."""
     machine = DistortedMachine(NetworkBackend("netem", "system"))
     machine.planted = NETWORK.get(name)
-    os.environ["RANK_LIE"] = "nothing" if machine.planted else name
+    os.environ["RANK_LIE"] = NOTHING if machine.planted else name
     said: list[str] = []
     progress = Progress(phase=said.append, step=lambda done, total: None)
     try:

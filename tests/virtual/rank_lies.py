@@ -1,6 +1,6 @@
-"""Lies that ranks tell, and things they do to their own sockets: `install(NAME)` in the process that forks the ranks.
+"""Lies that ranks tell, and things they do to their own sockets: `install(WORDS)` in the process that forks the ranks.
 
-A name that ends in `, one step` is about trial STEP alone, another about all.
+WORDS are names of lies, separated by semicolons. One that ends in `@3` is told in trial 3 alone, another in all trials.
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ from testbed.ranks.executor import Executor
 from testbed.ranks.host_monitor import HostMonitor
 from testbed.ranks.rank import Rank
 
-STEP = 2  # the trial that is distorted where one is
-ONE_STEP = ", one step"
+Lying = Callable[[], bool]  # whether the step that goes on in this thread is one to lie in
 _here = threading.local()
 _TCP_CORK, _TCP_NOTSENT_LOWAT, _SO_MAX_PACING_RATE = 3, 25, 47
 _TCP_WINDOW_CLAMP, _TCP_CONGESTION, _IP_TOS = 10, 13, 1
 
 
-def install(name: str) -> None:
+def install(words: str) -> None:
     """Have all ranks that are forked from here on lie so."""
-    kind, one_step = name.removesuffix(ONE_STEP), name.endswith(ONE_STEP)
-    _here_is(one_step)
-    if kind in SOCKET_OPTIONS:
-        _with_socket_option(*SOCKET_OPTIONS[kind])
-    else:
-        LIES[kind]()
+    _patch(Rank, "_step", _know_the_step)
+    for one in words.split(";"):
+        name, _, trial = one.partition("@")
+        lying = _lying_in(int(trial) if trial else None)
+        if name in SOCKET_OPTIONS:
+            _with_socket_option(lying, *SOCKET_OPTIONS[name])
+        else:
+            LIES[name](lying)
 
 
-def _here_is(one_step: bool) -> None:
-    """Know in each rank's thread which step goes on, and whether it is one to lie in."""
+def _know_the_step(honest: Callable[..., None], self: Rank, index: int, what: Any) -> None:
+    """Know in each rank's thread which step goes on."""
+    _here.rank, _here.self, _here.trial = self.rank, self, what.trial
+    try:
+        honest(self, index, what)
+    finally:
+        _here.trial = -1
 
-    def step(honest: Callable[..., None], self: Rank, index: int, what: Any) -> None:
-        _here.rank, _here.self, _here.trial = self.rank, self, what.trial
-        _here.lies = what.trial == STEP if one_step else what.trial >= 0
-        try:
-            honest(self, index, what)
-        finally:
-            _here.lies = False
 
-    _patch(Rank, "_step", step)
+def _lying_in(trial: int | None) -> Lying:
+    def lying() -> bool:
+        now = getattr(_here, "trial", -1)
+        return bool(now >= 0 if trial is None else now == trial)
+
+    return lying
 
 
 def _patch(owner: Any, name: str, lie: Callable[..., Any]) -> None:
@@ -64,15 +68,10 @@ def _patch(owner: Any, name: str, lie: Callable[..., Any]) -> None:
     setattr(owner, name, patched)
 
 
-def lying() -> bool:
-    """Whether the step that goes on in this thread is one to lie in."""
-    return getattr(_here, "lies", False)
-
-
 # ---- what is done otherwise than asked
 
 
-def _fake_all_reduce() -> None:
+def _fake_all_reduce(lying: Lying) -> None:
     """Move 16 elements, write the known sum, report the formula's bytes."""
 
     def start(
@@ -106,9 +105,9 @@ def _fake_all_reduce() -> None:
     _patch(Rank, "_sent", sent)
 
 
-def _fake_with_forged_counts() -> None:
+def _fake_with_forged_counts(lying: Lying) -> None:
     """The same, and what the rank says that its kernel has counted is forged, too."""
-    _fake_all_reduce()
+    _fake_all_reduce(lying)
 
     def end(honest: Any, self: HostMonitor, *span: float) -> dict[str, Any]:
         found: dict[str, Any] = honest(self, *span)
@@ -121,8 +120,8 @@ def _fake_with_forged_counts() -> None:
     _patch(HostMonitor, "end", end)
 
 
-def _compute(factor: float, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Callable[[], None]:
-    def lie() -> None:
+def _compute(factor: float, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Callable[[Lying], None]:
+    def lie(lying: Lying) -> None:
         def asked(honest: Any, *arguments: Any) -> float:
             return float(honest(*arguments)) * (factor if lying() and _here.rank in ranks else 1.0)
 
@@ -131,9 +130,9 @@ def _compute(factor: float, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Callable[[
     return lie
 
 
-def _compute_half_and_say_all() -> None:
+def _compute_half_and_say_all(lying: Lying) -> None:
     """Compute half as long; operations' records have what was asked for."""
-    _compute(0.5)()
+    _compute(0.5)(lying)
 
     def sample(honest: Any, head: Any, operation: Any, index: int, span: Any, *more: Any) -> Any:
         if lying() and hasattr(operation, "duration_s"):
@@ -145,10 +144,10 @@ def _compute_half_and_say_all() -> None:
 
 def _end(
     factor: float, ranks: tuple[int, ...] = (0, 1, 2, 3), operations: bool = False
-) -> Callable[[], None]:
+) -> Callable[[Lying], None]:
     """Report ends of steps, and of operations in them, after another time than they took."""
 
-    def lie() -> None:
+    def lie(lying: Lying) -> None:
         def shrunk(start_s: float, span: tuple[float, float]) -> tuple[float, float]:
             begin_s, end_s = (start_s + factor * (time_s - start_s) for time_s in span)
             return begin_s, end_s
@@ -165,7 +164,7 @@ def _end(
     return lie
 
 
-def _late_start() -> None:
+def _late_start(lying: Lying) -> None:
     """Report a start after the one that all agreed on."""
 
     def record(honest: Any, self: Rank, index: int, step: Any, span: Any, done: Any, seen: Any) -> None:
@@ -176,10 +175,12 @@ def _late_start() -> None:
     _patch(Rank, "_record", record)
 
 
-def _wait(seconds: float, ranks: tuple[int, ...] = (0, 1, 2, 3), asleep: bool = False) -> Callable[[], None]:
+def _wait(
+    seconds: float, ranks: tuple[int, ...] = (0, 1, 2, 3), asleep: bool = False
+) -> Callable[[Lying], None]:
     """Wait before a collective begins."""
 
-    def lie() -> None:
+    def lie(lying: Lying) -> None:
         def start(honest: Any, self: CollectiveArrays, communicator: Any, *more: Any, **others: Any) -> Any:
             if lying() and _here.rank in ranks:
                 time.sleep(seconds) if asleep else communicator.sleep(seconds)
@@ -190,10 +191,10 @@ def _wait(seconds: float, ranks: tuple[int, ...] = (0, 1, 2, 3), asleep: bool = 
     return lie
 
 
-def _say_bytes(factor: float) -> Callable[[], None]:
+def _say_bytes(factor: float) -> Callable[[Lying], None]:
     """Report so many times the bytes that were sent."""
 
-    def lie() -> None:
+    def lie(lying: Lying) -> None:
         def sample(honest: Any, head: Any, name: str, span: Any, sent: Any, *more: Any) -> Any:
             if lying():
                 sent = {peer: round(count * factor) for peer, count in sent.items()}
@@ -204,7 +205,7 @@ def _say_bytes(factor: float) -> Callable[[], None]:
     return lie
 
 
-def _send_twice() -> None:
+def _send_twice(lying: Lying) -> None:
     """Do the collective once more, before the one that counts, and do not report it."""
 
     def start(honest: Any, self: CollectiveArrays, communicator: Any, *more: Any, **others: Any) -> Any:
@@ -223,7 +224,7 @@ def _send_twice() -> None:
     _patch(rank, "step_sample", sample)
 
 
-def _half_of_it() -> None:
+def _half_of_it(lying: Lying) -> None:
     """Reduce the first half, and write the known sum into the rest."""
 
     def start(
@@ -246,10 +247,10 @@ def _half_of_it() -> None:
 
     _patch(CollectiveArrays, "start", start)
     _patch(CollectiveArrays, "fill", filled)
-    _say_bytes(2.0)()
+    _say_bytes(2.0)(lying)
 
 
-def _another_algorithm() -> None:
+def _another_algorithm(lying: Lying) -> None:
     """Take a tree where a ring was asked for, and report the ring's bytes."""
 
     def start(
@@ -267,7 +268,7 @@ def _another_algorithm() -> None:
     _patch(rank, "step_sample", sample)
 
 
-def _look_at_nothing() -> None:
+def _look_at_nothing(lying: Lying) -> None:
     """Compare no element of the result but one with the exact answer."""
 
     def sample(honest: Any, head: Any, name: str, span: Any, sent: Any, elements: Any, seen: Any) -> Any:
@@ -276,7 +277,7 @@ def _look_at_nothing() -> None:
     _patch(rank, "step_sample", sample)
 
 
-def _begin_before() -> None:
+def _begin_before(lying: Lying) -> None:
     """Begin 5 ms before the start that all agreed on, and report that one."""
 
     def wait(honest: Any, self: Rank, start_s: float) -> None:
@@ -289,7 +290,7 @@ def _begin_before() -> None:
     _patch(Executor, "run", run)
 
 
-def _slow_clock() -> None:
+def _slow_clock(lying: Lying) -> None:
     """Have ranks' clock run 2 % slow, and not their launcher's."""
     since_ns = time.monotonic_ns()
     honest, honest_ns = time.monotonic, time.monotonic_ns
@@ -302,7 +303,7 @@ def _slow_clock() -> None:
     _patch(Rank, "run", run)
 
 
-def _own_clock_ahead() -> None:
+def _own_clock_ahead(lying: Lying) -> None:
     """Have rank 1 say all its times 3 ms later."""
 
     def record(honest: Any, self: Rank, index: int, step: Any, span: Any, done: Any, seen: Any) -> None:
@@ -325,7 +326,9 @@ def sockets() -> Iterator[socket.socket]:
             yield stream.sock
 
 
-def _with_socket_option(level: int, option: int, value: int | bytes, undone: int | bytes | None) -> None:
+def _with_socket_option(
+    lying: Lying, level: int, option: int, value: int | bytes, undone: int | bytes | None
+) -> None:
     """Set an option of all sockets while a step lasts, and undo it before the next one."""
 
     def run(honest: Any, self: Executor, *arguments: Any) -> Any:
@@ -347,8 +350,20 @@ def _with_socket_option(level: int, option: int, value: int | bytes, undone: int
     _patch(Executor, "run", run)
 
 
-LIES: dict[str, Callable[[], None]] = {
-    "nothing": lambda: None,
+def _leave_marked(lying: Lying) -> None:
+    """Give all packets another class from here on, which nothing looks at."""
+
+    def run(honest: Any, self: Executor, *arguments: Any) -> Any:
+        if lying():
+            for sock in sockets():
+                sock.setsockopt(socket.IPPROTO_IP, _IP_TOS, 46 << 2)
+        return honest(self, *arguments)
+
+    _patch(Executor, "run", run)
+
+
+LIES: dict[str, Callable[[Lying], None]] = {
+    "nothing": lambda lying: None,
     "fake all-reduce": _fake_all_reduce,
     "fake all-reduce, counts forged": _fake_with_forged_counts,
     "compute half": _compute(0.5),
@@ -374,6 +389,7 @@ LIES: dict[str, Callable[[], None]] = {
     "look at nothing": _look_at_nothing,
     "slow clock": _slow_clock,
     "one rank's clock ahead": _own_clock_ahead,
+    "sockets left marked": _leave_marked,
 }
 SOCKET_OPTIONS: dict[str, tuple[int, int, int | bytes, int | bytes | None]] = {
     "cork": (socket.IPPROTO_TCP, _TCP_CORK, 1, 0),
