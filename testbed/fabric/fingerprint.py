@@ -1,7 +1,8 @@
 """Everything that the kernel holds of a fabric's namespaces, compared with what it was: what was changed, by whom ever.
 
-Every queue, class, filter, route, rule, address, neighbour, forwarding entry, interface, offload and kernel parameter.
-What is changed and changed back between two looks is told by the kernel's own events.
+Every queue, class, filter, route, rule, address, neighbour, forwarding entry, interface, offload and kernel parameter,
+and what hosts' TCP connections go by. What is changed and changed back between two looks is told by the kernel's own
+events, but for connections.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from testbed.links import objects
 from testbed.links.parameters import Parameters
 from testbed.links.rtnetlink import OFFLOADS, Event, Key, Namespace, State, lasting
+from testbed.links.socket_table import SocketTable
 
 EVERYTHING = "*"  # of a namespace
+HOSTS_IN_TURN = 8  # whose connections are looked at each time
 TURNS = 10  # looks until all namespaces were compared: all at once would take a twentieth of a short step
 
 
@@ -47,6 +50,7 @@ class Fingerprint:
         self._known: dict[str, State] = {}
         self._parameters = Parameters()
         self._values: dict[str, dict[str, str]] = {}
+        self._sockets: dict[str, SocketTable] = {}
         self._told: set[tuple[str, Key]] = set()
         self._turn = 0
         self._poll = select.epoll()
@@ -58,6 +62,8 @@ class Fingerprint:
                 self._values[namespace.name] = (
                     self._parameters.read(namespace.name) if namespace.sends else {}
                 )
+                if namespace.sends and namespace.pid is not None:
+                    self._sockets[namespace.name] = SocketTable(namespace.pid)
                 self._poll.register(self._namespaces[namespace.name].events, select.EPOLLIN)
             self._poll.register(self._parameters, select.EPOLLIN)
             self._parameters.written()
@@ -69,9 +75,11 @@ class Fingerprint:
         """Close what is open."""
         for namespace in self._namespaces.values():
             namespace.close()
+        for table in self._sockets.values():
+            table.close()
         self._parameters.close()
         self._poll.close()
-        self._namespaces = {}
+        self._namespaces, self._sockets = {}, {}
 
     def take(self) -> None:
         """What is now is what should be from now on."""
@@ -95,6 +103,7 @@ class Fingerprint:
         for _ in range(len(names) if thorough else -(-len(names) // TURNS)):
             self._turn = (self._turn + 1) % len(names)
             found += self._compare(names[self._turn], self._namespaces[names[self._turn]])
+        found += self._sockets_changed()
         if thorough:
             for name, known in self._values.items():
                 found += self._read(name) if known else ()
@@ -148,6 +157,14 @@ class Fingerprint:
             if words := self._words(name, namespace, key, what, new or old or b""):
                 yield words
         self._told = {entry for entry in self._told if entry[0] != name}
+
+    def _sockets_changed(self) -> Iterator[str]:
+        """What was changed of connections, of a few hosts in turns."""
+        for _ in range(min(HOSTS_IN_TURN, len(self._sockets))):
+            name = next(iter(self._sockets))
+            self._sockets[name] = table = self._sockets.pop(name)  # to the end
+            if (name, EVERYTHING) not in self._left_out:
+                yield from (f"{name}: {words}" for words in table.look())
 
     def _words(self, name: str, namespace: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
         """None for what is left out."""

@@ -116,10 +116,14 @@ class Netlink:
         size = self._socket.recv_into(self._buffer)
         return bytes(memoryview(self._buffer)[:size])
 
-    def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """All objects of a kind, asked for with this body; none where this kernel has no such kind. OSError."""
+    def dump(self, kind: int, body: bytes, asked: int | None = None) -> list[bytes]:
+        """All objects of a kind, asked for with this body; none where this kernel has no such kind. OSError.
+
+        asked: the kind of the request, where it is not rtnetlink's.
+        """
+        request = kind + 2 if asked is None else asked
         while True:
-            self._socket.send(HEADER.pack(16 + len(body), kind + 2, _DUMP, 0, 0) + body)
+            self._socket.send(HEADER.pack(16 + len(body), request, _DUMP, 0, 0) + body)
             found: list[bytes] = []
             done = interrupted = False
             while not done:

@@ -41,12 +41,14 @@ class Done:
     """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at.
 
     unlooked: at what nobody has looked yet, as nothing else comes into its place; `look` does, when time is over.
+    late_s: how long after the moment at which they could begin what goes on the network was begun.
     """
 
     spans: list[tuple[float, float]]
     wrong: int = 0
     checked: int = 0
     unlooked: list[Callable[[], None]] = field(default_factory=list)
+    late_s: dict[int, float] = field(default_factory=dict)
 
     def found(self, wrong: int, checked: int) -> None:
         """Somebody has looked at some."""
@@ -153,6 +155,7 @@ class Executor:
                 else:
                     self._go_beside(computing, operation, begun_s)
                     works[index] = self._start(index, operation, done)
+                    done.late_s[index] = time.monotonic() - begun_s
             now_s = time.monotonic()
             over = computing.over(now_s)
             completed = self._completed(works)

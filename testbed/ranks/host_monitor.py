@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from testbed.links.protocols import ProtocolCounts, read_protocols
 from testbed.transport.loop import StallDetector
 from testbed.transport.observing import Observed, Unobserved
+from testbed.transport.socket_options import changes
 from testbed.transport.wire_counts import WireCounts
 from testbed.virtual import clock_here
 
@@ -19,10 +23,14 @@ REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
 
 @dataclass(frozen=True)
 class HostCounts:
-    """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell."""
+    """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell.
+
+    peers: of the connections with each peer.
+    """
 
     host: ProtocolCounts
     own: WireCounts | None
+    peers: Mapping[int, WireCounts] | None = None
 
 
 class HostMonitor:
@@ -33,23 +41,38 @@ class HostMonitor:
         self._exact = clock_here() == "free"
         self._before: HostCounts | None = None
         self._open: frozenset[object] = frozenset()
+        self._options = sockets.socket_options()
         wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
         late_s = LATE_S if self._exact else REAL_LATE_S
         self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
 
     def begin(self) -> None:
         """A step is going to start."""
-        own = self._sockets.wire_counts()
-        self._open = self._sockets.open_connections()
         # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
-        self._before = HostCounts(read_protocols(), own)
+        peers = self._sockets.peer_counts()
+        self._open = self._sockets.open_connections()
+        self._before = HostCounts(read_protocols(), self._total(peers), peers)
         self._stall_detector.gaps.clear()
+
+    def _changed_options(self) -> list[str]:
+        """What somebody has changed of this rank's sockets since they were looked at last."""
+        known, self._options = self._options, self._sockets.socket_options()
+        return [
+            f"the connection with rank {which[0]}: {words}"
+            for which, options in self._options.items()
+            for words in changes(known.get(which, {}), options)
+        ]
+
+    def _total(self, peers: Mapping[int, WireCounts] | None) -> WireCounts | None:
+        return None if peers is None else self._sockets.wire_counts(peers)
 
     def end(self, start_s: float, end_s: float) -> dict[str, Any]:
         """What was seen during the step, ready for JSON."""
         before = self._before
         assert before is not None
-        after = HostCounts(read_protocols(), self._sockets.wire_counts())
+        host = read_protocols()
+        peers, read_s = self._sockets.peer_counts(), time.monotonic()
+        after = HostCounts(host, self._total(peers), peers)
         # where nobody looks meanwhile, no stall shorter than the step is noticed
         wait_s = end_s - start_s if isinstance(self._sockets, Unobserved) else self._stall_detector.wait_s
         # of a connection that was closed meanwhile, as when a peer is lost, nobody tells any more what it carried
@@ -62,6 +85,10 @@ class HostMonitor:
         ]
         if stalls:
             found["stalls"] = stalls
+        if changed := self._changed_options():
+            found["socket_changes"] = changed
+        if whole and self._sockets.counts_payload:
+            found |= witnesses(before, after, read_s)
         if self._exact:
             self._stall_detector.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
             self._stall_detector.gap_s = self._stall_detector.wait_s + LATE_S
@@ -73,6 +100,25 @@ def resent_here() -> int:
     return read_protocols().tcp_resent
 
 
+def witnesses(before: HostCounts, after: HostCounts, read_s: float) -> dict[str, Any]:
+    """Return what the kernel says of the messages that came in a step: payload and headers by peer, and the last byte.
+
+    read_s: when `after` was read. `last_byte_s` is exact to one of the kernel's ticks, and missing where it is not
+    known; so are all of them where the kernel does not tell.
+    """
+    if before.peers is None or after.peers is None:
+        return {}
+    early = {peer: counts.bytes_in for peer, counts in before.peers.items()}
+    grown = {peer: counts.bytes_in - early.get(peer, 0) for peer, counts in after.peers.items()}
+    found: dict[str, Any] = {
+        "received_bytes": {str(peer): count for peer, count in grown.items() if count > 0}
+    }
+    quiet_s = min((after.peers[peer].quiet_s for peer, count in grown.items() if count > 0), default=math.inf)
+    if math.isfinite(quiet_s):
+        found["last_byte_s"] = read_s - quiet_s
+    return found
+
+
 def traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
     """What the host's IPv4 and the rank's connections carried between two counts, each way; None: not known.
 
@@ -82,6 +128,7 @@ def traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
     if early is None or late is None or late.subflows < early.subflows:
         return None
     found: dict[str, Any] = {"opened": late.subflows - early.subflows}
+    found["resent"] = after.host.tcp_resent - before.host.tcp_resent
     for way, segments in (("out", "segments_out"), ("in", "segments_in")):
         names = {
             "packets": f"{way}_packets",

@@ -62,8 +62,8 @@ class Launcher:
         self.held: dict[int, socket.socket] = {}  # lines of ranks, by their numbers
         self.last_step = -1
         self.ended_steps: dict[
-            int, int
-        ] = {}  # ranks that have ended a step that others have not, by its number
+            int, dict[int, float]
+        ] = {}  # when it heard that ranks had ended a step, by its number
 
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
@@ -216,6 +216,8 @@ class Launcher:
             elif event["event"] == "step" and event["index"] <= self.last_step:
                 continue  # done once more, after a restart
             else:
+                if event["event"] == "step":
+                    event["heard_s"] = time.monotonic()
                 if event["event"] == "failed":
                     self.failed = True
                     if "rank" in event:
@@ -225,12 +227,13 @@ class Launcher:
                     self._on_step(event["index"])
 
     def _on_end(self, event: dict[str, Any]) -> None:
-        """Pass it on once all ranks of this launcher's have ended the step."""
-        count = self.ended_steps.pop(event["index"], 0) + event["ranks"]
-        if count < min(event["of"], len(self.work.endpoints)):
-            self.ended_steps[event["index"]] = count
-        else:
-            _say({**event, "ranks": count})
+        """Note when a rank says that it has ended a step; pass it on once all ranks of this launcher's have."""
+        index, of = event["index"], event["of"]
+        heard_s = self.ended_steps.setdefault(index, {})
+        heard_s[event["rank"]] = time.monotonic()
+        if len(heard_s) >= min(of, len(self.work.endpoints)):
+            del self.ended_steps[index]
+            _say({"event": "ended", "index": index, "ranks": len(heard_s), "of": of, "heard_s": heard_s})
 
     def _on_step(self, index: int) -> None:
         """The first one sets other jobs' traffic going."""

@@ -259,7 +259,7 @@ class Rank:
     def _tell_end(self, index: int, step: Step, ranks: int) -> None:
         """Say that this rank has ended a measured step; ranks: how many are in it."""
         if step.trial >= 0:
-            self.progress({"event": "ended", "index": index, "ranks": 1, "of": ranks})
+            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]
@@ -271,7 +271,9 @@ class Rank:
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
         itemsize = np.dtype(self.job.dtype).itemsize
         for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
-            self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared))
+            # messages may have to wait for their receivers
+            late_s = done.late_s.get(number) if isinstance(operation, GroupCollective) else None
+            self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared, late_s))
         elements = done.wrong, done.checked
         self.samples.append(step_sample(head, step.variant, span, sent, elements, seen))
 

@@ -24,8 +24,12 @@ def operation_sample(
     span: tuple[float, float],
     itemsize: int,
     shared: frozenset[str] = frozenset(),
+    late_s: float | None = None,
 ) -> Sample:
-    """Of one operation. head: variant, trial, step and rank; span: when it began and ended; shared: streams."""
+    """Of one operation. head: variant, trial, step and rank; span: when it began and ended; shared: streams.
+
+    late_s: how long after the begin of the span it was begun in truth, where that is known.
+    """
     return {
         **head,
         "operation": _word(operation),
@@ -35,6 +39,7 @@ def operation_sample(
         "end_s": span[1],
         "bytes": getattr(operation, "numel", 0) * itemsize,
         **_marks(head["rank"], operation, shared),
+        **({} if late_s is None else {"late_s": late_s}),
     }
 
 

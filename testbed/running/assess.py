@@ -30,6 +30,7 @@ from testbed.running.conditions import changed_by, touched
 from testbed.running.events import events_record
 from testbed.running.host_evidence import HostEvidence
 from testbed.running.job_run import LinkSample
+from testbed.running.model_check import ModelCheck
 from testbed.running.pausing import pause_invariants
 from testbed.running.replication import ReplicationRecord
 from testbed.scale import UNSCALED, Scale
@@ -40,8 +41,8 @@ class Evidence:
     """What a whole run measured, for all of its variants.
 
     monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
-    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. replication:
-    of replicas that come and go. pauses: of all links, where switches pause.
+    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. model: of
+    the variant that is judged. replication: of replicas that come and go. pauses: of all links, where switches pause.
     """
 
     topology: Topology
@@ -58,6 +59,7 @@ class Evidence:
     numbers: Sequence[Number] = ()
     agreement: Invariant | None = None
     missing_share: float | None = None
+    model: ModelCheck | None = None
     tunnels: Sequence[Tunnel] = ()
     inside: HostEvidence | None = None
     replication: ReplicationRecord | None = None
@@ -113,6 +115,7 @@ def assess(
             *pause_invariants(evidence.topology, evidence.pauses),
             scale_similarity(evidence.numbers, evidence.scale),
             *([evidence.agreement] if evidence.agreement else []),
+            *([evidence.model.invariant(steps)] if evidence.model else []),
         ]
     )
 

@@ -17,11 +17,14 @@ from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.packet_balance import building_of, grown, packet_balances, timed_cables
 from testbed.fidelity.rank_invariants import BaselineTimes, network_as_before, ranks_awake, stalls
+from testbed.job.job import Job
 from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
 from testbed.results.summary import StepResult
 from testbed.running.conditions import cards_touched
+from testbed.running.step_clock import StepClock
+from testbed.running.witnesses import Witnesses
 
 Record = Mapping[str, Any]
 
@@ -31,25 +34,41 @@ class HostEvidence:
     """Of one run, for all of its variants; figures are emulated.
 
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
-    hosts: by rank. background: hosts with the scenario's background traffic. samples: the ranks' own. again: what
-    the lone collective took before the steps, and after them where it was done again; settles: whether the ranks'
-    transport then does all as before. sockets: what ranks' connections say in the end, for packets that the kernel has
-    cut below IP.
+    samples: the ranks' own. again: what the lone collective took before the steps, and after them where it was done
+    again. step_clock: when launchers heard of steps' starts and ends. sockets: what ranks' connections say in the end,
+    for packets that the kernel has cut below IP.
     """
 
-    topology: Topology
+    job: Job
     before: Mapping[str, NodeCounts]
     after: Mapping[str, NodeCounts]
     accounts: tuple[EngineAccount, EngineAccount]
-    hosts: Sequence[str]
-    background: frozenset[str]
     samples: Sequence[Record]
-    events: Sequence[EventSpec]
     event_log: Sequence[Record]
     again: BaselineTimes
     exact: bool
-    settles: bool
+    step_clock: StepClock
     sockets: Sequence[Record] = ()
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The network, emulated."""
+        return self.job.topology
+
+    @cached_property
+    def events(self) -> Sequence[EventSpec]:
+        """All that breaks or changes on purpose."""
+        return self.job.scenario.happenings
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """By rank."""
+        return [host.name for host in self.job.hosts]
+
+    @cached_property
+    def background(self) -> frozenset[str]:
+        """Hosts with the scenario's background traffic."""
+        return frozenset(name for other in self.job.scenario.background_traffic for name in other.hosts)
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
@@ -72,12 +91,21 @@ class HostEvidence:
             self._conservation(),
             self._foreign(own, sum(step.step_time_s for step in steps)),
             self._awake(own, variant),
+            *self._witnesses.invariants(steps),
             network_as_before(
                 self.again,
-                self.exact and self.settles,
+                self.exact and self.job.wiring.transport.settles,
                 why_not_again(self.events, self.background, self.topology),
             ),
         ]
+
+    @cached_property
+    def _witnesses(self) -> Witnesses:
+        first, last = (account.directions for account in self.accounts)
+        dropped = sum(last[key].dropped - first[key].dropped for key in last)
+        dropped += sum(port.dropped for node in self._counted.values() for port in node.ports.values())
+        job, remembers = self.job, self.again.remembers
+        return Witnesses(job, self.samples, self.step_clock, self._counted, self.exact, dropped, remembers)
 
     def _conservation(self) -> Invariant:
         down = {str(event.target) for event in self.events if event.action == "switch_down"}

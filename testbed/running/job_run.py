@@ -21,6 +21,7 @@ from testbed.links.wire import EngineAccount
 from testbed.running.elsewhere import Launchers
 from testbed.running.events import EventPlayer
 from testbed.running.stalls import Stall, StallWatch
+from testbed.running.step_clock import StepClock
 from testbed.running.step_edges import StepEdges
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class JobRun:
         self.on_sample: Callable[[LinkSample], None] = lambda sample: None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
+        self.step_clock = StepClock()
         self.rank_pids: dict[int, int] = {}  # of those that live
         self._launchers: Launchers | None = None
         self.background_traffic: list[dict[str, Any]] = []  # what each has received, emulated
@@ -207,6 +209,7 @@ class JobRun:
         """Handle what the launcher said; returns sentences on ranks that failed."""
         failures = []
         for event in events:
+            self.step_clock.hear(event)
             if event["event"] in ("started", "returned"):
                 self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":

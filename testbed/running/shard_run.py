@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from testbed.collectives import between_groups
 from testbed.config import ConfigError, Problem, Scenario, Topology
@@ -33,7 +33,7 @@ from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.crossing import network_paths
-from testbed.model.predicting import missing_share, predict
+from testbed.model.predicting import missing_share
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
 from testbed.results.serving_summary import answers_summary
@@ -49,6 +49,7 @@ from testbed.running.host_evidence import HostEvidence, why_not_again
 from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
 from testbed.running.live import ShardLive
+from testbed.running.model_check import check_model
 from testbed.running.numbers import numbers_of
 from testbed.running.pausing import paused_links
 from testbed.running.progress import Progress
@@ -56,6 +57,7 @@ from testbed.running.records import NetworkRecord, RankRecords, link_lines, read
 from testbed.running.replication import ReplicationRecord
 from testbed.running.served import as_carried
 from testbed.running.stalls import StallTeller, StallWatch
+from testbed.running.witnesses import socket_changes
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -269,6 +271,7 @@ class ShardRun:
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
+        changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
         numbers = numbers_of(
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
@@ -285,7 +288,7 @@ class ShardRun:
             tunnels=tunnels,
             changed_settings=changed[0],
             changed_offloads=changed[1],
-            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in watch.changes],
+            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
             repairs=network.repairs,
             inside=self._inside(job, records, log),
             replication=replication,
@@ -297,11 +300,9 @@ class ShardRun:
             own = [step for step in steps if step.variant == name]
             variants.append(self._variant(name, algorithm, own, records, evidence))
         slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
-        healthy = not self.scenario.happenings and not slow
-        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and healthy:
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.happenings and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
-        clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
-        scale = asdict(self.scale)
+        clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
         manifest = {
             "schema": 1,
             **surroundings(),
@@ -351,15 +352,16 @@ class ShardRun:
     ) -> dict[str, Any]:
         """As `ShardVariant` has it."""
         expected = self.done.wan_bytes(algorithm)
-        predicted = None if self.job.unmodelled else predict(self.job, algorithm, self._calibration)
-        missing = missing_share(self.job, algorithm, self._calibration)
+        model = check_model(self.job, algorithm, self._calibration)
+        missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
+        evidence = replace(evidence, missing_share=missing, model=model)
         observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed(steps)]
         entry = {
             "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
-            "verdict": assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
+            "verdict": assess(evidence, steps, expected, observed).to_dict(),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
             "training": training_summary(
@@ -376,18 +378,15 @@ class ShardRun:
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
         """What was counted inside the buildings."""
         return HostEvidence(
-            self.topology,
+            self.job,
             job.before,
             job.after,
             (job.samples[0].account, job.samples[-1].account),
-            [host.name for host in self.hosts],
-            frozenset(name for other in self.scenario.background_traffic for name in other.hosts),
             records.samples,
-            self.happenings,
             log,
             self.baseline.lone(records.calibrations),
             exact=self.baseline.exact,
-            settles=self.job.wiring.transport.settles,
+            step_clock=job.step_clock,
             sockets=records.sockets,
         )
 

@@ -31,6 +31,7 @@ from testbed.transport.connecting import Connecting, StreamKey
 from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
 from testbed.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.transport.socket_options import Options, read_options
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.tallies import Tallies
@@ -55,6 +56,8 @@ class Mesh:
     rank's address. eager: connect to all peers at once. Raises TransportError when a setting does not take,
     TransportTimeout when `eager` and a peer does not appear.
     """
+
+    counts_payload = True  # whether `peer_counts` has the bytes of messages
 
     def __init__(
         self,
@@ -206,13 +209,29 @@ class Mesh:
         """What stands for each that is open, for as long as it is."""
         return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
 
-    def wire_counts(self) -> WireCounts | None:
-        """What the kernel has carried for all connections that are open; None where it does not tell."""
-        sockets = [stream.sock for stream in self._streams.values() if stream.sock is not None]
+    def peer_counts(self) -> dict[int, WireCounts] | None:
+        """Return what the kernel has carried for the open connections with each peer; None where it does not tell."""
+        found: dict[int, WireCounts] = {}
         try:
-            return reduce(WireCounts.plus, map(wire_counts, sockets), WireCounts())
+            for (peer, _), stream in self._streams.items():
+                if stream.sock is not None:
+                    found[peer] = found.get(peer, WireCounts()).plus(wire_counts(stream.sock))
         except OSError:
             return None
+        return found
+
+    def socket_options(self) -> dict[tuple[int, object], Options]:
+        """Return the options of every open connection, by its peer and what stands for it in `open_connections`."""
+        found: dict[tuple[int, object], Options] = {}
+        for (peer, _), stream in self._streams.items():
+            if stream.sock is not None:
+                with contextlib.suppress(OSError):  # it is closed at this moment
+                    found[peer, stream] = read_options(stream.sock)
+        return found
+
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
+        """Return what was carried for all peers together; None where nothing tells. peers: as `peer_counts` has it."""
+        return reduce(WireCounts.plus, peers.values(), WireCounts())
 
     def state_words(self, peers: Iterable[int]) -> str:
         """How the connections with these peers stand, for people who wonder why nothing comes."""

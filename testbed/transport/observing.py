@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from testbed.transport.base import Transport, beneath
 from testbed.transport.loop import StallDetector
 from testbed.transport.mesh import Mesh
+from testbed.transport.socket_options import Options
 from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts
 
 
 class Unobserved:
     """In place of a mesh, where a transport of somebody's own has none: records of its connections stay empty."""
+
+    counts_payload = False
 
     def __init__(self) -> None:
         self.stall_detector: StallDetector | None = None
@@ -30,7 +33,15 @@ class Unobserved:
         """None that can be seen."""
         return frozenset()
 
-    def wire_counts(self) -> WireCounts | None:
+    def peer_counts(self) -> dict[int, WireCounts] | None:
+        """Not known."""
+        return None
+
+    def socket_options(self) -> dict[tuple[int, object], Options]:
+        """No connections that can be seen."""
+        return {}
+
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """Not known."""
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import socket
 import struct
@@ -10,8 +11,9 @@ from typing import NamedTuple
 
 from testbed.transport.sockets import IPPROTO_MPTCP
 
-# of struct tcp_info in linux/tcp.h: bytes_received, segs_out, segs_in, bytes_sent (those sent again count again)
-_INFO = struct.Struct("=128xQII56xQ")
+# of struct tcp_info in linux/tcp.h: last_data_recv (milliseconds ago, by the kernel's ticks), bytes_received, segs_out,
+# segs_in, bytes_sent (those sent again count again)
+_INFO = struct.Struct("=52xI72xQII56xQ")
 # of linux/mptcp.h: struct mptcp_subflow_data goes before one tcp_info for each subflow
 _SOL_MPTCP, _MPTCP_TCPINFO = 284, 2
 _SUBFLOWS = struct.Struct("=IIII")
@@ -21,17 +23,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WireCounts(NamedTuple):
-    """Of one or several connections since they were made; `subflows`: how many, of MPTCP's those that there are now."""
+    """Of one or several connections since they were made; `subflows`: how many, of MPTCP's those that there are now.
+
+    quiet_s: how long ago the last data came in, by the kernel's ticks; infinity where that is not known.
+    """
 
     subflows: int = 0
     segments_out: int = 0
     segments_in: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
+    quiet_s: float = math.inf
 
     def plus(self, other: WireCounts) -> WireCounts:
-        """The sums."""
-        return WireCounts(*(one + two for one, two in zip(self, other, strict=True)))
+        """The sums, and the shorter quiet."""
+        return WireCounts(
+            self.subflows + other.subflows,
+            self.segments_out + other.segments_out,
+            self.segments_in + other.segments_in,
+            self.bytes_out + other.bytes_out,
+            self.bytes_in + other.bytes_in,
+            min(self.quiet_s, other.quiet_s),
+        )
 
 
 def wire_counts(sock: socket.socket) -> WireCounts:
@@ -42,8 +55,8 @@ def wire_counts(sock: socket.socket) -> WireCounts:
 
 
 def _read(raw: bytes) -> WireCounts:
-    bytes_in, segments_out, segments_in, bytes_out = _INFO.unpack(raw.ljust(_INFO.size, b"\0"))
-    return WireCounts(1, segments_out, segments_in, bytes_out, bytes_in)
+    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _INFO.unpack(raw.ljust(_INFO.size, b"\0"))
+    return WireCounts(1, segments_out, segments_in, bytes_out, bytes_in, quiet_ms / 1e3)
 
 
 def _by_subflow(sock: socket.socket) -> WireCounts:

@@ -13,7 +13,8 @@ from testbed.catalogue import model_errors
 from testbed.cli.main import app
 from testbed.config import load_scenario
 from testbed.explorer import Search
-from testbed.explorer.certainty import errors_of, model_errors_of
+from testbed.explorer.certainty import model_errors_of
+from testbed.model.stated_errors import errors_of
 from tests.unit.test_explorer import SCENARIO, written
 
 ROOT = Path(__file__).parents[2]

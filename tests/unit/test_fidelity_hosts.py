@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,11 @@ class Sockets(Unobserved):
     def open_connections(self) -> frozenset[object]:
         return self.open
 
-    def wire_counts(self) -> WireCounts:
-        return self.counts
+    def peer_counts(self) -> dict[int, WireCounts]:
+        return {1: self.counts}
+
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts:
+        return peers[1]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from testbed.transport import (
 )
 from testbed.transport.loop import StallDetector
 from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
+from testbed.transport.wire_counts import WireCounts
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
 
@@ -411,16 +412,23 @@ def test_closing_is_bounded_when_the_peer_hangs(places: Places) -> None:
 # ---- what a transport tells of itself
 
 
+def counted(transport: TcpTransport) -> WireCounts:
+    """What the kernel has carried for all connections of a transport."""
+    peers = transport.peer_counts()
+    assert peers is not None
+    found = transport.wire_counts(peers)
+    assert found is not None
+    return found
+
+
 def test_what_the_kernel_carried_is_told_in_segments_and_bytes() -> None:
     def program(transport: TcpTransport) -> tuple[int, int, int]:
         exchange(transport)
-        before = transport.wire_counts()
+        before = counted(transport)
         exchange(transport, 100_000)
         exchange(transport)  # whose answer follows all of that
-        after = transport.wire_counts()
+        after = counted(transport)
         exchange(transport)  # nobody leaves before both have looked
-        assert before is not None
-        assert after is not None
         assert after.segments_out > before.segments_out
         assert after.segments_in >= before.segments_in
         return after.subflows, after.bytes_out - before.bytes_out, after.bytes_in
@@ -435,9 +443,8 @@ def test_mptcp_tells_it_too() -> None:
     def program(transport: TcpTransport) -> int:
         exchange(transport, 100_000)
         exchange(transport)
-        found = transport.wire_counts()
+        found = counted(transport)
         exchange(transport)
-        assert found is not None
         return found.bytes_out
 
     assert all(sent >= 100_000 for sent in over_tcp(2, program, multipath=True))

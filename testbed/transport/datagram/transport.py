@@ -225,15 +225,15 @@ class DatagramTransport(Mesh):
 
     # ---- for those who measure
 
-    def wire_counts(self) -> WireCounts | None:
+    def peer_counts(self) -> dict[int, WireCounts] | None:
         """See Mesh; datagrams, as IP sees them, count as segments, what their headers are shorter off their payload."""
-        found = super().wire_counts()
+        found = super().peer_counts()
         if found is None:
             return None
-        for pair in self._pairs.values():
+        for (peer, _), pair in self._pairs.items():
             sent, came = pair.datagrams_out - pair.datagrams_cut, pair.datagrams_in
             own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
-            found = found.plus(WireCounts(0, *own))
+            found[peer] = found.get(peer, WireCounts()).plus(WireCounts(0, *own))
         return found
 
     def state_words(self, peers: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from testbed.transport.base import MAX_TAG, TrafficClass, TransportError
@@ -34,6 +34,8 @@ class RdmaTransport(Mesh):
 
     Raises TransportError when a setting does not take.
     """
+
+    counts_payload = False  # cards move it past the kernel
 
     def __init__(
         self,
@@ -96,12 +98,12 @@ class RdmaTransport(Mesh):
         super()._give_back()
         self._card.close()
 
-    def wire_counts(self) -> WireCounts | None:
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """See Mesh. What a card receives is counted by IP, and a rank's own; what it sends IP's protocols do not count.
 
         Bytes of neither are told.
         """
-        found, counts = super().wire_counts(), self._card.counts()
+        found, counts = super().wire_counts(peers), self._card.counts()
         if found is None or counts is None:
             return None
         return found.plus(WireCounts(segments_in=counts.received))

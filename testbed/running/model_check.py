@@ -1,0 +1,44 @@
+"""What the model says of a variant's step, how far off it is known to be, and whether the steps keep to that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.fidelity import Invariant
+from testbed.fidelity.step_invariants import StepTime, model_error
+from testbed.job.job import Job
+from testbed.model import Timeline
+from testbed.model.calibration import Calibration
+from testbed.model.predicting import prepared
+from testbed.model.stated_errors import stated_error
+from testbed.results.summary import StepResult, undisturbed
+from testbed.virtual import clock_here
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """The model's timeline of a step, None where it says nothing of such a scenario; emulated.
+
+    stated: the worst error that is stated of it on such scenarios, as a share; None where none is. singly: whether each
+    step is to take as long, and not only their median.
+    """
+
+    timeline: Timeline | None
+    stated: float | None
+    singly: bool
+
+    def invariant(self, steps: Sequence[StepResult]) -> Invariant:
+        """Hold a variant's steps against it."""
+        predicted_s = self.timeline.step_time_s if self.timeline else None
+        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed(steps)]
+        return model_error(times, predicted_s, self.stated, clock_here() == "free", self.singly)
+
+
+def check_model(job: Job, algorithm: str, calibration: Calibration) -> ModelCheck:
+    """Play a variant's step on the model. ControllerError, Stuck, BadCalibration."""
+    if job.unmodelled:
+        return ModelCheck(None, None, singly=False)
+    step = prepared(job, algorithm, calibration)
+    stated = stated_error(job.scenario, bool(step.network.packets))
+    return ModelCheck(step.play(), stated, singly=not job.topology.lossy)

@@ -1,0 +1,179 @@
+"""What ranks reported in a run beside what others saw of the same, for its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.directions import DIRECTIONS
+from testbed.fabric.bridges import CARD
+from testbed.fabric.watching import Change
+from testbed.fidelity import Invariant
+from testbed.fidelity.step_invariants import StepTime, steps_alike
+from testbed.fidelity.witness_invariants import (
+    Begun,
+    CardClaim,
+    Computed,
+    StepEnd,
+    StepStart,
+    begun_at_once,
+    bytes_witnessed,
+    common_start,
+    compute_as_asked,
+    step_ends_witnessed,
+)
+from testbed.job.job import Job
+from testbed.job.rank_faults import SLOW
+from testbed.job.resolving_faults import rank_faults_of
+from testbed.links.counts import NodeCounts
+from testbed.results.summary import StepResult, undisturbed
+from testbed.running.step_clock import StepClock
+from testbed.workload.plan import Computing, Pause, jittered_s
+
+Record = Mapping[str, Any]
+SALT = 1000  # of a step, by its number: see Rank
+
+
+def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Change]:
+    """Return what was changed of ranks' sockets, as they saw it at the ends of steps. hosts: by rank."""
+    return [
+        Change(sample["end_s"], f"{hosts[sample['rank']]}: {words}")
+        for sample in samples
+        for words in sample.get("socket_changes", ())
+    ]
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """Second witnesses of one run, for all of its variants.
+
+    samples: the ranks' own records. exact: by the virtual clock. counted: what hosts and switches have carried in the
+    whole run, as another process than the ranks read it. dropped: frames that queues of the topology dropped in it.
+    remembers: whether connections are paced by what they remember.
+    """
+
+    job: Job
+    samples: Sequence[Record]
+    clock: StepClock
+    counted: Mapping[str, NodeCounts]
+    exact: bool
+    dropped: int = 0
+    remembers: bool = False
+
+    def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
+        """Return those of one variant's measured steps."""
+        variant = steps[0].variant
+        own = [sample for sample in self.samples if sample["variant"] == variant]
+        whole = [sample for sample in own if sample["operation"] == "step"]
+        hosts = [host.name for host in self.job.hosts]
+        return [
+            # of replicas that come and go a rank may have done a step once more that its peer has not
+            bytes_witnessed(hosts, whole if self.job.replication is None else (), self._cards(hosts)),
+            compute_as_asked(list(self._computed(own))),
+            begun_at_once(list(self._begun(own)), self.exact),
+            step_ends_witnessed(list(self._ends(own)), self.exact),
+            common_start(hosts, list(self._starts(whole)), self.exact),
+            self._alike(whole, steps),
+        ]
+
+    def _cards(self, hosts: Sequence[str]) -> Iterator[CardClaim]:
+        """Compare only totals: cards are read before the first step and after the last one."""
+        sent: dict[int, int] = dict.fromkeys(range(len(hosts)), 0)
+        received = dict(sent)
+        for sample in self.samples:
+            if sample["operation"] == "step":
+                for peer, count in sample["sent_bytes"].items():
+                    sent[sample["rank"]] += count
+                    received[int(peer)] += count
+        for rank, host in enumerate(hosts):
+            card = self.counted[host].ports[CARD]
+            yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
+            yield CardClaim(host, "received", received[rank], card.rx_bytes)
+
+    def _computed(self, own: Sequence[Record]) -> Iterator[Computed]:
+        if self.job.workload.dispatching is not None:
+            return  # who computes what is decided on the way
+        plan, share = self.job.workload.plan, self.job.wiring.software.computing_share
+        scenario, scale = self.job.scenario, self.job.scale
+        faults = rank_faults_of(scenario.happenings, plan, scenario.seed, scale)
+        slowed = {fault.rank for fault in faults if fault.action == SLOW}
+        for sample in own:
+            if sample["operation"] == "step":
+                continue
+            rank, index = sample["rank"], sample["index"]
+            operation = plan.ranks[rank][index]
+            if isinstance(operation, Computing):
+                asked_s = jittered_s(plan, rank, index, SALT * sample["step"])
+                most_s = math.inf if rank in slowed else asked_s / (1 - share)
+            elif isinstance(operation, Pause):
+                asked_s = most_s = operation.duration_s
+            else:
+                continue
+            took_s = sample["end_s"] - sample["start_s"]
+            host = self.job.hosts[rank].name
+            yield Computed(rank, host, sample["trial"], sample["name"], took_s, asked_s, most_s)
+
+    def _begun(self, own: Sequence[Record]) -> Iterator[Begun]:
+        for sample in own:
+            if (late_s := sample.get("late_s")) is not None:
+                rank = sample["rank"]
+                yield Begun(rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s)
+
+    def _ends(self, own: Sequence[Record]) -> Iterator[StepEnd]:
+        last_s: dict[tuple[int, int], float] = {}
+        for sample in own:
+            if sample["operation"] != "step":
+                key = sample["step"], sample["rank"]
+                last_s[key] = max(last_s.get(key, -math.inf), sample["end_s"])
+        for sample in own:
+            if sample["operation"] == "step":
+                step, rank = sample["step"], sample["rank"]
+                yield StepEnd(
+                    rank,
+                    self.job.hosts[rank].name,
+                    sample["trial"],
+                    sample["end_s"] - sample["start_s"],
+                    sample["end_s"],
+                    last_s.get((step, rank)),
+                    self.clock.ends.get(step, {}).get(rank),
+                    sample.get("last_byte_s"),
+                )
+
+    def _starts(self, whole: Sequence[Record]) -> Iterator[StepStart]:
+        by_step: dict[int, dict[int, float]] = {}
+        trials = {}
+        for sample in whole:
+            by_step.setdefault(sample["step"], {})[sample["rank"]] = sample["start_s"]
+            trials[sample["step"]] = sample["trial"]
+        for step, by_rank in by_step.items():
+            if self.job.replication is None and step in self.clock.starts:
+                yield StepStart(trials[step], *self.clock.starts[step], by_rank)
+
+    def _alike(self, whole: Sequence[Record], steps: Sequence[StepResult]) -> Invariant:
+        resent: dict[int, int] = {}
+        for sample in whole:
+            traffic = sample["traffic"] or {}
+            resent[sample["step"]] = resent.get(sample["step"], 0) + traffic.get("resent", 0)
+        times = [StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed(steps)]
+        return steps_alike(times, self._why_unlike(), self.dropped)
+
+    def _why_unlike(self) -> str:
+        """Why the steps of a variant need not take the same, if there is a reason."""
+        job, plan = self.job, self.job.workload.plan
+        links = [getattr(link, way) for link in job.topology.wan for way in DIRECTIONS]
+        chance = any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
+        unlike = plan.jitter or job.workload.dispatching is not None or job.replication is not None
+        reasons = {
+            "By the real clock each step takes a little longer or shorter.": not self.exact,
+            "Events and background traffic do not meet all steps alike.": bool(
+                job.scenario.happenings or job.scenario.background_traffic
+            ),
+            "Links lose packets, and what that costs a step is a matter of chance.": job.topology.lossy,
+            "Links delay, double, swap or corrupt packets by chance.": chance,
+            "Steps do not ask the same of the ranks.": bool(unlike),
+            "The transport goes by what it remembers of the steps before.": self.remembers
+            or not job.wiring.transport.settles,
+        }
+        return next((words for words, holds in reasons.items() if holds), "")

@@ -1,0 +1,259 @@
+"""What ranks report is held against second witnesses; steps against their siblings and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.config import load_scenario
+from testbed.fidelity.step_invariants import StepTime, model_error, steps_alike
+from testbed.fidelity.witness_invariants import (
+    Begun,
+    CardClaim,
+    Computed,
+    StepEnd,
+    StepStart,
+    begun_at_once,
+    bytes_witnessed,
+    common_start,
+    compute_as_asked,
+    step_ends_witnessed,
+)
+from testbed.links.protocols import read_protocols
+from testbed.model.stated_errors import stated_error
+from testbed.ranks.host_monitor import HostCounts, witnesses
+from testbed.running.step_clock import StepClock
+from testbed.transport.wire_counts import WireCounts
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+HOSTS = ["east1", "west1"]
+
+
+def step(rank: int, sent: int, received: int | None, trial: int = 0) -> dict[str, Any]:
+    """A rank's record of a step in which it exchanges something with the only other one."""
+    peer = str(1 - rank)
+    found = {"step": trial + 1, "trial": trial, "rank": rank, "sent_bytes": {peer: sent}}
+    return found if received is None else {**found, "received_bytes": {peer: received}}
+
+
+# ---- bytes
+
+
+def test_bytes_that_the_receivers_kernel_took_in_are_witnessed() -> None:
+    found = bytes_witnessed(HOSTS, [step(0, 1000, 1020), step(1, 1000, 1020)])
+    assert found.ok is True
+    assert "all 2000 bytes" in found.sentence
+
+
+def test_bytes_that_no_kernel_took_in_are_named_with_both_ranks() -> None:
+    honest = [step(0, 1000, 1020), step(1, 1000, 1020)]
+    found = bytes_witnessed(HOSTS, [*honest, step(0, 3_145_728, 160, 1), step(1, 160, 160, 1)])
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert found.sentence.startswith(
+        "In trial 1 rank 0 on east1 says that it sent 3145728 bytes to rank 1 on west1,"
+    )
+    assert found.sentence.endswith("whose kernel took in 160 from it.")
+
+
+def test_more_bytes_than_a_rank_reports_are_named_but_headers_are_not() -> None:
+    assert bytes_witnessed(HOSTS, [step(0, 1_000_000, 0), step(1, 0, 1_000_000 + 100_000)]).ok is True
+    found = bytes_witnessed(HOSTS, [step(0, 1_000_000, 0), step(1, 0, 2_000_000)])
+    assert found.ok is False
+
+
+def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
+    forged = [step(0, 1000, 1000), step(1, 1000, 1000)]
+    assert bytes_witnessed(HOSTS, forged, [CardClaim("east1", "sent", 1000, 1100)]).ok is True
+    found = bytes_witnessed(HOSTS, forged, [CardClaim("west1", "received", 1000, 700)])
+    assert found.ok is False
+    assert "the rank on west1" in found.sentence.lower()
+
+
+def test_where_the_kernel_does_not_tell_bytes_are_not_known() -> None:
+    assert bytes_witnessed(HOSTS, [step(0, 1000, None), step(1, 1000, None)]).ok is None
+
+
+# ---- computing
+
+
+def test_computing_is_to_take_what_the_plan_asks_for() -> None:
+    honest = Computed(0, "east1", 0, "forward", 0.04, 0.04, 0.04)
+    half = Computed(1, "west1", 2, "forward", 0.02, 0.04, 0.04)
+    assert compute_as_asked([honest]).ok is True
+    found = compute_as_asked([honest, half])
+    assert (found.ok, found.severity, found.measured) == (False, "untrusted", "-20 ms")
+    assert found.sentence == ("In trial 2 rank 1 on west1 took 20 ms for forward; the plan asks for 40 ms.")
+    assert compute_as_asked([]).ok is None
+
+
+@pytest.mark.parametrize(
+    ("took_s", "most_s", "ok"), [(0.05, 0.05, True), (0.05, 0.04, False), (9, float("inf"), True)]
+)
+def test_computing_may_take_longer_where_it_is_slowed_down(took_s: float, most_s: float, ok: bool) -> None:
+    assert compute_as_asked([Computed(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
+
+
+def test_a_collective_is_begun_as_soon_as_it_can_be() -> None:
+    honest, late = Begun(0, "east1", 0, "all_reduce", 1e-7), Begun(1, "west1", 2, "all_reduce", 0.002)
+    assert begun_at_once([honest], exact=True).ok is True
+    found = begun_at_once([honest, late], exact=True)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert found.sentence == "In trial 2 rank 1 on west1 began all_reduce 2 ms after it could."
+    assert begun_at_once([late], exact=False).ok is None
+
+
+# ---- ends and starts
+
+
+def end(trial: int = 0, **seen: float) -> StepEnd:
+    """An end of a step of 80 ms, honest but for what is given."""
+    witnessed = {"operations_s": 5.08, "heard_s": 5.08, "last_byte_s": 5.08, **seen}
+    return StepEnd(1, "west1", trial, 0.08, 5.08, **witnessed)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"operations_s": 5.088}, "8 ms before its last operation ended"),
+        ({"heard_s": 5.088}, "8 ms before its launcher heard so"),
+        ({"heard_s": 5.077}, "3 ms after its launcher heard so"),
+        ({"last_byte_s": 5.088}, "8 ms before its kernel took in the last of its data"),
+    ],
+)
+def test_an_end_that_another_witness_contradicts_is_named(seen: dict[str, float], words: str) -> None:
+    assert step_ends_witnessed([end()], exact=True).ok is True
+    found = step_ends_witnessed([end(), end(**seen, trial=2)], exact=True)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert (
+        f"In trial 2 rank 1 on west1 says that its step was over after 80 ms, which is {words}."
+        == found.sentence
+    )
+
+
+def test_by_the_real_clock_a_launcher_that_is_late_once_accuses_nobody() -> None:
+    """Of one rank it hears soon enough."""
+    assert step_ends_witnessed([end(heard_s=5.3), end(heard_s=5.081)], exact=False).ok is True
+    assert step_ends_witnessed([end(heard_s=5.3), end(heard_s=5.2)], exact=False).ok is False
+
+
+def test_a_tick_of_the_kernel_is_no_lie() -> None:
+    assert step_ends_witnessed([end(last_byte_s=5.0815)], exact=True).ok is True
+
+
+def test_a_start_is_the_one_that_was_agreed_on() -> None:
+    honest = StepStart(0, 5.0, 4.98, {0: 5.0, 1: 5.0})
+    assert common_start(HOSTS, [honest], exact=True).ok is True
+    found = common_start(HOSTS, [honest, StepStart(1, 6.0, 5.9, {0: 6.0, 1: 6.008})], exact=True)
+    assert found.ok is False
+    assert "In trial 1 rank 1 on west1 reports a start that is 8 ms from" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("exact", "late_s", "status"), [(True, 0.002, "untrusted"), (False, 0.002, ""), (False, 0.2, "caution")]
+)
+def test_a_step_that_began_before_it_was_announced_began_by_another_clock(
+    exact: bool, late_s: float, status: str
+) -> None:
+    found = common_start(HOSTS, [StepStart(3, 6.0, 6.0 + late_s, {0: 6.0, 1: 6.0})], exact)
+    assert (found.severity if found.ok is False else "") == status
+
+
+def test_a_step_clock_keeps_what_launchers_heard() -> None:
+    clock = StepClock()
+    for event in (
+        {"event": "step", "index": 3, "start_s": 5.0, "heard_s": 4.9},
+        {"event": "ended", "index": 3, "ranks": 1, "of": 2, "heard_s": {"0": 5.5}},
+        {"event": "ended", "index": 3, "ranks": 1, "of": 2, "heard_s": {"1": 5.6}},  # of another machine
+        {"event": "done"},
+    ):
+        clock.hear(event)
+    assert clock.starts == {3: (5.0, 4.9)}
+    assert clock.ends == {3: {0: 5.5, 1: 5.6}}
+
+
+def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> None:
+    host = read_protocols()
+    before = HostCounts(host, None, {1: WireCounts(bytes_in=500), 2: WireCounts(bytes_in=9)})
+    after = HostCounts(
+        host, None, {1: WireCounts(bytes_in=1500, quiet_s=0.25), 2: WireCounts(bytes_in=9, quiet_s=0.1)}
+    )
+    assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
+    assert witnesses(HostCounts(host, None), after, 8.0) == {}
+
+
+# ---- siblings and the model
+
+
+def steps(*times_s: float, resent: int = 0) -> list[StepTime]:
+    """The last one has sent so many segments again."""
+    last = len(times_s) - 1
+    return [StepTime(trial, time_s, resent if trial == last else 0) for trial, time_s in enumerate(times_s)]
+
+
+def test_a_step_that_differs_from_its_siblings_is_named() -> None:
+    assert steps_alike(steps(0.0724, 0.0721, 0.0721)).ok is True
+    found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
+    assert (found.ok, found.severity) == (False, "caution")
+    assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
+
+
+def test_which_packets_queues_drop_makes_steps_differ() -> None:
+    """Without a drop by the topology's own queues nothing explains that segments were sent again."""
+    uneven = steps(0.0721, 0.0721, 0.134, resent=7)
+    assert steps_alike(uneven, dropped=12).ok is True
+    assert steps_alike(uneven, dropped=0).ok is False
+
+
+def test_steps_need_not_be_alike_where_chance_has_a_part() -> None:
+    assert steps_alike(steps(1.0, 2.0), "Links lose packets.").ok is None
+    assert steps_alike(steps(1.0)).ok is None
+
+
+@pytest.mark.parametrize(
+    ("times_s", "singly", "named"),
+    [
+        ((1.0, 1.01, 1.02), True, ""),
+        ((0.94, 0.93, 0.94), True, "The median step took 940 ms"),
+        ((1.0, 1.0, 1.07), True, "The step of trial 2 took 1070 ms"),
+        ((1.0, 1.0, 1.07), False, ""),
+    ],
+)
+def test_farther_from_the_model_than_its_stated_error(
+    times_s: tuple[float, ...], singly: bool, named: str
+) -> None:
+    found = model_error(steps(*times_s), 1.0, 0.05, exact=True, singly=singly)
+    assert found.ok is (not named)
+    assert found.sentence.startswith(named)
+    assert found.severity == "caution"
+
+
+def test_by_the_real_clock_steps_may_be_slower_but_not_quicker() -> None:
+    assert model_error(steps(1.2, 1.3), 1.0, 0.05, exact=False).ok is True
+    assert model_error(steps(0.9, 0.9), 1.0, 0.05, exact=False).ok is False
+
+
+def test_without_a_stated_error_nothing_is_held_against_the_model() -> None:
+    assert model_error(steps(1.0), None, 0.05, exact=True).ok is None
+    assert model_error(steps(1.0), 2.0, None, exact=True).ok is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "by_packets", "by_fluid"),
+    [
+        ("quickstart", {}, 0.048, 0.089),
+        ("quickstart", {"topology.wan.0.loss": "0.1 %"}, 0.096, 0.532),
+        ("controller/windows", {}, 0.079, 0.775),
+        ("decode", {}, None, None),
+        ("inference/one-card", {}, None, None),
+    ],
+)
+def test_what_error_is_stated_goes_by_the_scenario_and_how_it_is_played(
+    name: str, changes: dict[str, Any], by_packets: float | None, by_fluid: float | None
+) -> None:
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml")
+    if changes:
+        scenario = scenario.changed(changes, "")
+    assert stated_error(scenario, by_packets=True) == by_packets
+    assert stated_error(scenario, by_packets=False) == by_fluid

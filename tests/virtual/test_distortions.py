@@ -1,0 +1,47 @@
+"""Ranks that lie, each in a step of its own among honest ones: the verdict names each lie and its step."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.virtual.conftest import REPOSITORY, Person
+
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
+
+LIES = {
+    "fake all-reduce@0": ("bytes_witnessed", "In trial 0 rank ", "whose kernel took in 0 from it."),
+    "compute half, one rank@1": (
+        "compute_as_asked",
+        "In trial 1 rank 2 on west1 took 20 ms for ",
+        "asks for 40 ms.",
+    ),
+    "wait 2 ms@2": ("begun_at_once", "In trial 2 rank ", " 2 ms after it could. So it was with 3 more of "),
+    "end 3 % early@3": ("step_ends_witnessed", "In trial 3 rank ", " before its last operation ended."),
+    "start 8 ms late@4": ("common_start", "In trial 4 rank ", " reports a start that is 8 ms from the one "),
+    "cork@5": ("steps_alike", "The step of trial 5 took ", ": nothing in the scenario makes steps differ."),
+    "sockets left marked@6": (
+        "nothing_changed",
+        ": the connection with rank ",
+        ": IP_TOS 0 -> 184, seen at ",
+    ),
+}
+
+
+def test_each_lie_is_named_with_its_step(person: Person) -> None:
+    folder = person.home / "lies"
+    folder.mkdir()
+    if person.prefix:
+        folder.chmod(0o777)
+    python = ("env", f"PYTHONPATH={REPOSITORY}", f"HOME={person.home}", sys.executable)
+    inside = (*python, "-m", "tests.virtual.distortions_inside", str(folder), ";".join(LIES))
+    done = person.call("virtual", "exec", "--writable", str(folder), "--", *inside, timeout_s=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (found,) = json.loads((folder / "distortions.json").read_text()).values()
+    assert found["status"] == "untrusted"
+    for lie, (name, *words) in LIES.items():
+        assert name in found["failed"], lie
+        for part in words:
+            assert part in found["failed"][name], lie
