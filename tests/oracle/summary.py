@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+from tests.oracle.answers import check_decoding, check_replication, check_serving
 from tests.oracle.arithmetic import jain, median, nearest_rank
 from tests.oracle.checks import Checks
 from tests.oracle.expected import expected, gradient_bytes
@@ -35,6 +36,13 @@ def check_variant(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
         for tier, moved in (("building", inside), ("wan", across)):
             observed = training["bytes"][tier]["observed"]
             checks.near(f"{name}: bytes by tier", observed, median(moved), COUNTED)
+    for part, check in (
+        ("replication", check_replication),
+        ("serving", check_serving),
+        ("decoding", check_decoding),
+    ):
+        if shown.get(part):
+            check(own, shown[part], checks)
 
 
 def _times(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
