@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
+from tests.figures import hold_figures
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = """
@@ -56,7 +57,9 @@ def command(*arguments: object) -> list[str]:
 
 
 def run_testbed(*arguments: object, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
+    hold_figures([str(argument) for argument in arguments], done.returncode, done.stdout)
+    return done
 
 
 def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, timeout_s: float = 160) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from testbed.virtual import NoKernelError, clock_here, find_image
+from tests.figures import hold_figures
 
 REPOSITORY = Path(__file__).parents[2]
 TESTBED = Path(sys.executable).with_name("testbed")
@@ -56,6 +57,7 @@ class Person:
             running.terminate()
             running.communicate(timeout=SOON_S)
             raise
+        hold_figures(arguments, running.returncode, said)
         return subprocess.CompletedProcess(running.args, running.returncode, said, complaints)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
