@@ -72,7 +72,7 @@ class Kernel:
         given = SEEDS | {line[3]: int(line[line.index("seed") + 1]) for line in words}
         return {
             interface: Discipline(
-                0, 0, 0, "netem", bytes(24) + put(14, struct.pack("=Q", seed)), *[0] * 5, b""
+                0, 0, 0, "netem", bytes(24) + put(14, struct.pack("=Q", seed)), 0, 0, 0, 0, 0, b""
             )
             for interface, seed in (given if self.seeds is None else self.seeds).items()
         }
