@@ -71,7 +71,7 @@ def validated(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
     try:
         if missing := [one.name for one in fields(kind) if one.name not in values]:  # type: ignore[arg-type]
             raise DumpError(where=f"not {what}", got="no " + ", ".join(missing), expected="all fields")
-        made: Made = _adapter(kind).validate_python(values)
+        made: Made = _adapter(kind).validate_python(values)  # type: ignore[arg-type]
         return made
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -80,7 +80,7 @@ def validated(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
 
 
 @cache
-def _adapter(kind: type) -> Any:
+def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     return TypeAdapter(kind)

@@ -470,7 +470,7 @@ def traces(draw: st.DrawFn) -> JobTrace:
         group = draw(st.sampled_from(own))
         splits = tuple(draw(st.integers(0, 99)) for _ in groups[group]) if kind == "uneven" else ()
         which = "all_to_all_v" if kind == "uneven" else draw(st.sampled_from(KINDS))
-        root, algorithm = draw(st.integers(0, world - 1)), draw(st.sampled_from(["", "ring"]))
+        root, algorithm = draw(st.sampled_from(groups[group])), draw(st.sampled_from(["", "ring"]))
         return Collective(
             **common,
             group=group,
