@@ -97,7 +97,7 @@ def test_fields_that_there_are_not_are_named_or_refused(tmp_path: Path) -> None:
     assert JobTrace.read(tmp_path / "job.json").left_out == ("fields kept, novel",)
     document["nodes"][0]["novel"] = 1
     (tmp_path / "job.json").write_text(json.dumps(document))
-    with pytest.raises(TraceError, match="broken: TypeError: .*novel"):
+    with pytest.raises(TraceError, match=r"broken: TypeError: .*novel"):
         JobTrace.read(tmp_path / "job.json")
     document["ranks"][0][0] = -1
     del document["nodes"][0]["novel"]
