@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.flight.records import DumpError, read_document
+from testbed.flight.records import DumpError, read_document, validated
 
 PATHS_SCHEMA = 1
 PATHS_FILE = "paths.json"
@@ -64,24 +64,10 @@ class NetworkPaths:
         """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
         if document.get("schema") != PATHS_SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {PATHS_SCHEMA}")
-        try:
-            pairs = tuple(
-                PairPath(
-                    item["from"],
-                    item["to"],
-                    tuple(item["components"]),
-                    item.get("dscp", 0),
-                    item.get("channel", 0),
-                    item.get("rate_bps"),
-                    item.get("delay_s"),
-                )
-                for item in document["pairs"]
-            )
-            hosts = {int(rank): host for rank, host in document["hosts"].items()}
-            rates_bps = dict(document.get("rates_bps", {}))
-            return cls(hosts, pairs, rates_bps, bool(document.get("one_clock", False)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DumpError(f"not a file of paths: {error}") from error
+        values = {"rates_bps": {}, "one_clock": False, **document}
+        if isinstance(values.get("pairs"), list):
+            values["pairs"] = [_with_field_names(item) for item in values["pairs"]]
+        return validated(cls, "a file of paths", values)
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -91,3 +77,9 @@ class NetworkPaths:
     def read(cls, path: Path) -> NetworkPaths:
         """The inverse of `write`. DumpError, OSError."""
         return read_document(path, cls.from_document)
+
+
+def _with_field_names(item: Any) -> Any:
+    """Return a pair of a file with PairPath's names of its ends."""
+    names = {"from": "source", "to": "target"}
+    return {names.get(key, key): value for key, value in item.items()} if isinstance(item, dict) else item

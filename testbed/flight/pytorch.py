@@ -51,7 +51,9 @@ _DTYPES = {
     "int8": ("Char", 1),
 }
 _OURS_OF_DTYPE = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
-_WITH_EVENTS = ("nccl", "xccl", "hccl")
+_WITH_EVENTS = "ccl"
+"""How names of libraries end whose recorders look at an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
+
 RETIRED = "retired"
 """State of an operation that its recorder has done with, without saying how it ended."""
 
@@ -193,8 +195,8 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     if state not in (SCHEDULED, STARTED, COMPLETED):
         raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
     if state != COMPLETED and item.get("retired"):
-        # recorders that look at an accelerator's events know the end of all that has one
-        state = FAILED if backend in _WITH_EVENTS else RETIRED
+        # who looks at events knows the end of all that has one
+        state = FAILED if backend.endswith(_WITH_EVENTS) else RETIRED
     own = message[1] if message else name.split(" ", 1)[0]
     return Entry(
         group.id,

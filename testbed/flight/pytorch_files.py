@@ -36,8 +36,13 @@ _EVERYBODY = ("0", "default_pg")
 _TOGETHER = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Beginnings of the names of collectives that no rank ends before all have come."""
 
-_DUMP_FIELDS = {"version", "pg_config", "pg_status", "entries", "comm_lib_version", "nccl_version"}
-_STATES = {"nccl_comm_state", "hccl_comm_state"}
+_COALESCED = "coalesced"
+"""Name of the entry that ends a batch: its members have no state of their own with NCCL."""
+
+_DUMP_FIELDS = {"version", "pg_config", "pg_status", "entries"}
+_DUMP_ENDINGS = ("_comm_state", "_version")
+"""Ends of the names of fields that every library has under a name of its own, such as nccl_comm_state."""
+
 _ENTRY_FIELDS = {
     "frames", "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name",
     "time_created_ns", "duration_ms", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state",
@@ -129,7 +134,54 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(groups, dict) or not isinstance(entries, list):
         got, expected = f"fields {', '.join(map(str, document))}", "pg_config and entries"
         raise DumpError(where=f"{path}: not a dump of PyTorch's flight recorder", got=got, expected=expected)
-    return {**document, "entries": entries}
+    return {**document, "entries": _without_batches(entries)}
+
+
+def _without_batches(entries: Sequence[Any]) -> list[Any]:
+    """Return entries in which members of batches have their batch's state; the entry that ends a batch goes.
+
+    NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled for ever. They have
+    the number of the entry `coalesced` after them. Of a batch of collectives, the last one stands for all.
+    """
+    batches: dict[tuple[Any, ...], dict[str, Any]] = {}
+    last: dict[tuple[Any, ...], int] = {}
+    keys = [_batch_of(item) for item in entries]
+    for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
+        if key is None:
+            continue
+        if str(item.get("profiling_name", "")).endswith(f":{_COALESCED}"):
+            batches[key] = {name: item[name] for name in _STATE_FIELDS if name in item}
+        else:
+            last[key] = place
+    found = []
+    for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
+        if key not in batches or key not in last:
+            found.append(item)
+        elif str(item.get("profiling_name", "")).endswith(f":{_COALESCED}"):
+            continue
+        elif is_message(item) or place == last[key]:
+            found.append({**item, **batches[key]})
+    return found
+
+
+_STATE_FIELDS = (
+    "state",
+    "time_discovered_started_ns",
+    "time_discovered_completed_ns",
+    "retired",
+    "duration_ms",
+)
+
+
+def _batch_of(item: Any) -> tuple[Any, ...] | None:
+    """Return by what members of one batch are known; None where something is missing."""
+    try:
+        p2p = bool(item["is_p2p"])
+        key = (str(item["process_group"]), p2p, item["p2p_seq_id" if p2p else "collective_seq_id"])
+        hash(key)
+    except BROKEN:
+        return None
+    return key
 
 
 class _Plain(pickle.Unpickler):
@@ -161,14 +213,14 @@ def _items(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 def _unused(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Fields that no version known here has."""
     documents = list(documents)
-    own = Counter(str(name) for document in documents for name in document)
-    of_entries = Counter(str(name) for item in _items(documents) for name in item)
-    for where, found, known in (
-        ("", own, {*_DUMP_FIELDS, *_STATES}),
-        ("entries' ", of_entries, _ENTRY_FIELDS),
+    own = {str(name) for document in documents for name in document} - _DUMP_FIELDS
+    of_entries = {str(name) for item in _items(documents) for name in item} - _ENTRY_FIELDS
+    for where, found in (
+        ("", [name for name in own if not name.endswith(_DUMP_ENDINGS)]),
+        ("entries' ", of_entries),
     ):
-        if unknown := sorted(set(found) - known):
-            yield f"{where}fields that are not known: {', '.join(unknown[:_SHOWN])}"
+        if found:
+            yield f"{where}fields that are not known: {', '.join(sorted(found)[:_SHOWN])}"
 
 
 def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int, Path]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,12 +54,50 @@ def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made
         raise DumpError(f"{path}: {error}") from error
 
 
+def validated(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
+    """Make a dataclass of a file's document, with all that is in it and of the types that it says.
+
+    Args:
+        kind: The dataclass; the document has `schema` beside its fields, all of which must be there.
+        what: The file, for people.
+        document: As JSON has it.
+
+    Raises:
+        DumpError: With the place, for what is missing, unknown, or of another type.
+    """
+    from pydantic import ValidationError  # noqa: PLC0415 (no rank needs it, and it takes long to import)
+
+    values = {key: value for key, value in document.items() if key != "schema"}
+    try:
+        if missing := [one.name for one in fields(kind) if one.name not in values]:  # type: ignore[arg-type]
+            raise DumpError(where=f"not {what}", got="no " + ", ".join(missing), expected="all fields")
+        made: Made = _adapter(kind).validate_python(values)  # type: ignore[arg-type]
+        return made
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = f"not {what}: {'.'.join(map(str, first['loc']))}"
+        raise DumpError(where=where, got=repr(first["input"])[:80], expected=first["msg"]) from None
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    return TypeAdapter(kind)
+
+
+_ALL_OF_IT = {"extra": "forbid"}
+"""Fields that there are not, in a file, are an error."""
+
+
 @dataclass(frozen=True)
 class GroupRecord:
     """A communicator: its number, its name, its ranks in order, by number on the transport.
 
     All its ranks know it by the same number; communicators without a rank in common may share one.
     """
+
+    __pydantic_config__ = _ALL_OF_IT
 
     id: int
     name: str
@@ -71,6 +110,8 @@ class PeerTraffic:
 
     sent: given to the transport. expected: receives that were posted. received: of these, those that have come.
     """
+
+    __pydantic_config__ = _ALL_OF_IT
 
     sent: int = 0
     sent_bytes: int = 0
@@ -98,6 +139,8 @@ class Entry:
     array. peer, tag: of a point-to-point message, the peer by its number on the transport. phase, round, rounds: how
     far it was, where its algorithm says. peers: by number on the transport. error: why it failed.
     """
+
+    __pydantic_config__ = _ALL_OF_IT
 
     group: int
     sequence: int
@@ -136,6 +179,8 @@ class RankDump:
     entries: in the order in which they were scheduled.
     """
 
+    __pydantic_config__ = _ALL_OF_IT
+
     rank: int
     host: str
     time_s: float
@@ -156,23 +201,12 @@ class RankDump:
         """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
         if document.get("schema") != SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {SCHEMA}")
-        try:
-            groups = tuple(
-                GroupRecord(item["id"], item["name"], tuple(item["ranks"])) for item in document["groups"]
-            )
-            entries = tuple(
-                Entry(
-                    **{
-                        **item,
-                        "peers": {int(k): PeerTraffic(**own) for k, own in item.get("peers", {}).items()},
-                    }
-                )
-                for item in document["entries"]
-            )
-            head = {name: document[name] for name in ("rank", "host", "time_s", "ended")}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DumpError(f"not a dump of a flight recorder: {error}") from error
-        return cls(**head, groups=groups, entries=entries)
+        found = validated(cls, "a dump of a flight recorder", document)
+        for place, entry in enumerate(found.entries):
+            if entry.state not in STATES:
+                where = f"entries.{place}.state"
+                raise DumpError(where=where, got=repr(entry.state), expected=f"one of {', '.join(STATES)}")
+        return found
 
     def write(self, path: Path) -> None:
         """As JSON."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +184,17 @@ class JobTrace:
         if document.get("schema") != SCHEMA:
             raise TraceError(f"{path}: schema: got {document.get('schema')}, expected {SCHEMA}")
         try:
-            nodes = [_node(entry) for entry in document["nodes"]]
+            nodes = [_node(number, entry) for number, entry in enumerate(document["nodes"])]
+            if any(number < 0 for own in document["ranks"] for number in own):
+                raise ValueError("ranks: got a number below 0, expected those of nodes")
             ranks = tuple(tuple(nodes[number] for number in own) for own in document["ranks"])
             groups = {str(name): tuple(map(int, members)) for name, members in document["groups"].items()}
-            found = cls(ranks, groups, document["origin"], document["accelerator"])
+            found = cls(
+                ranks, groups, str(document["origin"]), str(document["accelerator"]), _unknown(document)
+            )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path}: broken: {type(error).__name__}: {error}") from None
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise TraceError(f"{path}: broken: {kind}{error}") from None
         found.check(str(path))
         return found
 
@@ -206,17 +212,37 @@ class JobTrace:
     def _problem(self, rank: int, number: int, node: Node) -> str:
         if any(not 0 <= before < number for before in node.after):
             return f"after: got {list(node.after)}, expected numbers of earlier nodes"
-        if isinstance(node, Collective | PointToPoint) and node.dtype not in _BYTES_OF:
-            return f"dtype: got {node.dtype}, expected one of {', '.join(_BYTES_OF)}"
+        if problem := _wrong_figures(node):
+            return problem
         if isinstance(node, Collective):
-            members = self.groups.get(node.group)
-            if members is None or rank not in members:
-                return f"group: got {node.group}, expected one that rank {rank} is in"
-            if node.splits and len(node.splits) != len(members):
-                return f"splits: got {len(node.splits)}, expected one for each of {len(members)} members"
+            return self._wrong_group(rank, node)
         if isinstance(node, PointToPoint) and (node.peer == rank or not 0 <= node.peer < len(self.ranks)):
             return f"peer: got {node.peer}, expected another rank of 0 to {len(self.ranks) - 1}"
         return ""
+
+    def _wrong_group(self, rank: int, node: Collective) -> str:
+        members = self.groups.get(node.group)
+        if members is None or rank not in members:
+            return f"group: got {node.group}, expected one that rank {rank} is in"
+        if node.splits and (len(node.splits) != len(members) or min(node.splits) < 0):
+            expected = f"0 or more for each of {len(members)} members"
+            return f"splits: got {list(node.splits)}, expected {expected}"
+        if node.collective in ROOTED and node.root not in members:
+            return f"root: got {node.root}, expected one of group {node.group}, {list(members)}"
+        return ""
+
+
+def _wrong_figures(node: Node) -> str:
+    if isinstance(node, Compute):
+        for name in ("duration_s", "flops", "touched_bytes"):
+            if not 0 <= (value := getattr(node, name)) < math.inf:
+                return f"{name}: got {value}, expected 0 or more, and finite"
+    if isinstance(node, Collective | PointToPoint):
+        if node.dtype not in _BYTES_OF:
+            return f"dtype: got {node.dtype}, expected one of {', '.join(_BYTES_OF)}"
+        if node.numel < 0:
+            return f"numel: got {node.numel}, expected 0 or more"
+    return ""
 
 
 def _document(node: Node) -> dict[str, Any]:
@@ -226,8 +252,31 @@ def _document(node: Node) -> dict[str, Any]:
     return {"type": _NAMES[type(node)], "name": node.name, **own}
 
 
-def _node(entry: Mapping[str, Any]) -> Node:
-    fields: dict[str, Any] = {
+_OF_TYPE: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": int | float}
+"""What nodes' fields may be in a file, by their annotations."""
+
+
+def _node(number: int, entry: Mapping[str, Any]) -> Node:
+    """Make a node of a file's entry. ValueError for a value of another type, TypeError, KeyError."""
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
-    return _TYPES[fields.pop("type")](**fields)
+    made = _TYPES[values.pop("type")](**values)
+    for one in fields(made):
+        value = getattr(made, one.name)
+        if not _fits(value, str(one.type)):
+            raise ValueError(f"nodes[{number}].{one.name}: got {value!r}, expected {one.type}")
+    return made
+
+
+def _fits(value: Any, declared: str) -> bool:
+    if declared.startswith("tuple"):
+        return isinstance(value, tuple) and all(_fits(one, "int") for one in value)
+    return isinstance(value, _OF_TYPE[declared]) and isinstance(value, bool) == (declared == "bool")
+
+
+def _unknown(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a file has beside what is read, in words."""
+    known = {"format", "schema", "origin", "accelerator", "groups", "nodes", "ranks"}
+    unknown = sorted(set(document) - known)
+    return (f"fields {', '.join(unknown)}",) if unknown else ()

@@ -139,8 +139,8 @@ def test_a_damaged_dump_of_pytorch_is_named(tmp_path: Path, data: bytes, said: s
 @pytest.mark.parametrize(
     "name",
     [
-        "comm_lib_trace_rank_{}",  # PyTorch 2.8 and later
-        "nccl_trace_rank_{}",  # PyTorch 2.2 to 2.7
+        "comm_lib_trace_rank_{}",  # PyTorch of today
+        "nccl_trace_rank_{}",  # PyTorch of 2.5 and after
         "trace_{}",  # PyTorch's tutorial
         "hccl_trace_rank_{}",  # Ascend
         "torchcomm_fr_trace_{}",  # torchcomms
@@ -258,6 +258,38 @@ def test_a_healthy_job_of_gloo_has_no_verdict(tmp_path: Path) -> None:
         (tmp_path / f"{rank}.json").write_text(json.dumps(gloo(rank, 4)))
     (own,) = read_evidence(tmp_path)
     assert diagnose(own.dumps).verdicts == ()
+
+
+def test_members_of_a_batch_have_the_state_of_their_batch(tmp_path: Path) -> None:
+    # NCCL leaves what `batch_isend_irecv` starts scheduled, and says the state in the entry that ends the batch
+    collective, message = PYTORCH["entries"]
+    batch = {
+        "state": "completed",
+        "time_discovered_completed_ns": 1_500_000_000,
+        "retired": True,
+        "input_sizes": [],
+    }
+    entries = [
+        {**message, "profiling_name": "nccl:send 1->0"},
+        message,
+        {**message, "profiling_name": "nccl:coalesced", **batch},
+        {**collective, "collective_seq_id": 2, "state": "scheduled", "time_discovered_completed_ns": None},
+        {**collective, "collective_seq_id": 2, "input_sizes": [[7]], "state": "scheduled"},
+        {**collective, "collective_seq_id": 2, "profiling_name": "nccl:coalesced", **batch},
+        {**message, "p2p_seq_id": 2, "retired": True},
+    ]
+    (tmp_path / "trace_1").write_bytes(pickle.dumps({**PYTORCH, "entries": entries}))
+    (own,) = read_evidence(tmp_path)
+    assert own.notes == ()
+    found = [(entry.name, entry.sequence, entry.state, entry.ended_s) for entry in own.dumps[0].entries]
+    assert found == [
+        ("isend", 0, "completed", 1.5),
+        ("irecv", 0, "completed", 1.5),
+        ("all_reduce", 2, "completed", 1.5),
+        # given up by itself: who looks at events knows the end of all that has one
+        ("irecv", 0, "failed", None),
+    ]
+    assert own.dumps[0].entries[2].size_bytes == 28
 
 
 def test_numbers_from_0_and_unknown_fields_of_other_recorders_are_understood_or_named(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def test_a_dump_as_json_is_the_same_again(tmp_path: Path) -> None:
     assert RankDump.read(tmp_path / "rank-1.json") == dump
 
 
+def head(entries: str, rank: str = "0") -> str:
+    """Write a dump as JSON around its entries."""
+    return f'{{"schema": 1, "rank": {rank}, "host": "", "time_s": 1, "ended": "", "groups": [], "entries": {entries}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -115,6 +120,18 @@ def test_a_dump_as_json_is_the_same_again(tmp_path: Path) -> None:
         ('{"schema": 7}', "schema: got 7"),
         ('{"schema": 1}', "not a dump of a flight recorder"),
         ('{"schema": 1, "groups": [3]}', "not a dump of a flight recorder"),
+        (head("[]", '"3 and more"'), "not a dump of a flight recorder: rank: got '3 and more'"),
+        (
+            head('[{"group": 0, "sequence": 1, "name": "isend", "state": "done", "scheduled_s": 0}]'),
+            "got 'done'",
+        ),
+        (head('[{"group": 0, "sequence": 1, "name": "isend", "scheduled_s": 0}]'), "entries.0.state"),
+        (
+            head('[{"group": 0, "sequence": 1, "name": "isend", "state": "failed", "scheduled_s": "x"}]'),
+            "entries.0.scheduled_s: got 'x', expected Input should be a valid number",
+        ),
+        (head("[]").replace("ended", "novel"), "no ended"),
+        (head("[]").replace('"schema"', '"novel": 1, "schema"'), "novel: got 1"),
     ],
 )
 def test_what_is_no_dump_is_named(tmp_path: Path, text: str, words: str) -> None:

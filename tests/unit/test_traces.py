@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,23 @@ def test_nodes_that_are_alike_are_written_once(tmp_path: Path) -> None:
     [
         (2, {"after": (2,)}, r"rank 0: node 2 \(gradients\): after: got \[2\], expected numbers of earlier"),
         (2, {"group": "tp"}, r"node 2 \(gradients\): group: got tp, expected one that rank 0 is in"),
-        (3, {"splits": (1, 2, 3)}, r"node 3 \(tokens\): splits: got 3, expected one for each of 2"),
+        (
+            3,
+            {"splits": (1, 2, 3)},
+            r"node 3 \(tokens\): splits: got \[1, 2, 3\], expected 0 or more for each",
+        ),
+        (3, {"splits": (3, -3)}, r"splits: got \[3, -3\], expected 0 or more for each of 2 members"),
+        (2, {"collective": "broadcast", "root": 7}, r"root: got 7, expected one of group"),
+        (2, {"numel": -1}, r"numel: got -1, expected 0 or more"),
+        (1, {"numel": -1}, r"node 1 \(activations\): numel: got -1"),
+        (0, {"duration_s": -1.0}, r"duration_s: got -1\.0, expected 0 or more, and finite"),
+        (0, {"duration_s": math.nan}, r"duration_s: got nan, expected 0 or more, and finite"),
+        (0, {"flops": math.inf}, r"flops: got inf"),
+        (0, {"duration_s": "1 ms"}, r"broken: nodes\[0\]\.duration_s: got '1 ms', expected float"),
+        (2, {"numel": "8"}, r"broken: nodes\[2\]\.numel: got '8', expected int"),
+        (1, {"peer": True}, r"nodes\[1\]\.peer: got True, expected int"),
+        (0, {"stream": 3}, r"nodes\[0\]\.stream: got 3, expected str"),
+        (2, {"after": ("a",)}, r"nodes\[2\]\.after: got \('a',\), expected tuple"),
         (1, {"peer": 2}, r"node 1 \(activations\): peer: got 2, expected another rank of 0 to 1"),
         (1, {"peer": 0}, r"peer: got 0, expected another rank"),
     ],
@@ -72,6 +89,21 @@ def test_what_is_no_trace_is_refused(text: str, said: str, tmp_path: Path) -> No
         JobTrace.read(path)
     with pytest.raises(TraceError, match="no job trace"):
         JobTrace.read(tmp_path / "none.json.gz")
+
+
+def test_fields_that_there_are_not_are_named_or_refused(tmp_path: Path) -> None:
+    document = json.loads(TRACE.write(tmp_path / "job.json").read_text())
+    (tmp_path / "job.json").write_text(json.dumps({**document, "novel": 1, "kept": 2}))
+    assert JobTrace.read(tmp_path / "job.json").left_out == ("fields kept, novel",)
+    document["nodes"][0]["novel"] = 1
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    with pytest.raises(TraceError, match=r"broken: TypeError: .*novel"):
+        JobTrace.read(tmp_path / "job.json")
+    document["ranks"][0][0] = -1
+    del document["nodes"][0]["novel"]
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    with pytest.raises(TraceError, match="broken: ranks: got a number below 0"):
+        JobTrace.read(tmp_path / "job.json")
 
 
 def test_a_group_has_ranks_of_the_job_once(tmp_path: Path) -> None:

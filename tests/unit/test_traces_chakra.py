@@ -291,7 +291,7 @@ WRONG: list[Any] = [
     pytest.param(
         [node(5, "x", COMP, waits(6)), node(6, "y", COMP, waits(5))], "waits for itself", id="circle"
     ),
-    pytest.param([node(5, "x", COMP), node(5, "y", COMP)], "two nodes of one id", id="ids"),
+    pytest.param([node(5, "x", COMP), node(5, "y", COMP)], "two nodes of id 5: x and y", id="ids"),
     pytest.param(
         [collective(5, 0, 8, attribute("pg_name", STRING, "4"))],
         r"node 5 \(coll\): got group 4, expected its ranks in .*comm_group.json",
@@ -406,11 +406,28 @@ def test_a_file_without_a_rank_in_its_name_is_not_passed_over(tmp_path: Path) ->
 def test_what_is_not_used_is_named(tmp_path: Path) -> None:
     priority = attribute("comm_priority", INT32, 3)
     callers = (4, b"\x09")
-    write(tmp_path / "a.0.et", version(), collective(0, 0, 8, priority, callers), node(1, "b", COMP, (7, 5)))
+    own = [node(1, "b", COMP, (7, 5), (77, 1)), node(2, "c", COMP), node(3, "d", METADATA)]
+    write(tmp_path / "a.0.et", version(), collective(0, 0, 8, priority, callers), *own)
     assert read_job(tmp_path).left_out == (
+        "fields of 1 nodes that no known version has",
+        "1 COMP_NODEs without duration or operations, which take no time",
         "nodes' attributes comm_priority",
         "1 ctrl_deps on nodes that are not there",
     )
+
+
+def test_two_files_of_groups_must_say_the_same(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / f"a.{rank}.et", version(), collective(0, 0, 8, attribute("pg_name", STRING, "1")))
+    (tmp_path / "comm_group.json").write_text('\ufeff{"1": [0, 1, 2]}')
+    (tmp_path / "a.json").write_text('{"1": [0, 1]}')
+    with pytest.raises(TraceError, match=r"got other groups in comm_group\.json than in a\.json"):
+        read_job(tmp_path)
+    (tmp_path / "a.json").write_text('{"schema": "of something else"}')
+    assert read_job(tmp_path).groups == {"1": (0, 1, 2)}
+    (tmp_path / "comm_group.json").write_text('{"1": [0, 1], "1": [0, 1, 2]}')
+    with pytest.raises(TraceError, match=r"comm_group\.json: got group 1 twice"):
+        read_job(tmp_path)
 
 
 # --- what is written here
@@ -470,7 +487,7 @@ def traces(draw: st.DrawFn) -> JobTrace:
         group = draw(st.sampled_from(own))
         splits = tuple(draw(st.integers(0, 99)) for _ in groups[group]) if kind == "uneven" else ()
         which = "all_to_all_v" if kind == "uneven" else draw(st.sampled_from(KINDS))
-        root, algorithm = draw(st.integers(0, world - 1)), draw(st.sampled_from(["", "ring"]))
+        root, algorithm = draw(st.sampled_from(groups[group])), draw(st.sampled_from(["", "ring"]))
         return Collective(
             **common,
             group=group,

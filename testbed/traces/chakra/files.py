@@ -40,12 +40,17 @@ class EtNode:
 
 @dataclass(frozen=True)
 class EtFile:
-    """version: of the format, as the file says, or as its form tells. attributes: of the file as a whole."""
+    """A rank's file.
+
+    version: of the format, as the file says, or as its form tells. attributes: of the file as a whole. unknown: how
+    many of its nodes have fields that its form has not.
+    """
 
     path: Path
     version: str
     attributes: Mapping[str, Any]
     nodes: tuple[EtNode, ...]
+    unknown: int = 0
 
 
 def read_file(path: Path) -> EtFile:
@@ -64,7 +69,10 @@ def read_file(path: Path) -> EtFile:
         return [_parsed(path, number, form["Node"], data) for number, data in enumerate(nodes, first)]
 
     if head.version or attributes:
-        return EtFile(path, head.version, attributes, tuple(map(_of_current, parsed(schema.CURRENT))))
+        current = parsed(schema.CURRENT)
+        return EtFile(
+            path, head.version, attributes, tuple(map(_of_current, current)), sum(map(_unknown, current))
+        )
     old = parsed(schema.ATTRIBUTES)
     if any(not node.attribute and _unknown(node) for node in old):
         # an attribute is a message and input_shapes a text: figures there are another form's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,10 @@ def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
         for node in file.nodes:
             if node.type != NodeType.COMM_COLL_NODE or (key := group_key(node)) in found:
                 continue
+            if key in said and key in given and set(said[key]) != set(given[key]):
+                where = f"{file.path}: group {key}"
+                got = f"ranks {list(said[key])} in the trace, and {list(given[key])} in the file beside it"
+                raise TraceError(where=where, got=got, expected="the same in both")
             ranks = said.get(key) or given.get(key) or _otherwise(folder, file, node, key, rank, world)
             found[key] = own[key] if key in own else _name(key, ranks, world, members)
             members.setdefault(found[key], ranks)
@@ -70,21 +75,38 @@ def write_groups(folder: Path, groups: Mapping[str, Sequence[int]]) -> tuple[dic
 
 
 def _of_file(folder: Path, stem: str, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    for name in (GROUPS_FILE, f"{stem}.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            document = json.loads(path.read_text())
-            found = {str(key): tuple(map(int, ranks)) for key, ranks in document.items()}
-        except (AttributeError, OSError, TypeError, ValueError) as error:
-            raise TraceError(where=str(path), got=str(error), expected='groups as {"1": [0, 1]}') from None
-        for key, ranks in found.items():
-            if len(set(ranks)) != len(ranks) or not set(ranks) <= set(world):
-                expected = f"different ranks of those with a file, 0 to {len(world) - 1}"
-                raise TraceError(where=f"{path}: group {key}", got=str(list(ranks)), expected=expected)
-        return found
-    return {}
+    """Return the groups of the file beside the traces. TraceError, also where there are two that differ."""
+    found: dict[Path, dict[str, tuple[int, ...]]] = {}
+    for path in (folder / GROUPS_FILE, folder / f"{stem}.json"):
+        if path.is_file():
+            try:
+                found[path] = _groups_in(path, world)
+            except TraceError:
+                if not found:  # another file of the traces' name may be about something else
+                    raise
+    if len({json.dumps(sorted(own.items())) for own in found.values()}) > 1:
+        one, other = (path.name for path in found)
+        got = f"other groups in {one} than in {other}"
+        raise TraceError(where=str(folder), got=got, expected="one of them, or the same in both")
+    return next(iter(found.values()), {})
+
+
+def _groups_in(path: Path, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+            raise ValueError(f"group {twice[0]} twice")
+        return dict(pairs)
+
+    try:
+        document = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=once)
+        found = {str(key): tuple(map(int, ranks)) for key, ranks in document.items()}
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        raise TraceError(where=str(path), got=str(error), expected='groups as {"1": [0, 1]}') from None
+    for key, ranks in found.items():
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(world):
+            expected = f"different ranks of those with a file, 0 to {len(world) - 1}"
+            raise TraceError(where=f"{path}: group {key}", got=str(list(ranks)), expected=expected)
+    return found
 
 
 def _of_pytorch(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -94,11 +116,14 @@ def _of_pytorch(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int, ..
         if node.type == NodeType.METADATA_NODE and "pg_name" in node.values:
             for entry in _entries(node.values):
                 ranks = tuple(map(int, entry.get("ranks") or world))
+                where = f"{file.path}: node {node.id} ({node.name}): group {entry['pg_name']}"
                 if not set(ranks) <= set(world):
-                    where = f"{file.path}: node {node.id} ({node.name}): group {entry['pg_name']}"
                     expected = f"ranks with a file, 0 to {len(world) - 1}"
                     raise TraceError(where=where, got=f"ranks {list(ranks)}", expected=expected)
-                found[str(entry["pg_name"])] = ranks
+                before = found.setdefault(str(entry["pg_name"]), ranks)
+                if set(before) != set(ranks):
+                    got = f"ranks {list(ranks)}, and {list(before)} before"
+                    raise TraceError(where=where, got=got, expected="the same each time")
     return found
 
 

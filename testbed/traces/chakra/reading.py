@@ -87,13 +87,19 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
 def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
     """Yield what nodes have that nothing here goes by, in words. circular: ranks whose ctrl_deps are not waited for."""
     attributes: set[str] = set()
-    absent = 0
+    absent = timeless = 0
     for file in files:
         there = {node.id for node in file.nodes}
         for node in file.nodes:
             if node.type not in _NOTHING:
                 attributes |= node.attributes.keys() - USED
             absent += sum(before not in there for before in node.ctrl_deps)
+            says_how_long = node.duration_us or node.attributes.keys() & {OWN, "num_ops", "tensor_size"}
+            timeless += node.type == NodeType.COMP_NODE and not says_how_long
+    if unknown := sum(file.unknown for file in files):
+        yield f"fields of {unknown} nodes that no known version has"
+    if timeless:
+        yield f"{timeless} COMP_NODEs without duration or operations, which take no time"
     if attributes:
         yield f"nodes' attributes {', '.join(sorted(attributes))}"
     if absent:
@@ -109,8 +115,11 @@ def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
     """
     does = [node for node in file.nodes if node.type not in _NOTHING]
     number = {node.id: place for place, node in enumerate(does)}
-    if len({node.id for node in file.nodes}) < len(file.nodes):
-        raise TraceError(where=str(file.path), got="two nodes of one id", expected="an id for each node")
+    first: dict[int, EtNode] = {}
+    for node in file.nodes:
+        if (other := first.setdefault(node.id, node)) is not node:
+            got = f"two nodes of id {node.id}: {other.name} and {node.name}"
+            raise TraceError(where=str(file.path), got=got, expected="an id for each node")
     made = [job_node(node, place) for node in does]
 
     def items(callers: bool) -> list[Item]:
