@@ -35,7 +35,7 @@ def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None =
     busy_s = {card: scale.real_s(seconds) for card, seconds in serving.computing_s.items()}
     capacity, limited_by = _capacity(serving, job.hosts, busy_s, links)
     cards, lost = len(busy_s), _lost(serving)
-    arrived = len(serving.arrivals_s)
+    answered = len(serving.arrivals_s) - lost
     return {
         "requests": len(times),
         "offered_per_s": serving.offered_per_s,
@@ -54,8 +54,8 @@ def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None =
         "links": links,
         "capacity_per_s": capacity,
         "limited_by": limited_by,
-        "energy_j": cards * serving.card.power_w * step_s / arrived,
-        "cost_usd": 1e6 * cards * serving.card.hourly_usd * step_s / HOUR_S / arrived,
+        "energy_j": cards * serving.card.power_w * step_s / answered,
+        "cost_usd": 1e6 * cards * serving.card.hourly_usd * step_s / HOUR_S / answered,
     }
 
 

@@ -10,6 +10,7 @@ from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.report.rates import elapsed_words, rates_words
 from testbed.report.requests import served_words
 from testbed.results.result import Bytes, Variant
+from testbed.results.serving import Serving
 from testbed.results.work import same_steps
 
 # A ratio closer to one than this is called equal: well below what a handful of trials can tell apart.
@@ -72,9 +73,12 @@ def _names(variants: Sequence[Variant]) -> str:
 
 
 def _latencies(variants: Sequence[Variant]) -> list[str]:
-    """Of those that serve requests as often as the one with the least 99th percentile; nothing of the others."""
+    """Of those that serve requests as often as the one with the least 99th percentile; nothing of the others.
+
+    Latencies are of requests that were answered. One that loses more than one in a hundred has no such percentile.
+    """
     known = [(variant, variant.serving) for variant in variants if variant.serving is not None]
-    (best, least), *others = sorted(known, key=lambda one: one[1].latency.p99)
+    (best, least), *others = sorted(known, key=lambda one: _p99_s(one[1]))
     found = []
     for other, own in others:
         if abs(own.offered_per_s / least.offered_per_s - 1) > _SAME_LOAD_WITHIN:
@@ -82,10 +86,19 @@ def _latencies(variants: Sequence[Variant]) -> list[str]:
         if forbidden := _forbidden(best, other):
             found.append(forbidden)
             continue
-        late, later = least.latency.p99, own.latency.p99
+        late, later = _p99_s(least), _p99_s(own)
+        if math.isinf(later):
+            lost = [f"{one.name} lost {by.lost:,}" for one, by in ((best, least), (other, own)) if by.lost]
+            found.append(f"{best.name} and {other.name} did not answer the same requests: {', '.join(lost)}.")
+            continue
         words = f"{best.name} answers 99 % within {time_text(late)}, {other.name} within {time_text(later)}"
         found.append(f"{words}: {later / late:.2f}x.")
     return found
+
+
+def _p99_s(found: Serving) -> float:
+    """The 99th percentile of all requests that count; infinite where more than one in a hundred was never answered."""
+    return math.inf if found.lost > 0.01 * (found.requests + found.lost) else found.latency.p99
 
 
 def _forbidden(one: Variant, other: Variant) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.report.charts import series_class
-from testbed.report.figures import percent_text, time_text
+from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.results.decoding import Decoding, TokenParts
 from testbed.results.records import JsonObject
 from testbed.results.result import Variant
@@ -13,14 +13,16 @@ from testbed.results.result import Variant
 
 def decoding_words(variants: Sequence[Variant]) -> list[str]:
     """A sentence for each variant that decodes."""
-    own = [(variant.name, variant.decoding) for variant in variants if variant.decoding is not None]
+    own = [(variant, variant.decoding) for variant in variants if variant.decoding is not None]
     cached = _cached([found for _, found in own])
-    return [_words(name, found, cached) for name, found in own]
+    return [_words(variant, found, cached) for variant, found in own]
 
 
-def _words(name: str, found: Decoding, cached: TokenParts | None) -> str:
+def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
     parts, times = found.parts, found.token_s
-    words = f"{name}: a token takes {time_text(times.p50)}, p99 {time_text(times.p99)}"
+    # work: not in runs of earlier versions
+    rate = f"{per_second_text(variant.work.per_second)} tokens/s, " if variant.work else ""
+    words = f"{variant.name}: {rate}a token takes {time_text(times.p50)}, p99 {time_text(times.p99)}"
     for what, seconds in (
         ("counts gathered", parts.gathered_s),
         ("counts read", parts.read_s),

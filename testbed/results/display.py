@@ -39,7 +39,7 @@ def _row(variant: Any) -> list[str]:
         variant.name,
         variant.verdict.status,
         *(time_text(value) for value in (times.median, times.min, times.max)),
-        str(times.n),
+        f"{times.n} ({partial} partial)" if (partial := variant.done.partial_steps) else str(times.n),
         f"{time_text(predicted.step_time_s)} ({signed_percent_text(predicted.error)})" if predicted else "",
         time_text(variant.compute_s),
         size_text(variant.wan_bytes.observed),

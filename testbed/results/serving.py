@@ -83,5 +83,9 @@ class Serving(ResultModel):
         description="Requests per second at which the busiest card or link has work all the time."
     )
     limited_by: str = Field(description="Which one that is.")
-    energy_j: float = Field(description="Of a request: all cards at their data sheet's power all the time.")
-    cost_usd: float = Field(description="Of a million requests: all cards by the hour, in US dollars.")
+    energy_j: float = Field(
+        description="Of a request that was answered: all cards at their data sheet's power all the time."
+    )
+    cost_usd: float = Field(
+        description="Of a million requests that were answered: all cards by the hour, in US dollars."
+    )

@@ -88,9 +88,10 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
         name = row["Variant"][0]
         names.append(name)
         one, entry = variants[name], shown[name]
-        checks.equal(
-            f"{name}: ranks and steps (page)", row["Variant"][1], f"{one.ranks} ranks, {len(one.steps)} steps"
-        )
+        partial = one.done(entry).partial
+        lacking = f", {partial} without all replicas" if partial else ""
+        steps = f"{one.ranks} ranks, {len(one.steps)} steps{lacking}"
+        checks.equal(f"{name}: ranks and steps (page)", row["Variant"][1], steps)
         _step_time(name, row["Step time"], one, own)
         if cell := row.get("Tokens/s"):
             rates = entry["rates"]  # which are held against raw files by themselves
@@ -99,6 +100,9 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
                 f"{name}: sequences/s", cell[1].removesuffix(" sequences/s"), rates["sequences_per_s"]
             )
             own.percent(f"{name}: MFU", cell[2].removeprefix("MFU "), rates["mfu"])
+            if len(cell) > 3:
+                elapsed = cell[3].removeprefix("over ").removesuffix(" with stalls")
+                own.time(f"{name}: elapsed", elapsed, one.done(entry).elapsed_s)
         if cell := row["Predicted"]:
             own.time(f"{name}: predicted step time", cell[0], entry["predicted"]["step_time_s"])
             error = entry["predicted"]["step_time_s"] / median(one.times_s) - 1
@@ -106,7 +110,9 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
         own.time(f"{name}: computing", row["Compute"][0], one.compute_s)
         own.time(f"{name}: exposed communication", row["Exposed communication"][0], one.exposed_s)
         cell = row["WAN bytes per step"]
-        own.size(f"{name}: WAN bytes observed", cell[0], median([one.moved(step)[1] for step in one.steps]))
+        own.size(
+            f"{name}: WAN bytes observed", cell[0], median([one.moved(step)[1] for step in one.whole_steps])
+        )
         own.size(
             f"{name}: WAN bytes expected", cell[1].removeprefix("expected "), entry["wan_bytes"]["expected"]
         )

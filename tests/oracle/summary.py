@@ -25,11 +25,11 @@ def check_variant(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
     checks.equal(f"{name}: ranks", shown["ranks"], own.ranks)
     checks.same(f"{name}: computing", shown["compute_s"], own.compute_s)
     checks.same(f"{name}: exposed communication", shown["exposed_comm_s"], own.exposed_s, 1e-7)
-    inside, across = ([own.moved(step)[way] for step in own.steps] for way in (0, 1))
+    inside, across = ([own.moved(step)[way] for step in own.whole_steps] for way in (0, 1))
     checks.near(f"{name}: WAN bytes observed", shown["wan_bytes"]["observed"], median(across), COUNTED)
     _links(own, shown, checks)
     _connections(own, shown, checks)
-    _rates(own, shown, checks)
+    _work(own, shown, checks)
     _limit(own, shown, checks)
     if (training := shown.get("training")) is not None:
         _training(own, shown, training, checks)
@@ -105,17 +105,28 @@ def _connections(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
             checks.equal(f"{what}: {counter}", row.get(counter), own.counted(ends, counter))
 
 
-def _rates(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
-    rates, step = shown.get("rates"), own.training
-    if step is None:
-        return
+def _work(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
+    """Work that was committed, over the time that it took; stalls and steps that were done again are in that time."""
+    done, work, step = own.done(shown), shown["work"], own.training
+    checks.same(f"{own.name}: committed steps", work["steps"], done.steps)
+    checks.equal(f"{own.name}: partial steps", work.get("partial_steps", 0), done.partial)
+    checks.same(f"{own.name}: elapsed", work["elapsed_s"], done.elapsed_s)
+    if step is not None:
+        checks.near(f"{own.name}: tokens", work["tokens"], done.steps * step.tokens, COUNTED)
+        checks.near(f"{own.name}: sequences", work["sequences"], done.steps * step.sequences, COUNTED)
+        _rates(own, shown.get("rates"), done.steps / done.elapsed_s, checks)
+
+
+def _rates(own: MeasuredVariant, rates: Record | None, per_s: float, checks: Checks) -> None:
+    """Rates of a model that trains so many whole steps in a second."""
+    step = own.training
+    assert step is not None
     if rates is None:
         checks.true(f"{own.name}: rates", False, "shows none of a step that trains a model")
         return
-    seconds = median(own.times_s)
-    checks.same(f"{own.name}: tokens/s", rates["tokens_per_s"], step.tokens / seconds)
-    checks.same(f"{own.name}: sequences/s", rates["sequences_per_s"], step.sequences / seconds)
-    checks.same(f"{own.name}: MFU", rates["mfu"], step.flops / step.peak_flops / seconds)
+    checks.same(f"{own.name}: tokens/s", rates["tokens_per_s"], step.tokens * per_s)
+    checks.same(f"{own.name}: sequences/s", rates["sequences_per_s"], step.sequences * per_s)
+    checks.same(f"{own.name}: MFU", rates["mfu"], step.flops / step.peak_flops * per_s)
 
 
 _OF_LINK = re.compile(

@@ -23,6 +23,8 @@ def check_tables(run: RawRun, variants: Variants, tables: Mapping[str, str], che
             "all: steps' variants and trials (CSV)", [row[:2] for row in said], [row[:2] for row in own]
         )
         _columns("steps: step_time_s", [row[2] for row in said], [row[2] for row in own], checks)
+        shares = [len(step.parts) / one.ranks for one in variants.values() for step in one.steps]
+        _columns("steps: committed", [float(row["committed"]) for row in steps], shares, checks)
     if (operations := rows.get("operations")) is not None:
         raw = run.samples
         for column in ("variant", "operation", "name", "message", "stream"):

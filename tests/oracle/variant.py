@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,15 @@ class LinkUse:
     marks: float
 
 
+@dataclass(frozen=True)
+class Done:
+    """Whole steps that were committed, how many steps lacked a replica, and in what time, seconds."""
+
+    steps: float
+    partial: int
+    elapsed_s: float
+
+
 class MeasuredVariant:
     """What a variant's steps took and moved."""
 
@@ -51,6 +61,21 @@ class MeasuredVariant:
         """Those in which all took part and nothing was made up for; all, where there are none."""
         whole = [step for step in self.steps if len(step.parts) == self.ranks and not step.disturbed]
         return whole or self.steps
+
+    def done(self, shown: Mapping[str, Any]) -> Done:
+        """What was committed, in what time: by ranks' own records, and a coordinator's commits where there are any."""
+        replication = shown.get("replication")
+        if not replication:
+            return Done(len(self.steps), 0, sum(self.times_s))
+        # all replicas have as many sequences, and each trains its own
+        parts = [len(step.parts) for step in self.steps]
+        commits = replication["commits"]
+        if any(one.get("share") not in (None, one["replicas"] / replication["replicas"]) for one in commits):
+            standing = {one["trial"]: one["share"] for one in commits if one["trial"] >= 0}
+            return Done(
+                sum(standing.values()), sum(share < 1 for share in standing.values()), commits[-1]["time_s"]
+            )
+        return Done(sum(parts) / self.ranks, sum(one < self.ranks for one in parts), commits[-1]["time_s"])
 
     @property
     def middle(self) -> Step:

@@ -66,6 +66,15 @@ def test_prometheus_reads_what_the_result_says(run: Path, tmp_path: Path) -> Non
         assert [8 * one.value for one in rates if one.labels["variant"] == variant.name] == [
             link.rate_bps for link in variant.wan_links
         ]
+        worked = {
+            name: one.value
+            for name in ("tokens_per_second", "committed_steps", "elapsed_seconds")
+            for one in families[f"testbed_{name}"].samples
+            if one.labels["variant"] == variant.name
+        }
+        assert worked["committed_steps"] == times.n
+        assert worked["elapsed_seconds"] == pytest.approx(sum(times.samples))
+        assert worked["tokens_per_second"] == pytest.approx(65536 * times.n / sum(times.samples))
         verdicts = families["testbed_verdict"].samples
         (given,) = (one for one in verdicts if one.labels["variant"] == variant.name and one.value == 1)
         assert given.labels["status"] == variant.verdict.status

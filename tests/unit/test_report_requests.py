@@ -53,6 +53,10 @@ def test_what_is_said_of_requests() -> None:
     tokens = serving(1.0, 1.0, first_token=serving(1, 0.2)["latency"], per_token=serving(1, 0.05)["latency"])
     assert "first token p99 200 ms, 50 ms per token" in serving_words("a", Serving.model_validate(tokens))[0]
     assert serving_words("training", None) == []
+    full = Serving.model_validate(serving(8000, 1.0, answered_per_s=5000.0))
+    assert serving_words("a", full)[0].startswith(
+        "a: 8,000 requests/s arrive, 5,000 are answered, latency p50"
+    )
 
 
 def test_variants_that_serve_are_compared_by_how_late_answers_are() -> None:
@@ -70,6 +74,19 @@ def test_variants_that_serve_are_compared_by_how_late_answers_are() -> None:
     assert comparisons([near, one("far", 1000, 5e-3, "untrusted")]) == [
         "near and far cannot be compared: far is untrusted."
     ]
+
+
+def test_requests_that_nobody_answered_are_not_left_out_of_a_comparison() -> None:
+    def one(name: str, p99: float, lost: int) -> Variant:
+        own = Serving.model_validate(serving(1000, p99, lost=lost))
+        return measured_variant(name, 1.0).model_copy(update={"serving": own})
+
+    # of 100 that were answered, and 2 or 1 that were not
+    assert comparisons([one("gives-up", 1e-3, 2), one("waits", 5e-3, 0)]) == [
+        "waits and gives-up did not answer the same requests: gives-up lost 2."
+    ]
+    (sentence,) = comparisons([one("quick", 1e-3, 1), one("waits", 5e-3, 0)])
+    assert sentence.startswith("quick answers 99 % within 1 ms")
 
 
 def test_variants_with_a_load_in_their_name_make_a_curve() -> None:

@@ -18,6 +18,7 @@ from testbed.results.decoding_summary import decoding_summary, quantiles, token_
 from testbed.results.result import Variant
 from testbed.results.serving_summary import answers_predicted
 from testbed.results.summary import StepResult
+from testbed.results.work import Work
 from testbed.scale import Scale
 from testbed.transport import Software
 
@@ -113,6 +114,9 @@ def test_control_is_what_cached_handles_save() -> None:
         for name, own in both.items()
     ]
     first, second = decoding_words(variants)
+    done = Work(steps=2, elapsed_s=0.5, tokens=1280, workload="decode")
+    rated = variants[0].model_copy(update={"work": done})
+    assert decoding_words([rated])[0].startswith("exchange: 2,560 tokens/s, a token takes 1 ms, p99 2 ms")
     assert first == (
         "exchange: a token takes 1 ms, p99 2 ms; dispatch and combine: control 50 %, put 12.5 %, wait 37.5 %."
     )
