@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
 from tests.oracle.arithmetic import median, ratio_interval
 from tests.oracle.checks import Checks
 from tests.oracle.page import Shown, Variants
+from tests.oracle.variant import MeasuredVariant
 
 _ROW = re.compile(
     r"(?P<name>\S+)\s+(?P<median>[\d.]+ \w+)\s+(?P<compute>[\d.]+ \w+)\s+(?P<exposed>[\d.]+ \w+)"
     r"\s+(?P<bytes>[\d.]+ \w*B) (?P<mark>\S+(?: %)?)\s"
 )
 _SECOND = re.compile(
-    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)\s+(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
+    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)(?: \((?P<partial>\d+) partial\))?\s+"
+    r"(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
 )
 
 
@@ -35,9 +37,13 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
         own.time(f"{name}: computing", first["compute"], one.compute_s)
         own.time(f"{name}: exposed communication", first["exposed"], one.exposed_s)
         own.size(
-            f"{name}: WAN bytes observed", first["bytes"], median([one.moved(step)[1] for step in one.steps])
+            f"{name}: WAN bytes observed",
+            first["bytes"],
+            median([one.moved(step)[1] for step in one.whole_steps]),
         )
         checks.equal(f"{name}: ranks (terminal)", int(second["ranks"]), one.ranks)
+        partial = sum(share < 1 for share in one.committed)
+        checks.equal(f"{name}: partial steps (terminal)", int(second["partial"] or 0), partial)
         checks.equal(f"{name}: number of steps (terminal)", int(second["n"]), len(one.steps))
         own.time(f"{name}: step time min", second["least"], min(one.times_s))
         own.time(f"{name}: step time max", second["most"], max(one.times_s))
@@ -62,24 +68,62 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
             step_s = shown[name]["predicted"]["step_time_s"]
             own.time(f"{name}: predicted step time", predicted[1], step_s)
             own.ratio(f"{name}: error of the model", predicted[2], step_s / median(one.times_s) - 1, 1)
-    check_comparisons(whole, variants, own)
+    check_comparisons(whole, variants, shown, own)
 
 
-def check_comparisons(text: str, variants: Variants, own: Shown) -> None:
-    """How many times as quick one variant is as another, and between which bounds, trial by trial."""
-    for quick, slow in permutations(variants, 2):
-        said = re.search(
-            rf"(?<!\S){re.escape(quick)} is ([\d.]+)x faster than {re.escape(slow)} \(([\d.]+ %) less time"
-            r"(?:; trial by trial ([\d.]+)x to ([\d.]+)x at 95 % confidence)?\)",
+_INTERVAL = r"(?:; trial by trial ([\d.]+)x to ([\d.]+)x at 95 % confidence)?"
+
+
+def check_comparisons(text: str, variants: Variants, shown: Mapping[str, Any], own: Shown) -> None:
+    """How much more one variant does than another in the same time, and between which bounds, trial by trial."""
+    for best, other in permutations(variants, 2):
+        quick, slow = variants[best], variants[other]
+        names = re.escape(best), re.escape(other)
+        what = f"{best}, {other}: speed-up"
+        ratio = quick.done_steps / _elapsed_s(quick, shown) * _elapsed_s(slow, shown) / slow.done_steps
+        if said := re.search(
+            rf"(?<!\S){names[0]} is ([\d.]+)x faster than {names[1]} \(([\d.]+ %) less time"
+            rf"(?:, by the median step ([\d.]+)x)?{_INTERVAL}\)",
             text,
-        )
-        if said is None:
-            continue
-        fast, late = variants[quick].times_s, variants[slow].times_s
-        what = f"{quick}, {slow}: speed-up"
-        own.ratio(what, said[1], median(late) / median(fast))
-        own.percent(f"{what} in percent", said[2], 1 - median(fast) / median(late))
-        if said[3] is not None:
-            low, high = ratio_interval(late, fast)
-            own.ratio(f"{what}, from", said[3], low)
-            own.ratio(f"{what}, to", said[4], high)
+        ):
+            own.ratio(what, said[1], ratio)
+            own.percent(f"{what} in percent", said[2], 1 - 1 / ratio)
+            if said[3] is not None:
+                own.ratio(f"{what} by the median step", said[3], median(slow.times_s) / median(quick.times_s))
+            _interval(what, said[4], said[5], quick.times_s, slow.times_s, own)
+        if said := re.search(
+            rf"(?<!\S){names[0]} does ([\d.]+)x the work of {names[1]} in the same time: "
+            rf"([\d.,]+) against ([\d.,]+) (tokens|steps)/s(?:, stalls included|  ?\([^;)]*{_INTERVAL}\))",
+            text,
+        ):
+            each = [
+                one.training.tokens if said[4] == "tokens" and one.training is not None else 1.0
+                for one in (quick, slow)
+            ]
+            rates = [
+                size * one.done_steps / _elapsed_s(one, shown)
+                for size, one in zip(each, (quick, slow), strict=True)
+            ]
+            own.ratio(what, said[1], rates[0] / rates[1])
+            own.per_second(f"{best}: {said[4]}/s compared", said[2], rates[0])
+            own.per_second(f"{other}: {said[4]}/s compared", said[3], rates[1])
+            times = (
+                [time_s / size for time_s in one.times_s]
+                for size, one in zip(each, (quick, slow), strict=True)
+            )
+            _interval(what, said[5], said[6], *times, own)
+
+
+def _interval(
+    what: str, low: str | None, high: str | None, quick: Sequence[float], slow: Sequence[float], own: Shown
+) -> None:
+    if low is not None and high is not None:
+        bounds = ratio_interval(slow, quick)
+        own.ratio(f"{what}, from", low, bounds[0])
+        own.ratio(f"{what}, to", high, bounds[1])
+
+
+def _elapsed_s(one: MeasuredVariant, shown: Mapping[str, Any]) -> float:
+    """All of the time: where replicas come and go, until the last commit."""
+    replication = shown[one.name].get("replication")
+    return sum(one.times_s) if replication is None else float(replication["elapsed_s"])

@@ -36,7 +36,7 @@ class Oracle:
         entries = {entry["name"]: entry for entry in summary["variants"]}
         page = Page(html)
         check_page(page, variants, entries, checks)
-        check_comparisons(" ".join(page.paragraphs), variants, Shown(checks, "page"))
+        check_comparisons(" ".join(page.paragraphs), variants, entries, Shown(checks, "page"))
         if printed.lstrip().startswith("{"):
             checks.equal("all: document (terminal)", json.loads(printed), summary)
         elif printed:

@@ -25,7 +25,7 @@ def check_variant(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
     checks.equal(f"{name}: ranks", shown["ranks"], own.ranks)
     checks.same(f"{name}: computing", shown["compute_s"], own.compute_s)
     checks.same(f"{name}: exposed communication", shown["exposed_comm_s"], own.exposed_s, 1e-7)
-    inside, across = ([own.moved(step)[way] for step in own.steps] for way in (0, 1))
+    inside, across = ([own.moved(step)[way] for step in own.whole_steps] for way in (0, 1))
     checks.near(f"{name}: WAN bytes observed", shown["wan_bytes"]["observed"], median(across), COUNTED)
     _links(own, shown, checks)
     _connections(own, shown, checks)
@@ -75,8 +75,15 @@ def _links(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
         checks.near(f"{what}: bytes", row["bytes"], use.bytes, COUNTED + 1e-9 * use.bytes)
         checks.near(f"{what}: utilisation", row["utilisation"], use.utilisation, 1e-9)
         checks.near(f"{what}: longest queue", row["queue_peak_bytes"], use.queue_peak_bytes, COUNTED)
-        checks.near(f"{what}: drops", row["drops"], use.drops, COUNTED)
-        checks.near(f"{what}: marks", row["marks"], use.marks, COUNTED)
+        for cause in ("drops", "losses", "cut_losses", "marks"):
+            checks.equal(f"{what}: {cause}", row[cause], use.packets(cause))
+        checks.near(f"{what}: time beside steps", row["beyond_s"], use.beyond_s, 1e-9)
+        checks.equal(f"{what}: steps", len(row["steps"]), len(own.steps))
+        for number, said in enumerate(row["steps"]):
+            checks.near(f"{what}: bytes of a step", said["bytes"], use.each["bytes"][number], COUNTED)
+            checks.near(f"{what}: utilisation in a step", said["utilisation"], use.shares[number], 1e-9)
+            for cause in ("packets", "drops", "losses", "cut_losses", "marks"):
+                checks.equal(f"{what}: {cause} of a step", said[cause], use.each[cause][number])
         ends = (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
         balance[ends].append(use.utilisation)
     checks.equal(f"{own.name}: WAN links", len(shown["wan_links"]), len(own.links))
@@ -106,13 +113,25 @@ def _connections(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
 
 
 def _rates(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
+    """By committed work over elapsed time."""
+    work, steps = shown["work"], sum(own.committed)
+    replication = shown.get("replication")  # whose commits are held against samples by themselves
+    elapsed_s = sum(own.times_s) if replication is None else replication["elapsed_s"]
+    checks.same(f"{own.name}: committed steps", work["steps"], steps)
+    checks.equal(
+        f"{own.name}: partial steps", work.get("partial_steps", 0), sum(one < 1 for one in own.committed)
+    )
+    checks.equal(f"{own.name}: whether stalls count", work.get("with_stalls", False), replication is not None)
+    checks.same(f"{own.name}: elapsed time", work["elapsed_s"], elapsed_s)
     rates, step = shown.get("rates"), own.training
     if step is None:
         return
+    checks.near(f"{own.name}: tokens", work["tokens"], steps * step.tokens, COUNTED)
+    checks.near(f"{own.name}: sequences", work["sequences"], steps * step.sequences, COUNTED)
     if rates is None:
         checks.true(f"{own.name}: rates", False, "shows none of a step that trains a model")
         return
-    seconds = median(own.times_s)
+    seconds = elapsed_s / steps
     checks.same(f"{own.name}: tokens/s", rates["tokens_per_s"], step.tokens / seconds)
     checks.same(f"{own.name}: sequences/s", rates["sequences_per_s"], step.sequences / seconds)
     checks.same(f"{own.name}: MFU", rates["mfu"], step.flops / step.peak_flops / seconds)
