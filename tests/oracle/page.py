@@ -88,10 +88,10 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
         name = row["Variant"][0]
         names.append(name)
         one, entry = variants[name], shown[name]
-        partial = one.done(entry).partial
-        lacking = f", {partial} without all replicas" if partial else ""
-        steps = f"{one.ranks} ranks, {len(one.steps)} steps{lacking}"
-        checks.equal(f"{name}: ranks and steps (page)", row["Variant"][1], steps)
+        partial = sum(share < 1 for share in one.committed)
+        words = f"{one.ranks} ranks, {len(one.steps)} steps"
+        words += f", {partial} without all replicas" if partial else ""
+        checks.equal(f"{name}: ranks and steps (page)", row["Variant"][1], words)
         _step_time(name, row["Step time"], one, own)
         if cell := row.get("Tokens/s"):
             rates = entry["rates"]  # which are held against raw files by themselves
@@ -100,9 +100,9 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
                 f"{name}: sequences/s", cell[1].removesuffix(" sequences/s"), rates["sequences_per_s"]
             )
             own.percent(f"{name}: MFU", cell[2].removeprefix("MFU "), rates["mfu"])
-            if len(cell) > 3:
-                elapsed = cell[3].removeprefix("over ").removesuffix(" with stalls")
-                own.time(f"{name}: elapsed", elapsed, one.done(entry).elapsed_s)
+            for piece in cell[3:]:
+                if piece.startswith("over "):
+                    own.time(f"{name}: elapsed time", piece.split(",")[0][5:], entry["work"]["elapsed_s"])
         if cell := row["Predicted"]:
             own.time(f"{name}: predicted step time", cell[0], entry["predicted"]["step_time_s"])
             error = entry["predicted"]["step_time_s"] / median(one.times_s) - 1
@@ -133,6 +133,9 @@ def _step_time(name: str, cell: Cell, one: MeasuredVariant, own: Shown) -> None:
     )
 
 
+CAUSES = {"Dropped": "drops", "Lost": "losses", "Lost to cuts": "cut_losses", "Marked": "marks"}
+
+
 def _queue(row: Mapping[str, Cell], variants: Variants, own: Shown) -> None:
     """All planes between two buildings in one direction."""
     name, here, there = (row[column][0] for column in ("Variant", "From", "To"))
@@ -145,8 +148,8 @@ def _queue(row: Mapping[str, Cell], variants: Variants, own: Shown) -> None:
     own.count(f"{what}: planes", row["Planes"][0], len(uses))
     own.ratio(f"{what}: balance", row["Balance"][0], jain([use.utilisation for use in uses]), 3)
     own.size(f"{what}: longest queue", row["Longest queue"][0], max(use.queue_peak_bytes for use in uses))
-    own.count(f"{what}: drops", row["Dropped"][0], sum(round(use.drops) for use in uses))
-    own.count(f"{what}: marks", row["Marked"][0], sum(round(use.marks) for use in uses))
+    for column, cause in CAUSES.items():
+        own.count(f"{what}: {cause}", row[column][0], sum(use.packets(cause) for use in uses))
 
 
 def _connection(row: Mapping[str, Cell], variants: Variants, own: Shown) -> None:
@@ -204,9 +207,12 @@ MOST_POINTS = 600
 def _along(texts: Sequence[str], one: MeasuredVariant, own: Shown) -> None:
     """The highest use of each direction between two readings along the whole run, and all packets dropped."""
     peaks = [text.removeprefix("peak ") for text in texts if text.startswith("peak ")]
-    drops = [text.removesuffix(" drops") for text in texts if text.endswith(" drops")]
-    lost = []
-    for (link, readings), peak in zip(one.run.links.items(), peaks, strict=True):
+    said = [text.split() for text in texts if text.endswith((" drops", " lost"))]
+    counted = []
+    for (link, every), peak in zip(one.run.links.items(), peaks, strict=True):
+        readings = [
+            entry for entry in every if not entry.get("edge")
+        ]  # from one to the next is next to no time
         kept = readings[:: -(-len(readings) // MOST_POINTS)]
         used = [
             one.run.bytes(after["bytes"] - before["bytes"])
@@ -216,9 +222,11 @@ def _along(texts: Sequence[str], one: MeasuredVariant, own: Shown) -> None:
             if after["time_s"] > before["time_s"]
         ]
         own.percent(f"link {' '.join(map(str, link))}: peak drawn", peak, max(used))
-        lost += [readings[-1]["drops"]] if readings[-1]["drops"] else []
-    for said, count in zip(drops, lost, strict=True):
-        own.count("all: drops drawn", said, count)
+        last = readings[-1]
+        for count in (last["losses"] + last["cut_losses"], last["drops"]):
+            counted += [count] if count else []
+    for (text, _), count in zip(said, counted, strict=True):
+        own.count("all: packets drawn", text, count)
 
 
 _LINK = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -17,8 +17,8 @@ _ROW = re.compile(
     r"\s+(?P<bytes>[\d.]+ \w*B) (?P<mark>\S+(?: %)?)\s"
 )
 _SECOND = re.compile(
-    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)(?: \((?P<partial>\d+) partial\))?"
-    r"\s+(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
+    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)(?: \((?P<partial>\d+) partial\))?\s+"
+    r"(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
 )
 
 
@@ -42,10 +42,9 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
             median([one.moved(step)[1] for step in one.whole_steps]),
         )
         checks.equal(f"{name}: ranks (terminal)", int(second["ranks"]), one.ranks)
+        partial = sum(share < 1 for share in one.committed)
+        checks.equal(f"{name}: partial steps (terminal)", int(second["partial"] or 0), partial)
         checks.equal(f"{name}: number of steps (terminal)", int(second["n"]), len(one.steps))
-        checks.equal(
-            f"{name}: partial steps (terminal)", int(second["partial"] or 0), one.done(entry).partial
-        )
         own.time(f"{name}: step time min", second["least"], min(one.times_s))
         own.time(f"{name}: step time max", second["most"], max(one.times_s))
         own.size(f"{name}: WAN bytes expected", second["expected"], entry["wan_bytes"]["expected"])
@@ -72,55 +71,59 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
     check_comparisons(whole, variants, shown, own)
 
 
+_INTERVAL = r"(?:; trial by trial ([\d.]+)x to ([\d.]+)x at 95 % confidence)?"
+
+
 def check_comparisons(text: str, variants: Variants, shown: Mapping[str, Any], own: Shown) -> None:
     """How much more one variant does than another in the same time, and between which bounds, trial by trial."""
-    per_s = {name: _per_second(one, shown[name]) for name, one in variants.items()}
     for best, other in permutations(variants, 2):
-        ratio = per_s[best] / per_s[other]
+        quick, slow = variants[best], variants[other]
+        names = re.escape(best), re.escape(other)
         what = f"{best}, {other}: speed-up"
-        faster = re.search(
-            rf"(?<!\S){re.escape(best)} is ([\d.]+)x faster than {re.escape(other)} \(([\d.]+ %) less time"
-            r"(?:, by the median step ([\d.]+)x)?",
+        ratio = quick.done_steps / _elapsed_s(quick, shown) * _elapsed_s(slow, shown) / slow.done_steps
+        if said := re.search(
+            rf"(?<!\S){names[0]} is ([\d.]+)x faster than {names[1]} \(([\d.]+ %) less time"
+            rf"(?:, by the median step ([\d.]+)x)?{_INTERVAL}\)",
             text,
-        )
-        if faster is not None:
-            own.ratio(what, faster[1], ratio)
-            own.percent(f"{what} in percent", faster[2], 1 - 1 / ratio)
-            if faster[3] is not None:
-                medians = median(variants[other].times_s) / median(variants[best].times_s)
-                own.ratio(f"{what} by medians", faster[3], medians)
-        more = re.search(
-            rf"(?<!\S){re.escape(best)} does ([\d.]+)x the work of {re.escape(other)} in the same time: "
-            r"([\d,.]+) against ([\d,.]+) (?:tokens|steps)/s",
+        ):
+            own.ratio(what, said[1], ratio)
+            own.percent(f"{what} in percent", said[2], 1 - 1 / ratio)
+            if said[3] is not None:
+                own.ratio(f"{what} by the median step", said[3], median(slow.times_s) / median(quick.times_s))
+            _interval(what, said[4], said[5], quick.times_s, slow.times_s, own)
+        if said := re.search(
+            rf"(?<!\S){names[0]} does ([\d.]+)x the work of {names[1]} in the same time: "
+            rf"([\d.,]+) against ([\d.,]+) (tokens|steps)/s(?:, stalls included|  ?\([^;)]*{_INTERVAL}\))",
             text,
-        )
-        if more is not None:
-            own.ratio(what, more[1], ratio)
-            own.per_second(f"{what}, one", more[2], per_s[best])
-            own.per_second(f"{what}, other", more[3], per_s[other])
-        said = faster or more
-        sure = said and re.match(
-            r"[^.()]*(?: \([^()]*)?; trial by trial ([\d.]+)x to ([\d.]+)x at 95 % confidence\)",
-            text[said.end() :],
-        )
-        if sure:
-            sizes = [_per_step(variants[name], shown[name]) for name in (best, other)]
-            here, there = (
-                [seconds / size for seconds in variants[name].times_s]
-                for name, size in zip((best, other), sizes, strict=True)
+        ):
+            each = [
+                one.training.tokens if said[4] == "tokens" and one.training is not None else 1.0
+                for one in (quick, slow)
+            ]
+            rates = [
+                size * one.done_steps / _elapsed_s(one, shown)
+                for size, one in zip(each, (quick, slow), strict=True)
+            ]
+            own.ratio(what, said[1], rates[0] / rates[1])
+            own.per_second(f"{best}: {said[4]}/s compared", said[2], rates[0])
+            own.per_second(f"{other}: {said[4]}/s compared", said[3], rates[1])
+            times = (
+                [time_s / size for time_s in one.times_s]
+                for size, one in zip(each, (quick, slow), strict=True)
             )
-            low, high = ratio_interval(there, here)
-            own.ratio(f"{what}, from", sure[1], low)
-            own.ratio(f"{what}, to", sure[2], high)
+            _interval(what, said[5], said[6], *times, own)
 
 
-def _per_step(one: MeasuredVariant, entry: Mapping[str, Any]) -> float:
-    """Tokens of a whole step, where they are counted; else one."""
-    if one.training is not None:
-        return one.training.tokens
-    return float(entry["work"].get("tokens") or entry["work"]["steps"]) / float(entry["work"]["steps"])
+def _interval(
+    what: str, low: str | None, high: str | None, quick: Sequence[float], slow: Sequence[float], own: Shown
+) -> None:
+    if low is not None and high is not None:
+        bounds = ratio_interval(slow, quick)
+        own.ratio(f"{what}, from", low, bounds[0])
+        own.ratio(f"{what}, to", high, bounds[1])
 
 
-def _per_second(one: MeasuredVariant, entry: Mapping[str, Any]) -> float:
-    done = one.done(entry)
-    return _per_step(one, entry) * done.steps / done.elapsed_s
+def _elapsed_s(one: MeasuredVariant, shown: Mapping[str, Any]) -> float:
+    """All of the time: where replicas come and go, until the last commit."""
+    replication = shown[one.name].get("replication")
+    return sum(one.times_s) if replication is None else float(replication["elapsed_s"])

@@ -29,7 +29,7 @@ def check_variant(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
     checks.near(f"{name}: WAN bytes observed", shown["wan_bytes"]["observed"], median(across), COUNTED)
     _links(own, shown, checks)
     _connections(own, shown, checks)
-    _work(own, shown, checks)
+    _rates(own, shown, checks)
     _limit(own, shown, checks)
     if (training := shown.get("training")) is not None:
         _training(own, shown, training, checks)
@@ -75,8 +75,15 @@ def _links(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
         checks.near(f"{what}: bytes", row["bytes"], use.bytes, COUNTED + 1e-9 * use.bytes)
         checks.near(f"{what}: utilisation", row["utilisation"], use.utilisation, 1e-9)
         checks.near(f"{what}: longest queue", row["queue_peak_bytes"], use.queue_peak_bytes, COUNTED)
-        checks.near(f"{what}: drops", row["drops"], use.drops, COUNTED)
-        checks.near(f"{what}: marks", row["marks"], use.marks, COUNTED)
+        for cause in ("drops", "losses", "cut_losses", "marks"):
+            checks.equal(f"{what}: {cause}", row[cause], use.packets(cause))
+        checks.near(f"{what}: time beside steps", row["beyond_s"], use.beyond_s, 1e-9)
+        checks.equal(f"{what}: steps", len(row["steps"]), len(own.steps))
+        for number, said in enumerate(row["steps"]):
+            checks.near(f"{what}: bytes of a step", said["bytes"], use.each["bytes"][number], COUNTED)
+            checks.near(f"{what}: utilisation in a step", said["utilisation"], use.shares[number], 1e-9)
+            for cause in ("packets", "drops", "losses", "cut_losses", "marks"):
+                checks.equal(f"{what}: {cause} of a step", said[cause], use.each[cause][number])
         ends = (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
         balance[ends].append(use.utilisation)
     checks.equal(f"{own.name}: WAN links", len(shown["wan_links"]), len(own.links))
@@ -105,28 +112,29 @@ def _connections(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
             checks.equal(f"{what}: {counter}", row.get(counter), own.counted(ends, counter))
 
 
-def _work(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
-    """Work that was committed, over the time that it took; stalls and steps that were done again are in that time."""
-    done, work, step = own.done(shown), shown["work"], own.training
-    checks.same(f"{own.name}: committed steps", work["steps"], done.steps)
-    checks.equal(f"{own.name}: partial steps", work.get("partial_steps", 0), done.partial)
-    checks.same(f"{own.name}: elapsed", work["elapsed_s"], done.elapsed_s)
-    if step is not None:
-        checks.near(f"{own.name}: tokens", work["tokens"], done.steps * step.tokens, COUNTED)
-        checks.near(f"{own.name}: sequences", work["sequences"], done.steps * step.sequences, COUNTED)
-        _rates(own, shown.get("rates"), done.steps / done.elapsed_s, checks)
-
-
-def _rates(own: MeasuredVariant, rates: Record | None, per_s: float, checks: Checks) -> None:
-    """Rates of a model that trains so many whole steps in a second."""
-    step = own.training
-    assert step is not None
+def _rates(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
+    """By committed work over elapsed time."""
+    work, steps = shown["work"], sum(own.committed)
+    replication = shown.get("replication")  # whose commits are held against samples by themselves
+    elapsed_s = sum(own.times_s) if replication is None else replication["elapsed_s"]
+    checks.same(f"{own.name}: committed steps", work["steps"], steps)
+    checks.equal(
+        f"{own.name}: partial steps", work.get("partial_steps", 0), sum(one < 1 for one in own.committed)
+    )
+    checks.equal(f"{own.name}: whether stalls count", work.get("with_stalls", False), replication is not None)
+    checks.same(f"{own.name}: elapsed time", work["elapsed_s"], elapsed_s)
+    rates, step = shown.get("rates"), own.training
+    if step is None:
+        return
+    checks.near(f"{own.name}: tokens", work["tokens"], steps * step.tokens, COUNTED)
+    checks.near(f"{own.name}: sequences", work["sequences"], steps * step.sequences, COUNTED)
     if rates is None:
         checks.true(f"{own.name}: rates", False, "shows none of a step that trains a model")
         return
-    checks.same(f"{own.name}: tokens/s", rates["tokens_per_s"], step.tokens * per_s)
-    checks.same(f"{own.name}: sequences/s", rates["sequences_per_s"], step.sequences * per_s)
-    checks.same(f"{own.name}: MFU", rates["mfu"], step.flops / step.peak_flops * per_s)
+    seconds = elapsed_s / steps
+    checks.same(f"{own.name}: tokens/s", rates["tokens_per_s"], step.tokens / seconds)
+    checks.same(f"{own.name}: sequences/s", rates["sequences_per_s"], step.sequences / seconds)
+    checks.same(f"{own.name}: MFU", rates["mfu"], step.flops / step.peak_flops / seconds)
 
 
 _OF_LINK = re.compile(

@@ -22,9 +22,9 @@ def check_tables(run: RawRun, variants: Variants, tables: Mapping[str, str], che
         checks.equal(
             "all: steps' variants and trials (CSV)", [row[:2] for row in said], [row[:2] for row in own]
         )
-        _columns("steps: step_time_s", [row[2] for row in said], [row[2] for row in own], checks)
-        shares = [len(step.parts) / one.ranks for one in variants.values() for step in one.steps]
+        shares = [share for one in variants.values() for share in one.committed]
         _columns("steps: committed", [float(row["committed"]) for row in steps], shares, checks)
+        _columns("steps: step_time_s", [row[2] for row in said], [row[2] for row in own], checks)
     if (operations := rows.get("operations")) is not None:
         raw = run.samples
         for column in ("variant", "operation", "name", "message", "stream"):
@@ -57,7 +57,7 @@ def check_tables(run: RawRun, variants: Variants, tables: Mapping[str, str], che
                 [run.bytes(entry[column]) for entry in raw],
                 checks,
             )
-        for column in ("packets", "drops", "marks", "plane"):
+        for column in ("packets", "drops", "losses", "cut_losses", "marks", "plane"):
             checks.equal(
                 f"all: links: {column} (CSV)",
                 [int(row[column]) for row in links],

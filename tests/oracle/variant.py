@@ -6,9 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from tests.oracle.arithmetic import median
 from tests.oracle.flops import StepOfTraining, has_unlike_hosts, step_of
@@ -19,25 +16,43 @@ Link = tuple[str, str, int, str]
 """Its ends, its plane, and its direction."""
 
 
+COUNTERS = ("bytes", "packets", "drops", "losses", "cut_losses", "marks")
+
+
 @dataclass(frozen=True)
 class LinkUse:
-    """One direction of a WAN link, of the modelled network; medians over steps, sums for what is counted in packets."""
+    """One direction of a WAN link, of the modelled network: what it carried in each step, what became of packets.
+
+    each: by counter, of all steps in their order; bytes are real ones. beyond_s: how far readings were from edges.
+    """
 
     rate_bps: float
-    bytes: float
-    utilisation: float
+    times_s: Sequence[float]
+    each: Mapping[str, Sequence[float]]
     queue_peak_bytes: float
-    drops: float
-    marks: float
+    beyond_s: float
 
+    @cached_property
+    def shares(self) -> list[float]:
+        """Of the rate, in each step."""
+        return [
+            8 * size / (self.rate_bps * time_s)
+            for size, time_s in zip(self.each["bytes"], self.times_s, strict=True)
+        ]
 
-@dataclass(frozen=True)
-class Done:
-    """Whole steps that were committed, how many steps lacked a replica, and in what time, seconds."""
+    @cached_property
+    def bytes(self) -> float:
+        """Of a step, the median."""
+        return median(self.each["bytes"])
 
-    steps: float
-    partial: int
-    elapsed_s: float
+    @cached_property
+    def utilisation(self) -> float:
+        """Of a step, the median."""
+        return median(self.shares)
+
+    def packets(self, cause: str) -> int:
+        """Dropped, lost or marked ones in all steps."""
+        return int(sum(self.each[cause]))
 
 
 class MeasuredVariant:
@@ -61,21 +76,6 @@ class MeasuredVariant:
         """Those in which all took part and nothing was made up for; all, where there are none."""
         whole = [step for step in self.steps if len(step.parts) == self.ranks and not step.disturbed]
         return whole or self.steps
-
-    def done(self, shown: Mapping[str, Any]) -> Done:
-        """What was committed, in what time: by ranks' own records, and a coordinator's commits where there are any."""
-        replication = shown.get("replication")
-        if not replication:
-            return Done(len(self.steps), 0, sum(self.times_s))
-        # all replicas have as many sequences, and each trains its own
-        parts = [len(step.parts) for step in self.steps]
-        commits = replication["commits"]
-        if any(one.get("share") not in (None, one["replicas"] / replication["replicas"]) for one in commits):
-            standing = {one["trial"]: one["share"] for one in commits if one["trial"] >= 0}
-            return Done(
-                sum(standing.values()), sum(share < 1 for share in standing.values()), commits[-1]["time_s"]
-            )
-        return Done(sum(parts) / self.ranks, sum(one < self.ranks for one in parts), commits[-1]["time_s"])
 
     @property
     def middle(self) -> Step:
@@ -108,31 +108,27 @@ class MeasuredVariant:
         """Use of each direction of the WAN links that this variant's topology has."""
         found = {}
         for link, readings in self.run.links.items():
-            rate_bps = self.rates[link]
-            times = np.array([entry["time_s"] for entry in readings])
-            grown = {
-                counter: np.array(
-                    [
-                        np.interp(step.end_s, times, values) - np.interp(step.start_s, times, values)
-                        for step in self.steps
-                    ]
-                )
-                for counter in ("bytes", "drops", "marks")
-                for values in [np.array([entry[counter] for entry in readings], dtype=float)]
+            around = [_around(readings, step) for step in self.steps]
+            each = {
+                name: [float(after[name] - before[name]) for before, after in around] for name in COUNTERS
             }
-            queue = np.array([entry["queue_bytes"] for entry in readings], dtype=float)
-            peaks = [
-                float(np.max(queue[(times >= step.start_s) & (times <= step.end_s)], initial=0.0))
+            each["bytes"] = [self.run.bytes(size) for size in each["bytes"]]
+            queue = [
+                float(entry["queue_bytes"])
+                for entry in readings
                 for step in self.steps
+                if step.start_s <= entry["time_s"] <= step.end_s
             ]
-            bytes_each = self.run.bytes(1.0) * grown["bytes"]
+            beyond_s = [
+                max(0.0, step.start_s - before["time_s"]) + max(0.0, after["time_s"] - step.end_s)
+                for step, (before, after) in zip(self.steps, around, strict=True)
+            ]
             found[link] = LinkUse(
-                rate_bps,
-                median(bytes_each),
-                median(bytes_each * 8 / (rate_bps * np.array(self.times_s))),
-                self.run.bytes(max(peaks)),
-                float(grown["drops"].sum()),
-                float(grown["marks"].sum()),
+                self.rates[link],
+                self.times_s,
+                each,
+                self.run.bytes(max(queue, default=0.0)),
+                self.run.seconds(max(beyond_s)),
             )
         return found
 
@@ -172,6 +168,22 @@ class MeasuredVariant:
         return best
 
     @cached_property
+    def committed(self) -> list[float]:
+        """The share of each step's sequences that the replicas in it had: of all where they do not come and go."""
+        asked = get(self.settings, "workload.schedule.microbatches_per_replica", "even")
+        if get(self.settings, "workload.parallelism.faults") is None:
+            return [1.0 for _ in self.steps]
+        if asked == "even":
+            return [len(step.parts) / self.ranks for step in self.steps]
+        each = [float(count) for count in asked] if isinstance(asked, list) else []
+        return [sum(each[one] for one in step.parts[0]["replicas"]) / sum(each) for step in self.steps]
+
+    @property
+    def done_steps(self) -> float:
+        """Whole steps' worth of what was committed."""
+        return sum(self.committed)
+
+    @cached_property
     def training(self) -> StepOfTraining | None:
         return step_of(self.settings, self.ranks)
 
@@ -208,6 +220,21 @@ class MeasuredVariant:
             value for readings in self.sockets[ends] for value in _growths(readings, self.steps, counter)
         ]
         return sum(grown) if grown else None
+
+
+def _around(readings: Sequence[Record], step: Step) -> tuple[Record, Record]:
+    """The last reading until a step began, and the first one that was taken as, or after, it ended.
+
+    A reading at a step's edge was begun when that was over; others may have been begun before it.
+    """
+    before = readings[0]
+    for entry in readings:
+        if entry["time_s"] > step.start_s:
+            break
+        before = entry
+    later = [entry for entry in readings if entry["time_s"] >= step.end_s]
+    edges = [entry for entry in later if entry.get("edge")]
+    return before, (edges or later or readings[-1:])[0]
 
 
 def _growths(readings: Sequence[Mapping[str, float]], steps: Sequence[Step], counter: str) -> Iterator[int]:

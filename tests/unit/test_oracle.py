@@ -23,6 +23,7 @@ from testbed.job.workload import Workload, workload_of
 from testbed.report.html import write_report
 from testbed.report.terminal import print_summary
 from testbed.results.merging import merge_records, merge_variants
+from testbed.results.records import COUNTERS
 from testbed.results.result import Control, Result, Training, VerdictRecord
 from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant
 from testbed.results.summary import gather_steps
@@ -96,12 +97,12 @@ def samples_of(
 
 
 def links_of(until_s: float, draw: random.Random) -> Iterator[dict[str, Any]]:
-    counted = {(plane, way): [0, 0, 0, 0] for plane in (0, 1) for way in ("a_to_b", "b_to_a")}
+    counted = {(plane, way): [0] * len(COUNTERS) for plane in (0, 1) for way in ("a_to_b", "b_to_a")}
     for tick in range(int(until_s / 0.25) + 2):
         for (plane, way), counts in counted.items():
-            for place, most in enumerate((400_000, 80, 2, 3)):
+            for place, most in enumerate((400_000, 80, 2, 3, 2, 3)):
                 counts[place] += draw.randint(0, most)
-            counters = dict(zip(("bytes", "packets", "drops", "marks"), counts, strict=True))
+            counters = dict(zip(COUNTERS, counts, strict=True))
             queue = {"queue_bytes": draw.randint(0, 100_000)}
             ends = {"a": "east", "b": "west", "plane": plane, "direction": way}
             yield {"time_s": tick / 4, **ends, **counters, **queue}
