@@ -93,6 +93,5 @@ def _print(found: Comparison, as_json: bool) -> None:
         console.print(f"In one of them only: {', '.join(found.alone)}.")
     for entry in found.differences:
         console.print(f"different: {entry.what}: {entry.one}, {entry.other}", markup=False, soft_wrap=True)
-    exact = found.variants and all(held.exact for held in found.variants) and not found.alone
-    words = "All step times are the same, to the nanosecond." if exact else "They agree."
-    console.print(words if found.agrees else "They do not agree.")
+    console.print(found.words, soft_wrap=True)
+    console.print("They agree." if found.agrees else "They do not agree.")

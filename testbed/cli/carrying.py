@@ -13,6 +13,7 @@ from rich.console import Console
 from testbed.cli.bars import bar_on, told_of_searches
 from testbed.experiments.running import Listener
 from testbed.report import print_refusal, print_summary
+from testbed.results.manifest import Manifest
 from testbed.results.result import Result
 from testbed.running.progress import PartProgress, Progress, words_left, words_on
 from testbed.running.request import PreparedRun
@@ -84,4 +85,7 @@ def print_result(result: Result, console: Console, *, strict: bool = False, as_j
         print(json.dumps(document, indent=1), flush=True)
         console.print(f"report: {Path(result.run_dir) / 'report.html'}", soft_wrap=True)
     else:
-        print_summary(result, Console(highlight=False))
+        output = Console(highlight=False)
+        print_summary(result, output)
+        if result.clock == "virtual" and (found := Manifest.open(Path(result.run_dir)).fingerprint):
+            output.print(f"Fingerprint: {found.words}", soft_wrap=True)

@@ -197,23 +197,16 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
     The seed makes losses, jitter and the rest repeatable whatever the installed tc knows. Kernels before Linux 6.6
     ignore it.
     """
-    parts, jitter_ns = [], 0
     if options[""] or "limit" not in options:
         return None
+    lost, delayed = _netem_loss(options.get("loss")), _netem_delay(options.get("delay"))
+    if lost is None or delayed is None:
+        return None
+    parts = [*delayed, *lost[1]]
     if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
         if rate > _MOST:
             parts.append(put(8, _WIDE.pack(rate)))
         parts.append(put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0)))
-    if "delay" in options:
-        delay, *jitter = options["delay"]
-        if not all(word.endswith("us") for word in (delay, *jitter[:1])):
-            return None
-        parts.append(put(10, _WIDE.pack(_nanoseconds(delay))))
-        if jitter:
-            jitter_ns = _nanoseconds(jitter[0])
-            parts.append(put(11, _WIDE.pack(jitter_ns)))
-        if jitter[1:]:
-            parts.append(put(1, _NETEM_CORRELATIONS.pack(_share(jitter[1]), 0, 0)))
     if "distribution" in options:
         parts.append(put(2, _distribution(options["distribution"][0])))
     if "seed" in options:
@@ -221,25 +214,39 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
     for number, name in ((3, "reorder"), (4, "corrupt")):
         if name in options:
             parts.append(put(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
-    loss = 0
-    if "loss" in options:
-        model, *shares = options["loss"]
-        if model == "random":
-            loss = _share(shares[0])
-        elif model == "gemodel":
-            enter, leave, bad, good = map(_share, shares)
-            bursts = _NETEM_BURSTS.pack(enter, leave, _MOST - bad, good)  # the kernel wants 1 - bad
-            parts.append(nest(5, put(2, bursts)))
-        else:
-            return None
     gap = 1 if "reorder" in options else 0
     duplicate = _share(options.get("duplicate", ["0%"])[0])
-    head = _NETEM.pack(0, int(options["limit"][0]), loss, gap, duplicate, 0)
+    head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
     return put(2, head + b"".join(parts))
 
 
-def _nanoseconds(microseconds: str) -> int:
-    return round(float(microseconds.removesuffix("us")) * 1000)
+def _netem_delay(words: Words | None) -> list[bytes] | None:
+    """Encode `delay TIME [JITTER [CORRELATION]]`; None for times in another unit than microseconds."""
+    if words is None:
+        return []
+    *times, correlation = words if len(words) > 2 else [*words, ""]
+    if not all(word.endswith("us") for word in times):
+        return None
+    parts = [
+        put(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
+        for number, word in zip((10, 11), times, strict=False)
+    ]
+    if correlation:
+        parts.append(put(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
+    return parts
+
+
+def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
+    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K`: what stands in the head, and attributes."""
+    if words is None:
+        return 0, []
+    model, *shares = words
+    if model == "random":
+        return _share(shares[0]), []
+    if model == "gemodel":
+        enter, leave, bad, good = map(_share, shares)
+        return 0, [nest(5, put(2, _NETEM_BURSTS.pack(enter, leave, _MOST - bad, good)))]
+    return None
 
 
 def _share(percent: str) -> int:

@@ -15,7 +15,10 @@ import yaml
 from testbed.report.compare import student_975
 from testbed.report.figures import per_second_text
 from testbed.results.errors import BadResult
+from testbed.results.manifest import Manifest
+from testbed.results.records import SAMPLES
 from testbed.results.result import Result, StepTimes
+from testbed.results.run_fingerprint import RunFingerprint, file_hash
 from testbed.results.work import Work, same_steps, same_workload
 
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
@@ -81,11 +84,27 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two runs. alone: variants that one of them has and the other has not."""
+    """Of two runs. alone: variants that one of them has and the other has not.
+
+    identical: whether both runs' samples are equal to the last byte. suspects: names of the inputs of their
+    fingerprints that differ; None where one of the runs has no fingerprint.
+    """
 
     variants: tuple[ComparedVariant, ...]
     alone: tuple[str, ...]
     differences: tuple[Difference, ...]
+    identical: bool = False
+    suspects: tuple[str, ...] | None = ()
+
+    @property
+    def words(self) -> str:
+        """Say whether the samples are equal, and if not, what may be why."""
+        if self.identical:
+            return "The samples are identical to the last byte."
+        if self.suspects is None:
+            return "The samples differ; one of the runs is too old to say what may be why."
+        named = ", ".join(self.suspects) or "nothing: only runs by the virtual clock repeat exactly"
+        return f"The samples differ. Of what may change them, different: {named}."
 
     @property
     def agrees(self) -> bool:
@@ -104,7 +123,14 @@ class Comparison:
             for compared in self.variants
         ]
         differences = [asdict(entry) for entry in self.differences]
-        return {"schema": 1, "agrees": self.agrees, "variants": rows, "differences": differences}
+        return {
+            "schema": 1,
+            "agrees": self.agrees,
+            "identical": self.identical,
+            "suspects": self.suspects,
+            "variants": rows,
+            "differences": differences,
+        }
 
 
 def compare_runs(one: Path, other: Path) -> Comparison:
@@ -116,7 +142,29 @@ def compare_runs(one: Path, other: Path) -> Comparison:
     alone = tuple(name for name in (*names, *others) if not (name in names and name in others))
     found = [*_differences(_scenario(one), _scenario(other), "scenario")]
     found += _differences(_surroundings(one), _surroundings(other), "")
-    return Comparison(compared, alone, tuple(found))
+    fingerprints = [Manifest.open(folder).fingerprint for folder in (one, other)]
+    hashes = [_samples_hash(*pair) for pair in zip((one, other), fingerprints, strict=True)]
+    return Comparison(compared, alone, tuple(found), hashes[0] == hashes[1], _suspects(*fingerprints))
+
+
+def _samples_hash(folder: Path, fingerprint: RunFingerprint | None) -> str:
+    file = folder / SAMPLES
+    try:
+        found = file_hash(file)
+    except OSError as error:
+        raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
+    if fingerprint is not None and found != fingerprint.samples:
+        raise BadResult(
+            f"{file}: got SHA-256 {found}, expected {fingerprint.samples} by {MANIFEST}: changed since the run"
+        )
+    return found
+
+
+def _suspects(here: RunFingerprint | None, there: RunFingerprint | None) -> tuple[str, ...] | None:
+    if here is None or there is None:
+        return None
+    names = dict.fromkeys((*here.inputs, *there.inputs))
+    return tuple(name for name in names if here.inputs.get(name) != there.inputs.get(name))
 
 
 def _compared(here: Result, there: Result, name: str) -> ComparedVariant:

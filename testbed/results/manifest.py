@@ -10,6 +10,7 @@ from pydantic import Field
 from testbed.results.model import ResultModel
 from testbed.results.records import read_model
 from testbed.results.result import ScaleRecord
+from testbed.results.run_fingerprint import RunFingerprint
 
 MANIFEST = "manifest.json"
 Entry = dict[str, Any]
@@ -86,6 +87,9 @@ class Manifest(ResultModel):
     background_traffic: tuple[Entry, ...] = Field(description="What each of its flows has received.")
     tunnels: tuple[Entry, ...] = Field(description="Between machines.")
     origin_epoch_s: float = Field(description="The records' time 0, in seconds since 1970.")
+    fingerprint: RunFingerprint | None = Field(
+        default=None, description="Hashes of the samples and of all that may change them; null in older runs."
+    )
 
     @classmethod
     def open(cls, folder: Path) -> Manifest:

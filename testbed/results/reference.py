@@ -38,6 +38,11 @@ Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `
     testbed compare RUN RUN     # step times, verdicts, and what was different: scenario, versions, kernel, calibration
     testbed reproduce RUN       # once more, by its clock and scale; exit status 4 where that does not agree
     testbed report RUN          # its page, rendered once more
+
+`compare` and `reproduce` also say whether the samples are identical to the last byte. If not, they name the inputs that
+differ, by the manifest's `fingerprint`: a hash of `samples.jsonl`, and hashes or versions of all that may change it. By
+the virtual clock equal inputs give equal samples ([repeatability](virtual-clock.md#repeatability)). `run` prints the
+beginnings of both hashes, so two people can compare runs over the phone.
 """
 
 FRAMES = (

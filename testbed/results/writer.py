@@ -16,6 +16,7 @@ from testbed.results.manifest import MANIFEST, ClockRecord, Manifest, ShardEntry
 from testbed.results.merging import Records, merge_records, merge_variants
 from testbed.results.records import EVENTS, LINKS, SAMPLES
 from testbed.results.result import SUMMARY, Result, Variant
+from testbed.results.run_fingerprint import RunFingerprint, fingerprint_of
 from testbed.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
 from testbed.scale import Scale
 
@@ -34,7 +35,7 @@ class Carried:
     """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
 
     wall_s: all of them. memory_bytes and jobs: of guests, the memory that each may use. times: by shard, of guests.
-    expected: said of guests before they began, memory of the largest.
+    expected: said of guests before they began, memory of the largest. kernel_image: of guests' kernel, its hash.
     """
 
     records: Sequence[ShardRecord]
@@ -44,6 +45,7 @@ class Carried:
     times: Sequence[ShardTimes] = ()
     expected_wall_s: float | None = None
     expected_memory_bytes: int | None = None
+    kernel_image: str | None = None
 
 
 def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
@@ -63,9 +65,11 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
         variants=tuple(variants),
     )
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
-    write_json(folder / MANIFEST, _manifest(scenario, carried, variants, records).document())
-    write_json(folder / SUMMARY, result.document())
     write_lines(folder / SAMPLES, records.samples)
+    manifest = _manifest(scenario, carried, variants, records)
+    fingerprint = _fingerprint(folder / SAMPLES, scenario, scale, carried, manifest)
+    write_json(folder / MANIFEST, manifest.model_copy(update={"fingerprint": fingerprint}).document())
+    write_json(folder / SUMMARY, result.document())
     write_lines(folder / LINKS, records.links)
     write_lines(folder / SOCKETS, records.sockets)
     write_lines(folder / CONTROLLER, _marked(shards, CONTROLLER))
@@ -103,6 +107,22 @@ def _manifest(
         "origin_epoch_s": first.origin_epoch_s + records.origin_s,
     }
     return first.model_copy(update=changes)
+
+
+def _fingerprint(
+    samples: Path, scenario: Scenario, scale: Scale, carried: Carried, manifest: Manifest
+) -> RunFingerprint:
+    kernel, clock = manifest.clock.kernel or manifest.host.kernel, manifest.clock
+    return fingerprint_of(
+        samples,
+        scenario,
+        scale,
+        clock=f"{clock.kind}, {clock.cpu_time}" if clock.kind == "virtual" else clock.kind,
+        kernel=kernel if carried.kernel_image is None else f"{kernel}, image {carried.kernel_image}",
+        link_engine=manifest.link_engine,
+        datapath=manifest.datapath,
+        versions=manifest.versions,
+    )
 
 
 def _clock(first: Manifest, carried: Carried) -> ClockRecord:

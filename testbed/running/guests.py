@@ -88,6 +88,7 @@ class Guests:
             times,
             expected.wall_s,
             expected.memory_bytes,
+            self.image.digest,
         )
 
 

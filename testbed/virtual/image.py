@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -43,6 +44,14 @@ class KernelImage:
     def randomness(self) -> Path:
         """The library that seeds it."""
         return self.folder / "seeded_random.so"
+
+    @cached_property
+    def digest(self) -> str:
+        """The beginning of the SHA-256 of the program and the library that seeds it: one build's, of one compiler."""
+        found = hashlib.sha256()
+        for file in (self.kernel, self.randomness):
+            found.update(file.read_bytes())
+        return found.hexdigest()[:12]
 
     def write(self) -> None:
         """Make it found from now on."""

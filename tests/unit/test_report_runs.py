@@ -13,6 +13,7 @@ from testbed.report.compare import student_975
 from testbed.report.runs import Difference, compare_runs, ratio_interval
 from testbed.results.errors import BadResult
 from testbed.results.result import StepTimes
+from testbed.results.run_fingerprint import file_hash
 from tests.unit.report_run import SyntheticRun
 
 
@@ -24,7 +25,7 @@ def times(*samples: float) -> StepTimes:
     )
 
 
-def test_the_same_run_agrees_with_itself_to_the_nanosecond(tmp_path: Path) -> None:
+def test_a_run_is_identical_to_itself(tmp_path: Path) -> None:
     run = SyntheticRun().write(tmp_path / "run")
     found = compare_runs(run, run)
     assert found.agrees
@@ -32,7 +33,40 @@ def test_the_same_run_agrees_with_itself_to_the_nanosecond(tmp_path: Path) -> No
     assert found.differences == ()
     told = CliRunner().invoke(app, ["compare", str(run), str(run)])
     assert told.exit_code == 0
-    assert "to the nanosecond" in told.stdout
+    assert "identical to the last byte" in told.stdout
+
+
+def with_fingerprint(run: Path, **inputs: str) -> Path:
+    """Store in its manifest the hash of its samples and these inputs."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    samples = file_hash(run / "samples.jsonl")
+    manifest["fingerprint"] = {"samples": samples, "inputs_hash": "00", "inputs": inputs}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    return run
+
+
+def test_samples_that_differ_are_told_with_what_may_be_why(tmp_path: Path) -> None:
+    one = with_fingerprint(SyntheticRun().write(tmp_path / "one"), python="3.11.2", numpy="2.4.6", seed="1")
+    other = with_fingerprint(
+        SyntheticRun(trials=4).write(tmp_path / "other"),
+        python="3.12.1",
+        numpy="2.4.6",
+        seed="1",
+        iproute2="6",
+    )
+    found = compare_runs(one, other)
+    assert not found.identical
+    assert found.suspects == ("python", "iproute2")
+    told = CliRunner().invoke(app, ["compare", str(one), str(other)])
+    assert "The samples differ. Of what may change them, different: python, iproute2." in told.stdout
+    document = json.loads(CliRunner().invoke(app, ["compare", str(one), str(other), "--json"]).stdout)
+    assert (document["identical"], document["suspects"]) == (False, ["python", "iproute2"])
+    without = SyntheticRun(trials=5).write(tmp_path / "without")
+    assert compare_runs(one, without).suspects is None
+    with (other / "samples.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(BadResult, match=r"other/samples\.jsonl: got SHA-256 .*: changed since the run"):
+        compare_runs(one, other)
 
 
 def test_a_slower_run_does_not_agree_and_what_was_different_is_listed(tmp_path: Path) -> None:
