@@ -203,6 +203,8 @@ def test_a_step_that_differs_from_its_siblings_is_named() -> None:
 def test_steps_may_drift_while_windows_grow_but_not_far() -> None:
     assert steps_alike(steps(0.0722, 0.0711, 0.0700, 0.0690, 0.0681)).ok is True
     assert steps_alike(steps(0.0721, 0.0721, 0.0721, 0.0766, 0.0766)).ok is False
+    assert steps_alike(steps(0.0699, 0.0724, 0.0721, 0.0721)).ok is True  # the first one is special
+    assert steps_alike(steps(0.0721, 0.0721, 0.0721, 0.0699)).ok is False
 
 
 def test_which_packets_queues_drop_makes_steps_differ() -> None:
