@@ -203,16 +203,19 @@ def by_construction(name: str) -> Invariant:
     return Invariant(name, "none needed", "cannot fail", None, words[name])
 
 
-def payload_correct(wrong: int, checked: int) -> Invariant:
-    """Every element of every reduction against the exact answer."""
+def payload_correct(wrong: int, checked: int, expected: int | None = None) -> Invariant:
+    """Every element of every reduction against the exact answer; expected: how many there are, where that is known."""
+    sentence = f"{checked} reduced elements were compared with the exact answer, {wrong} were wrong."
+    if not checked:
+        sentence = "No reduced element was compared with the exact answer."
+    elif missed := (expected or checked) - checked:
+        sentence += f" By the plan there are {expected}: {missed} were not looked at."
     return Invariant(
         "payload_correct",
         bound="0 wrong",
         measured=f"{wrong} wrong",
-        ok=wrong == 0 and checked > 0,
-        sentence=f"{checked} reduced elements were compared with the exact answer, {wrong} were wrong."
-        if checked
-        else "No reduced element was compared with the exact answer.",
+        ok=wrong == 0 and checked > 0 and checked == (expected or checked),
+        sentence=sentence,
     )
 
 

@@ -106,7 +106,9 @@ def assess(
             *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
-                sum(step.wrong for step in steps), sum(step.checked for step in steps)
+                sum(step.wrong for step in steps),
+                sum(step.checked for step in steps),
+                evidence.inside.result_elements(steps) if evidence.inside else None,
             ),
             invariants.wan_bytes_as_computed(expected, observed),
             invariants.conservation(frames, edges, sorted(links)),

@@ -25,6 +25,7 @@ from testbed.results.summary import StepResult
 from testbed.running.conditions import cards_touched
 from testbed.running.step_clock import StepClock
 from testbed.running.witnesses import Witnesses
+from testbed.workload.plan_arrays import result_elements
 
 Record = Mapping[str, Any]
 
@@ -69,6 +70,13 @@ class HostEvidence:
     def background(self) -> frozenset[str]:
         """Hosts with the scenario's background traffic."""
         return frozenset(name for other in self.job.scenario.background_traffic for name in other.hosts)
+
+    def result_elements(self, steps: Sequence[StepResult]) -> int | None:
+        """Return how many elements ranks get in these steps; None where that is not known beforehand."""
+        if self.job.workload.dispatching is not None or self.job.replication is not None or self.events:
+            return None
+        each = result_elements(self.job.workload.plan)
+        return None if each is None else each * len(steps)
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.fabric.network import Fabric
 from testbed.running.assess import link_key
 from testbed.running.job_run import LinkSample
 
@@ -22,6 +23,13 @@ class NetworkRecord:
     bridges: dict[str, list[Record]]
     events: Sequence[Mapping[str, Any]]
     restarts: int
+
+    @classmethod
+    def of(cls, fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
+        """Ask the controller of a fabric that is up."""
+        assert fabric.controller is not None
+        api = fabric.controller.api
+        return cls(api.show(), api.rules(), events, fabric.controller.restarts)
 
     @property
     def repairs(self) -> list[str]:

@@ -175,7 +175,7 @@ class ShardRun:
             bring_home(fabric, self.folder)
             watch.look(thorough=True)
             changed = fabric.changed_settings(), fabric.changed_offloads()
-            network = self._network_record(fabric, events)
+            network = NetworkRecord.of(fabric, events)
         record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
         record.write()
         live.end()
@@ -202,12 +202,6 @@ class ShardRun:
             scenario.transport.congestion_control,
             scenario.seed,
         )
-
-    @staticmethod
-    def _network_record(fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
-        assert fabric.controller is not None
-        api = fabric.controller.api
-        return NetworkRecord(api.show(), api.rules(), events, fabric.controller.restarts)
 
     def _capture(self, fabric: Fabric) -> Capture:
         asked = self.scenario.telemetry.capture

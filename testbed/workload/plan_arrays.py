@@ -70,3 +70,22 @@ def plan_elements(plan: JobPlan) -> int:
                 alike[key] = sum(side or 0 for side in sides)
             found += alike[key]
     return found
+
+
+def result_elements(plan: JobPlan) -> int | None:
+    """Return how many elements of results all ranks together get in a step; None where blocks pass through windows."""
+    alike: dict[tuple[str, int, int, bool], int] = {}
+    found = 0
+    for rank, own in enumerate(plan.ranks):
+        if any(isinstance(operation, Block) for operation in own):
+            return None
+        found += sum(one.numel for one in own if isinstance(one, Message) and not one.sends)
+        for _, group, collective, numel in array_keys(own).values():
+            members = plan.groups[group][1]
+            own_rank = members.index(rank)
+            key = collective, numel, len(members), own_rank == 0
+            if key not in alike:
+                before, after = collective_of(collective).elements(numel, own_rank, len(members))
+                alike[key] = before if after is None else after
+            found += alike[key]
+    return found

@@ -156,6 +156,10 @@ def test_payload_correct() -> None:
     assert invariants.payload_correct(0, 10).ok is True
     assert invariants.payload_correct(1, 10).ok is False
     assert invariants.payload_correct(0, 0).ok is False
+    assert invariants.payload_correct(0, 10, 10).ok is True
+    found = invariants.payload_correct(0, 10, 16)
+    assert found.ok is False
+    assert "By the plan there are 16: 6 were not looked at." in found.sentence
 
 
 def test_wan_bytes_as_computed() -> None:

@@ -194,9 +194,17 @@ def steps(*times_s: float, resent: int = 0) -> list[StepTime]:
 
 def test_a_step_that_differs_from_its_siblings_is_named() -> None:
     assert steps_alike(steps(0.0724, 0.0721, 0.0721)).ok is True
+    assert steps_alike(steps(0.0721, 0.0721, 0.0755, 0.0721)).ok is False
     found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
     assert (found.ok, found.severity) == (False, "caution")
     assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
+
+
+def test_steps_may_drift_while_windows_grow_but_not_far() -> None:
+    assert steps_alike(steps(0.0722, 0.0711, 0.0700, 0.0690, 0.0681)).ok is True
+    assert steps_alike(steps(0.0721, 0.0721, 0.0721, 0.0766, 0.0766)).ok is False
+    assert steps_alike(steps(0.0699, 0.0724, 0.0721, 0.0721)).ok is True  # the first one is special
+    assert steps_alike(steps(0.0721, 0.0721, 0.0721, 0.0699)).ok is False
 
 
 def test_which_packets_queues_drop_makes_steps_differ() -> None:

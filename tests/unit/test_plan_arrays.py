@@ -12,7 +12,7 @@ from testbed.job.workload import Workload, workload_of
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.scale import Scale
 from testbed.workload.plan import COMPUTE, GroupCollective, JobPlan, Message
-from testbed.workload.plan_arrays import array_keys, plan_elements, room_elements
+from testbed.workload.plan_arrays import array_keys, plan_elements, result_elements, room_elements
 from testbed.workload.plan_load import plan_load
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -29,11 +29,12 @@ def test_a_collectives_arrays_are_as_large_as_they_are_made(collective: str, ran
     numel = 6 * ranks * ranks
     operation = GroupCollective("x", COMPUTE, "x", group=0, collective=collective, numel=numel)
     plan = JobPlan(((operation,),) * ranks, (("all", tuple(range(ranks))),))
-    made = (CollectiveArrays(collective, numel, "float32", rank, ranks) for rank in range(ranks))
+    made = [CollectiveArrays(collective, numel, "float32", rank, ranks) for rank in range(ranks)]
     uneven = COLLECTIVES.find(collective).uneven
     # of uneven ones the input is as large as there may be rows
     expected = 2 * numel * ranks if uneven else sum(map(own, made))
     assert plan_elements(plan) == expected
+    assert result_elements(plan) == sum(array.output.size for array in made)
 
 
 def test_operations_of_a_stream_share_arrays_and_messages_a_room() -> None:
