@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from testbed.cli.main import app
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
 from testbed.exchange import Given, import_topology
@@ -117,6 +119,25 @@ def test_two_nodes_with_one_name_are_an_error_that_names_both(tmp_path: Path) ->
         ConfigError, match=r":6: topology.nodes.a: got this key again, expected it once; it is on line 4"
     ):
         imported(tmp_path, PAIR.replace("  links:", "    a: {kind: linux}\n  links:"))
+
+
+def test_the_command_says_what_is_left_out_and_strict_fails_by_it(tmp_path: Path) -> None:
+    (tmp_path / "lab.clab.yml").write_text(f'{PAIR}    - {{endpoints: ["a:e1-9", "host:x"]}}\n')
+    words = ["import", str(tmp_path / "lab.clab.yml"), "--rate", "1 Gbit/s", "-o", str(tmp_path / "net.yaml")]
+    runner = CliRunner()
+    done = runner.invoke(app, [*words, "--delay", "1 ms"])
+    assert (done.exit_code, "left out: a host link of a:e1-9" in done.stderr) == (0, True)
+    (tmp_path / "net.yaml").unlink()
+    failed = runner.invoke(app, [*words, "--delay", "1 ms", "--strict"])
+    assert isinstance(failed.exception, BadInput)
+    assert (failed.exception.status, (tmp_path / "net.yaml").exists()) == (2, False)
+    assert "--strict: got 1 thing left out or assumed, expected none" in str(failed.exception)
+    for unit, message in (
+        ("latency=ms", "got it with a lab"),
+        ("latency", "--unit NAME=UNIT, such as latency=ms"),
+    ):
+        refused = runner.invoke(app, [*words, "--unit", unit])
+        assert message in str(refused.exception)
 
 
 # --- kinds
