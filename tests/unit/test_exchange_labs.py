@@ -223,6 +223,22 @@ NETEM = "clab tools netem set -n clab-lab-a -i e1-1"
             [f"left out: netem.sh:1: {NETEM} --delay $1: what its variables stand for is not known"],
         ),
         (
+            f"L=clab-lab\nD=1ms\ncase $1 in\nslow)\n  D=2ms; {NETEM.replace('clab-lab', '$L')} --delay 5ms ;;\nesac",
+            5,
+            [
+                "left out: 1 command of netem.sh that set no link (line 4: slow))",
+                "assumed: each line of netem.sh counts once, though it has case",
+            ],
+        ),
+        (
+            f"D=1ms\nif true; then D=2ms; fi\n{NETEM} --delay $D",
+            1,
+            [
+                f"left out: netem.sh:3: {NETEM} --delay $D: what its variables stand for is not known",
+                "assumed: each line of netem.sh counts once, though it has if",
+            ],
+        ),
+        (
             f"for d in 5ms; do {NETEM} --delay $d; done",
             1,
             [
