@@ -90,7 +90,8 @@ class Graph:
         """Return what was left out, in words, once all that is used has been marked."""
         found = list(self.left_out)
         if own := [name for name in self.own.attributes if name not in self.own.used]:
-            found.append(f"of the graph: {', '.join(own)}")
+            lists = dict.fromkeys(name.partition(".")[0] for name in own)
+            found.append(f"of the graph: {', '.join(lists)}")
         for kind, elements in (("node", list(self.nodes.values())), ("edge", self.edges)):
             found += unused(kind, elements)
         return found

@@ -132,7 +132,7 @@ class _Reader:
             if self.graph is None:
                 self.graph = Graph(Element(where, "the graph"))
                 self.directed = values.get("edgedefault") == "directed"
-            self.owners.append(self.graph.own.attributes if not self.owners else {})
+            self.owners.append(self.owners[-1] if self.owners else self.graph.own.attributes)
             return
         if self.graph is None:
             raise BadInput(where=where, got=f"a {name} in no graph", expected="GraphML")

@@ -37,6 +37,9 @@ def import_topology(
         raise BadInput(where=str(path), got="no such file", expected="a network")
     if path.suffix in GRAPHS:
         found = read_graph(path, given)
+    elif path.suffix in LABS and given.units:
+        units = ", ".join(f"{name}={unit}" for name, unit in given.units.items())
+        raise BadInput(where=f"--unit {units}", got="it with a lab", expected="it with GraphML or GML")
     elif path.suffix in LABS:
         found = read_lab(path, netem)
     else:

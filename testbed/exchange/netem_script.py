@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,16 +52,21 @@ def read_script(path: Path, scale: float) -> Script:
     control = list(dict.fromkeys(word for _, words in commands for word in words[:1] if word in _CONTROL))
     if control:
         script.assumed.append(f"each line of {path.name} counts once, though it has {', '.join(control)}")
+    constants = _constants(commands) if control else None
     variables: dict[str, str] = {}
     others: list[str] = []
     for line, written in commands:
         where = f"{path.name}:{line}: {' '.join(written)}"
-        words = [_expanded(word, {} if control else variables) for word in written]
+        words = [_expanded(word, variables) for word in written]
         while words and words[0] in _PASSED_OVER:
             words.pop(0)
         if all(re.fullmatch(r"[A-Za-z_]\w*=.*", word) for word in words):
             assigned = (word.partition("=") for word in words)
-            variables |= {name: value for name, _, value in assigned if "$" not in value}
+            variables |= {
+                name: value
+                for name, _, value in assigned
+                if "$" not in value and (constants is None or name in constants)
+            }
         elif "netem" not in words or words[words.index("netem") + 1 :][:1] not in (["set"], ["reset"]):
             if words[0] not in ("set", *_CONTROL):
                 others.append(f"{line}: {shortened(' '.join(words))}")
@@ -99,6 +105,21 @@ def _commands(text: str) -> Iterator[tuple[int, list[str]]]:
                 command = []
             else:
                 command.append(word)
+
+
+def _constants(commands: Sequence[tuple[int, list[str]]]) -> set[str]:
+    """Return the variables that are assigned once, before any branch or loop."""
+    counts: Counter[str] = Counter()
+    early: set[str] = set()
+    control = False
+    for _, words in commands:
+        control = control or words[0] in _CONTROL
+        assigned = {match[1] for word in words if (match := re.match(r"([A-Za-z_]\w*)\+?=", word))}
+        if words[0] in ("for", "select", "read"):
+            assigned.update(words[1:])
+        counts.update(assigned)
+        early |= set() if control else assigned
+    return {name for name in early if counts[name] == 1}
 
 
 def _expanded(word: str, variables: dict[str, str]) -> str:

@@ -26,8 +26,8 @@ SHIPPED = Path(__file__).parents[2] / "topologies"
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def back(path: Path, given: Given | None = None) -> TopologySpec:
-    text, _ = import_topology(path, given or Given())
+def back(path: Path, given: Given | None = None, strict: bool = False) -> TopologySpec:
+    text, _ = import_topology(path, given or Given(), strict=strict)
     return load_topology(yaml.safe_load(text))
 
 
@@ -35,7 +35,7 @@ def back(path: Path, given: Given | None = None) -> TopologySpec:
 def test_graphml_comes_back_without_a_difference(name: str, tmp_path: Path) -> None:
     spec = load_topology(SHIPPED / f"{name}.yaml")
     export_graphml(spec, tmp_path / "net.graphml")
-    assert back(tmp_path / "net.graphml") == spec
+    assert back(tmp_path / "net.graphml", strict=True) == spec
 
 
 def test_others_find_links_in_it_as_the_topology_zoo_has_them(tmp_path: Path) -> None:
