@@ -261,6 +261,18 @@ class BuildingSpec(HardwareSpec):
                 for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
                     yield replace(finding, location=(*location, "pause", *finding.location))
 
+    def given_queues(self, building: Building) -> frozenset[str]:
+        """Hosts and switches for whose links upwards the file gives the size of queues, or pauses in place of it."""
+        ends: dict[str, NicSpec | UplinkSpec] = {
+            host.name: self._nic(number) for number, host in enumerate(building.hosts)
+        }
+        if self.clos is not None:
+            ends |= dict.fromkeys(building.leaves, self.clos.leaf)
+            ends |= dict.fromkeys(building.spines, self.clos.spine)
+        return frozenset(
+            name for name, end in ends.items() if end.queue_bytes != "auto" or end.pause is not None
+        )
+
     def _unlike(self, number: int) -> UnlikeHostsSpec | None:
         return next((entry for entry in self.unlike if number + 1 in entry.hosts), None)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.fidelity.verdict import ORDER
+from testbed.results.links import LinkUse, PlaneBalance
 from testbed.results.records import LinkReading
-from testbed.results.result import Connections, LinkUse, PlaneBalance, Result, Split, Variant
+from testbed.results.result import Connections, Result, Split, Variant
 from testbed.results.serving import Latencies, Serving
 
 Kind = Literal["gauge", "counter", "summary"]
@@ -117,6 +118,11 @@ def _add_variant(metrics: Metrics, variant: Variant, labels: dict[str, str]) -> 
         )
     for link in variant.wan_links:
         _add_link(metrics, link, labels)
+    help_ = "Packets that the queue of a port inside a building dropped over all steps."
+    for port in variant.port_drops:
+        metrics.add(
+            "port_step_drops", "", help_, [Point({**labels, "place": port.place}, port.drops)], "counter"
+        )
     for balance in variant.plane_balance:
         _add_balance(metrics, balance, labels)
     for connections in variant.connections:

@@ -24,6 +24,7 @@ from testbed.report.data import RunData, load_run
 from testbed.report.decoding import decoding_rows
 from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
+from testbed.report.lost_packets import port_rows
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
 from testbed.report.pauses import pause_rows
@@ -79,6 +80,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "time_split": time_split_chart(data.variants),
         "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
         "queues": _queues(data),
+        "port_drops": port_rows(data.result.variants),
         "pauses": pause_rows(data.result.variants),
         "connections": _connections(data),
         "trainings": _trainings(data),

@@ -11,6 +11,7 @@ from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.model.work import step_work
 from testbed.results.link_use import by_link
+from testbed.results.links import merged_ports
 from testbed.results.pauses import merged
 from testbed.results.rates import rates_of
 from testbed.results.records import COUNTERS
@@ -131,6 +132,7 @@ def merge_variants(
             figures["replication"] = own[0].replication
         figures |= {"serving": _middle(own).serving, "decoding": _middle(own).decoding}
         figures["pauses"] = merged([part.pauses for part in own])
+        figures["port_drops"] = merged_ports([part.port_drops for part in own])
         figures["training"] = training = _training(own, steps, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())

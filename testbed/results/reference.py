@@ -29,7 +29,8 @@ whatever the scale. A file that holds something else is refused, with file, fiel
 
 Beside it: `scenario.yaml`, fully expanded; [`manifest.json`](#manifest), where and with what it was made, which
 `testbed.results.manifest.Manifest.open(folder)` reads; `samples.jsonl`, each rank's every operation;
-`links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run; `trace.json` for Perfetto.
+`links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run (of links also at the edges of
+steps: [what links carried](fidelity.md#what-links-carried)); `trace.json` for Perfetto.
 
 As pandas frames: `result.steps()`, `result.operations()`, `result.links()`; their columns are at the end of this page.
 Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `parquet`):

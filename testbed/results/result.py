@@ -17,6 +17,7 @@ from testbed.plugins import registry
 from testbed.results.decoding import Decoding
 from testbed.results.errors import BadResult
 from testbed.results.figure import Figure
+from testbed.results.links import DroppingPort, LinkUse, PlaneBalance
 from testbed.results.model import ResultModel
 from testbed.results.pauses import PausedLink
 from testbed.results.rates import Rates
@@ -57,53 +58,6 @@ class Bytes(ResultModel):
 
     expected: int
     observed: int
-
-
-class LinkStep(ResultModel):
-    """What one direction of a WAN link carried in one step, and what became of its packets on the way."""
-
-    bytes: int = Field(description="On the wire, headers included.")
-    utilisation: float = Field(description="Of the rate, over the whole step.")
-    packets: int = Field(description="That were put on the wire.")
-    drops: int = Field(description="Packets for which its queue had no room.")
-    losses: int = Field(description="Packets that its fibre lost at random.")
-    cut_losses: int = Field(description="Packets lost because the link was cut.")
-    marks: int = Field(description="Packets marked by ECN.")
-
-
-class LinkUse(ResultModel):
-    """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps.
-
-    Counters are read as each step begins and as it ends. By the real clock a reading is a few milliseconds off: what
-    crosses in `beyond_s` is counted, too, so bytes are at most rate x beyond_s too many. Under the virtual clock they
-    are exact.
-    """
-
-    a: str
-    b: str
-    plane: int
-    direction: Literal["a_to_b", "b_to_a"]
-    rate_bps: float
-    bytes: int = Field(description="On the wire, headers included, per step.")
-    utilisation: float = Field(description="Of the rate, over the whole step.")
-    queue_peak_bytes: int = Field(description="The longest that a reading found.")
-    drops: int = Field(description="Packets for which its queue had no room.")
-    losses: int = Field(description="Packets that its fibre lost at random.")
-    cut_losses: int = Field(description="Packets lost because the link was cut.")
-    marks: int = Field(description="Packets marked by ECN.")
-    beyond_s: float = Field(
-        description="How long before a step's start and after its end the readings were, both together, at most."
-    )
-    steps: tuple[LinkStep, ...] = Field(description="Each step, in the order of the trials.")
-
-
-class PlaneBalance(ResultModel):
-    """How evenly the planes between two buildings were used: Jain's index, 1 if all alike, 1/n if one alone."""
-
-    source: str = Field(alias="from")
-    target: str = Field(alias="to")
-    planes: int
-    jain_index: float
 
 
 class RoundTrips(ResultModel):
@@ -257,6 +211,9 @@ class Variant(ResultModel):
     serving: Serving | None = Field(default=None, description="Where requests were served.")
     decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
     pauses: tuple[PausedLink, ...] = Field(default=(), description="Of a network whose switches pause.")
+    port_drops: tuple[DroppingPort, ...] = Field(
+        default=(), description="Inside buildings, the worst first; of ports that dropped none nothing."
+    )
 
     @property
     def done(self) -> Work:

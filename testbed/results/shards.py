@@ -15,6 +15,7 @@ from typing import Any, Literal
 from testbed.config import Scenario
 from testbed.results.decoding import Decoding
 from testbed.results.directory import write_json, write_lines
+from testbed.results.links import DroppingPort
 from testbed.results.manifest import Manifest
 from testbed.results.model import ResultModel
 from testbed.results.pauses import PausedLink
@@ -124,6 +125,7 @@ class ShardVariant(ResultModel):
     serving: Serving | None = None
     decoding: Decoding | None = None
     pauses: tuple[PausedLink, ...] = ()
+    port_drops: tuple[DroppingPort, ...] = ()
 
 
 class ShardFigures(ResultModel):

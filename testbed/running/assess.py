@@ -43,6 +43,7 @@ class Evidence:
     monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
     missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. model: of
     the variant that is judged. replication: of replicas that come and go. pauses: of all links, where switches pause.
+    port_drops: inside buildings, in the variant's steps.
     """
 
     topology: Topology
@@ -64,6 +65,7 @@ class Evidence:
     inside: HostEvidence | None = None
     replication: ReplicationRecord | None = None
     pauses: Sequence[Mapping[str, Any]] = ()
+    port_drops: Sequence[link_invariants.PortDrops] = ()
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -97,7 +99,7 @@ def assess(
             invariants.delay_accuracy(evidence.measurements),
             link_invariants.jitter_accuracy(evidence.measurements),
             link_invariants.loss_accuracy(frames, [direction for _, direction in counted], sorted(links)),
-            link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
+            link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links), evidence.port_drops),
             link_invariants.serialisation(evidence.missing_share),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),

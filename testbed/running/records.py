@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.config import Host
 from testbed.fabric.network import Fabric
 from testbed.running.assess import link_key
 from testbed.running.job_run import LinkSample
@@ -99,6 +100,12 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
         key=lambda reading: (reading["time_s"], reading["rank"], reading["peer"], reading["channel"])
     )
     return found
+
+
+def with_ranks(shown: Iterable[Record], hosts: Sequence[Host]) -> list[Record]:
+    """Hosts as `inspect` shows them, with the ranks that they have; hosts: by rank."""
+    ranks = {host.name: rank for rank, host in enumerate(hosts)}
+    return [{**host, "rank": ranks.get(host["name"])} for host in shown]
 
 
 def shifted(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[Record]:

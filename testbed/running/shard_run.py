@@ -52,8 +52,9 @@ from testbed.running.live import ShardLive
 from testbed.running.model_check import check_model
 from testbed.running.numbers import numbers_of
 from testbed.running.pausing import paused_links
+from testbed.running.port_drops import port_drops, port_record
 from testbed.running.progress import Progress
-from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
+from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted, with_ranks
 from testbed.running.replication import ReplicationRecord
 from testbed.running.served import as_carried
 from testbed.running.stalls import StallTeller, StallWatch
@@ -151,7 +152,7 @@ class ShardRun:
             job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
             job.watch = watch
             job.player = self._player(fabric, job)
-            live = ShardLive(self.folder, self._with_ranks(shown["hosts"]), shown["wan"])
+            live = ShardLive(self.folder, with_ranks(shown["hosts"], self.hosts), shown["wan"])
             live.player, job.on_sample = job.player, live.sample
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
             teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
@@ -292,7 +293,11 @@ class ShardRun:
         variants = []
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
-            variants.append(self._variant(name, algorithm, own, records, evidence))
+            drops = port_drops(
+                self.scenario.topology, self.topology, job, [(step.start_s, step.end_s) for step in own]
+            )
+            own_evidence = replace(evidence, port_drops=drops)
+            variants.append(self._variant(name, algorithm, own, records, own_evidence))
         slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.happenings and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
@@ -310,7 +315,7 @@ class ShardRun:
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
             "fabric": {
-                "hosts": self._with_ranks(shown["hosts"]),
+                "hosts": with_ranks(shown["hosts"], self.hosts),
                 "wan": shown["wan"],
                 "seeded": shown["seeded"],
             },
@@ -358,6 +363,7 @@ class ShardRun:
             "verdict": assess(evidence, steps, expected, observed).to_dict(),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
+            "port_drops": [port_record(drops, self.scale) for drops in evidence.port_drops],
             "training": training_summary(
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
@@ -390,8 +396,3 @@ class ShardRun:
             return {}
         others = {tunnel.machine: self.folder / monitor_file(tunnel.machine) for tunnel in tunnels}
         return {THIS_MACHINE if others else "": self.folder / MONITOR_FILE, **others}
-
-    def _with_ranks(self, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """As `inspect` shows hosts, with the ranks that they have in this run."""
-        ranks = {host.name: rank for rank, host in enumerate(self.hosts)}
-        return [{**host, "rank": ranks.get(host["name"])} for host in hosts]

@@ -60,6 +60,14 @@ def test_the_wan_carries_exactly_what_the_formula_says(finished: tuple[Path, dic
     assert ring["expected"] == ring["observed"] > 0
     assert hierarchical["expected"] == hierarchical["observed"] > 0
     assert hierarchical["observed"] < ring["observed"]
+    for variant in summary["variants"]:
+        links = variant["wan_links"]
+        # no byte of a step is missed; by the real clock a few beside it are counted
+        for trial in range(variant["step_time_s"]["n"]):
+            assert sum(link["steps"][trial]["bytes"] for link in links) > variant["wan_bytes"]["observed"]
+        beside = sum(link["rate_bps"] / 8 * link["beyond_s"] for link in links)
+        assert sum(link["bytes"] for link in links) < 1.2 * variant["wan_bytes"]["observed"] + beside
+        assert all(0 < link["beyond_s"] < 1 for link in links)
 
 
 def test_invariants_that_do_not_depend_on_the_machine_hold(finished: tuple[Path, dict[str, Any]]) -> None:

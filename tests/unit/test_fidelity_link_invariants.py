@@ -12,6 +12,7 @@ from testbed.config import Direction, LossBursts, Topology, WanLink
 from testbed.fidelity import LinkMeasurement, probe
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.link_invariants import (
+    PortDrops,
     drops_only_where_modelled,
     emulator_stalls,
     jitter_accuracy,
@@ -137,6 +138,21 @@ def test_drops_in_the_kernel() -> None:
     found = drops_only_where_modelled(3)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert "3 packets" in found.sentence
+
+
+def test_drops_of_queues_inside_buildings_are_named_and_cautioned_unless_their_size_was_given() -> None:
+    meant = PortDrops("the port of east-leaf to east1", 64_000, given=True, packets=7)
+    found = drops_only_where_modelled(0, [meant])
+    assert (found.ok, found.measured) == (True, "0 packets")
+    assert "dropped packets: 7 in all steps" in found.sentence
+    others = [
+        PortDrops(f"the port of east-leaf to east{n}", 64_000, given=False, packets=n) for n in (5, 4, 3, 2)
+    ]
+    found = drops_only_where_modelled(0, [*others, meant])
+    assert (found.ok, found.severity, found.measured) == (False, "caution", "14 packets")
+    assert "5 at the port of east-leaf to east5" in found.sentence
+    assert "and 1 other ports" in found.sentence
+    assert drops_only_where_modelled(1, others).severity == "untrusted"
 
 
 def test_rules_that_were_put_right_were_wrong_for_a_while() -> None:
