@@ -107,11 +107,11 @@ def check_comparisons(text: str, variants: Variants, shown: Mapping[str, Any], o
             own.ratio(what, said[1], rates[0] / rates[1])
             own.per_second(f"{best}: {said[4]}/s compared", said[2], rates[0])
             own.per_second(f"{other}: {said[4]}/s compared", said[3], rates[1])
-            times = (
+            quick_s, slow_s = (
                 [time_s / size for time_s in one.times_s]
                 for size, one in zip(each, (quick, slow), strict=True)
             )
-            _interval(what, said[5], said[6], *times, own)
+            _interval(what, said[5], said[6], quick_s, slow_s, own)
 
 
 def _interval(
