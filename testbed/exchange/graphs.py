@@ -81,7 +81,11 @@ class _Reading:
             if not any(name in element.attributes for element in elements):
                 names = sorted({name for element in elements for name in element.attributes})
                 raise BadInput(where=f"--unit {name}", got=name, expected=f"one of {', '.join(names)}")
-        self.places = {key: place for key, node in self.graph.nodes.items() if (place := _place(node))}
+        self.places = {
+            key: place
+            for key, node in self.graph.nodes.items()
+            if (place := _place(node, self._place_names(node)))
+        }
         self.kept = largest_part(
             self.graph.nodes, [(a, b) for edge in self.graph.edges for a, b in [edge.ends]]
         )
@@ -198,6 +202,15 @@ class _Reading:
             return None
         return own
 
+    def _place_names(self, node: Element) -> tuple[str | None, str | None]:
+        """Return the attributes that are a node's latitude and longitude, which OSMnx calls y and x."""
+        names = node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
+        crs = self.graph.own.attributes.get("crs")
+        if names == (None, None) and str(crs).lower() == "epsg:4326":
+            self.graph.own.use("crs")
+            return node.named("y"), node.named("x")
+        return names
+
     # --- figures
 
     def _best(self, element: Element, quantity: Quantity, otherwise: str = "") -> float | None:
@@ -211,7 +224,7 @@ class _Reading:
             chosen = self._choose(element, (DELAY, LENGTH), "" if self.given.delay_s is None else "--delay")
         else:
             for end in element.ends:
-                self.graph.nodes[end].use(*_place_names(self.graph.nodes[end]))
+                self.graph.nodes[end].use(*self._place_names(self.graph.nodes[end]))
             away_km = great_circle_km(self.places[a], self.places[b])
             chosen = self._choose(element, (DELAY, LENGTH), "the great circle", away_km)
             if chosen is None:
@@ -294,16 +307,16 @@ class _Reading:
                 for unit, factor in (("km", 1.0), ("m", 1e-3))
                 if all(_is_plausible(value * factor, away_km) for value, away_km in checked)
             ]
-            if not checked or fitting == ["m"]:
+            if not checked:
+                continue
+            if len(fitting) == 1:
                 self.units[name] = fitting[0]
-                found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in {fitting[0]}")
-            elif len(fitting) == 1:
-                self.units[name] = fitting[0]
+                if fitting == ["m"]:
+                    found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in m")
             else:
                 value, away_km = max(checked, key=lambda entry: entry[1] / max(entry[0], 1e-9))
-                self.refusals[name] = (
-                    f"neither km nor m fit it ({value:g} where {away_km:.0f} km are between places)"
-                )
+                fit = "both km and m fit" if fitting else "neither km nor m fit"
+                self.refusals[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
 
 
 def _least_km(away_km: float) -> float:
@@ -323,13 +336,8 @@ def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> flo
     return 2 * EARTH_KM * math.asin(math.sqrt(half))
 
 
-def _place_names(node: Element) -> tuple[str | None, str | None]:
-    return node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
-
-
-def _place(node: Element) -> tuple[float, float] | None:
+def _place(node: Element, names: tuple[str | None, str | None]) -> tuple[float, float] | None:
     """Return latitude and longitude; None where a node has none, or they are on no Earth."""
-    names = _place_names(node)
     if None in names:
         return None
     lat, lon = (number(node.attributes[name or ""]) for name in names)

@@ -37,7 +37,7 @@ def read_lab(path: Path, netem: Path | None = None) -> Found:
         ConfigError: The file is no YAML, or a key comes twice.
         BadInput: It is no topology, a link names no node, or two links have one interface.
     """
-    document = read_document(path)
+    document = read_document(path, any_keys=True)
     topology = document.data.get("topology")
     if not isinstance(topology, Mapping) or not isinstance(topology.get("nodes"), Mapping):
         expected = "a containerlab topology, with topology.nodes"

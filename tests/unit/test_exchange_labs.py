@@ -159,6 +159,13 @@ def test_kinds_come_from_groups_and_defaults(kinds: str, tmp_path: Path) -> None
     assert notes == []
 
 
+def test_nodes_may_be_called_by_numbers(tmp_path: Path) -> None:
+    """As generators call them after a graph's nodes; Go reads such keys as text."""
+    lab = PAIR.replace(" a:", " 1:").replace(" b:", " 2:").replace('"a:', '"1:').replace('"b:', '"2:')
+    spec, notes = imported(tmp_path, lab, "clab tools netem set -n clab-lab-1 -i e1-1 --delay 5ms")
+    assert (delays(spec), notes) == ({("n1", "n2"): 5e-3, ("n2", "n1"): 1e-3}, [])
+
+
 # --- netem
 
 

@@ -111,7 +111,9 @@ def test_what_a_file_does_not_say_has_to_be_given(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="got no rate"):
         import_topology(tmp_path / "net.gml", Given())
-    (link,) = back(tmp_path / "net.gml", Given(rate_bps=1e9)).wan
+    with pytest.raises(BadInput, match=r"got no delay, expected .*\nlength: a number without a unit"):
+        import_topology(tmp_path / "net.gml", Given(rate_bps=1e9))
+    (link,) = back(tmp_path / "net.gml", Given(rate_bps=1e9, units={"length": "km"})).wan
     assert (link.a, link.b) == ("n1", "n2")
     assert link.delay_s == pytest.approx(0.49e-3)
 
