@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -117,6 +118,10 @@ class _Lab:
         node.use("kind")
         if "kind" not in values and "kind" in self._mapping(("groups", str(values.get("group")))):
             node.use("group")
+        commands = values.get("exec")
+        for command in commands if isinstance(commands, list) else ():
+            if re.search(r"\btc\b|\bnetem\b", str(command)):
+                self.left_out.append(f"{node.where}: exec of {name}: {command}")
         labels = {key: value for key, value in (values.get("labels") or {}).items() if key != KIND_LABEL}
         node.attributes |= {"labels": labels} if labels else {}
         if not labels:

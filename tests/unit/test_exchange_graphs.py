@@ -22,7 +22,7 @@ import yaml
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
 from testbed.exchange import Given, export_graphml, import_topology
-from testbed.exchange.graphs import great_circle_km
+from testbed.exchange.places import great_circle_km
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
 GIVEN = Given(rate_bps=1e9, delay_s=1e-3)

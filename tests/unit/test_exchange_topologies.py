@@ -19,7 +19,7 @@ import yaml
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
 from testbed.exchange import Given, export_containerlab, export_graphml, export_mininet, import_topology
-from testbed.exchange.graphs import great_circle_km
+from testbed.exchange.places import great_circle_km
 from testbed.exchange.routed import routed
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
