@@ -275,7 +275,7 @@ class _Reading:
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
         factor = known_unit(figure.unit, quantity)
         assert factor is not None
-        value = float(f"{figure.value * factor:.15g}")
+        value = figure.value if factor == 1 else float(f"{figure.value * factor:.15g}")
         if not quantity.least <= value <= quantity.most:
             return None, f"{figure.value:g} {figure.unit} is impossible"
         least = least_km(away_km or 0.0) * (LIGHT_S_PER_KM if quantity is DELAY else 1.0)
