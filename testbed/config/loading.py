@@ -113,8 +113,11 @@ def _key(path: str, parent: Location, around: Any, part: str) -> str | int:
     raise ConfigError([Problem(OVERRIDES, None, path, "an unknown path", expected)])
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file whose top level is a mapping. ConfigError for anything else, with the line."""
+def read_document(path: Path, any_keys: bool = False) -> Document:
+    """Read a YAML file whose top level is a mapping. ConfigError for anything else, with the line.
+
+    any_keys: whether keys that YAML takes for numbers and the like stand for their text, as programs in Go have it.
+    """
     file = str(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -129,7 +132,7 @@ def read_document(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
         raise ConfigError([Problem(file, None, "", str(reason), "a readable YAML file")]) from None
-    builder = _Builder(file)
+    builder = _Builder(file, any_keys)
     data = builder.build(text)
     if builder.problems:
         raise ConfigError(builder.problems)
@@ -144,8 +147,9 @@ MERGE = "tag:yaml.org,2002:merge"
 class _Builder:
     """Turns YAML's node tree into plain data, keeping lines and refusing what a plain mapping would swallow."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, any_keys: bool) -> None:
         self.file = file
+        self.any_keys = any_keys
         self.origins: dict[Location, Origin] = {(): Origin(file, None)}
         self.problems: list[Problem] = []
 
@@ -190,6 +194,8 @@ class _Builder:
         for key_node, value_node in self._with_merged(node, location):
             line = key_node.start_mark.line + 1
             key = loader.construct_object(key_node, deep=True)
+            if self.any_keys and isinstance(key_node, yaml.ScalarNode):
+                key = key_node.value
             where = (*location, key)
             if not isinstance(key, str):
                 self._problem(line, location, f"the key {show(key)}", "a key that is text")

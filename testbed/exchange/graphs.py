@@ -15,6 +15,7 @@ from testbed.exchange.account import Element, Graph, counted, number
 from testbed.exchange.found import Edge, Found, Given, Node, Way, largest_part
 from testbed.exchange.gml import parse_gml
 from testbed.exchange.graphml import OWN, parse_graphml, standard_attributes
+from testbed.exchange.places import great_circle_km, is_plausible, least_km, place_of
 from testbed.exchange.quantities import (
     CARD_RATE,
     DELAY,
@@ -30,13 +31,7 @@ from testbed.exchange.quantities import (
     known_unit,
 )
 
-EARTH_KM = 6371.0
 LIGHT_S_PER_KM = 1 / 299_792.458
-_ROUNDED_KM = 2.0
-"""By how much places that are given as cities may be nearer to each other than files' coordinates say."""
-_ROUNDED_SHARE = 0.05
-_MOST_DETOUR = 4.0
-_MOST_DETOUR_KM = 50.0
 
 
 def read_graph(path: Path, given: Given) -> Found:
@@ -81,7 +76,11 @@ class _Reading:
             if not any(name in element.attributes for element in elements):
                 names = sorted({name for element in elements for name in element.attributes})
                 raise BadInput(where=f"--unit {name}", got=name, expected=f"one of {', '.join(names)}")
-        self.places = {key: place for key, node in self.graph.nodes.items() if (place := _place(node))}
+        self.places = {
+            key: place
+            for key, node in self.graph.nodes.items()
+            if (place := place_of(node, self._place_names(node)))
+        }
         self.kept = largest_part(
             self.graph.nodes, [(a, b) for edge in self.graph.edges for a, b in [edge.ends]]
         )
@@ -198,6 +197,15 @@ class _Reading:
             return None
         return own
 
+    def _place_names(self, node: Element) -> tuple[str | None, str | None]:
+        """Return the attributes that are a node's latitude and longitude, which OSMnx calls y and x."""
+        names = node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
+        crs = self.graph.own.attributes.get("crs")
+        if names == (None, None) and str(crs).lower() == "epsg:4326":
+            self.graph.own.use("crs")
+            return node.named("y"), node.named("x")
+        return names
+
     # --- figures
 
     def _best(self, element: Element, quantity: Quantity, otherwise: str = "") -> float | None:
@@ -211,7 +219,7 @@ class _Reading:
             chosen = self._choose(element, (DELAY, LENGTH), "" if self.given.delay_s is None else "--delay")
         else:
             for end in element.ends:
-                self.graph.nodes[end].use(*_place_names(self.graph.nodes[end]))
+                self.graph.nodes[end].use(*self._place_names(self.graph.nodes[end]))
             away_km = great_circle_km(self.places[a], self.places[b])
             chosen = self._choose(element, (DELAY, LENGTH), "the great circle", away_km)
             if chosen is None:
@@ -267,10 +275,10 @@ class _Reading:
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
         factor = known_unit(figure.unit, quantity)
         assert factor is not None
-        value = float(f"{figure.value * factor:.15g}")
+        value = figure.value if factor == 1 else float(f"{figure.value * factor:.15g}")
         if not quantity.least <= value <= quantity.most:
             return None, f"{figure.value:g} {figure.unit} is impossible"
-        least = _least_km(away_km or 0.0) * (LIGHT_S_PER_KM if quantity is DELAY else 1.0)
+        least = least_km(away_km or 0.0) * (LIGHT_S_PER_KM if quantity is DELAY else 1.0)
         if quantity in (DELAY, LENGTH) and value < least:
             return None, "impossible, for a link is not shorter than the great circle between its ends"
         return value, ""
@@ -292,52 +300,18 @@ class _Reading:
             fitting = [
                 unit
                 for unit, factor in (("km", 1.0), ("m", 1e-3))
-                if all(_is_plausible(value * factor, away_km) for value, away_km in checked)
+                if all(is_plausible(value * factor, away_km) for value, away_km in checked)
             ]
-            if not checked or fitting == ["m"]:
+            if not checked:
+                continue
+            if len(fitting) == 1:
                 self.units[name] = fitting[0]
-                found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in {fitting[0]}")
-            elif len(fitting) == 1:
-                self.units[name] = fitting[0]
+                if fitting == ["m"]:
+                    found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in m")
             else:
                 value, away_km = max(checked, key=lambda entry: entry[1] / max(entry[0], 1e-9))
-                self.refusals[name] = (
-                    f"neither km nor m fit it ({value:g} where {away_km:.0f} km are between places)"
-                )
-
-
-def _least_km(away_km: float) -> float:
-    """Return how short a link over a great circle may be when places are rounded."""
-    return max(away_km * (1 - _ROUNDED_SHARE) - _ROUNDED_KM, 0.0)
-
-
-def _is_plausible(length_km: float, away_km: float) -> bool:
-    return _least_km(away_km) <= length_km <= away_km * _MOST_DETOUR + _MOST_DETOUR_KM
-
-
-def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the distance of two places, by latitude and longitude in degrees, on a sphere as large as the Earth."""
-    (lat, lon), (there_lat, there_lon) = (tuple(map(math.radians, place)) for place in (one, other))
-    half = math.sin((there_lat - lat) / 2) ** 2
-    half += math.cos(lat) * math.cos(there_lat) * math.sin((there_lon - lon) / 2) ** 2
-    return 2 * EARTH_KM * math.asin(math.sqrt(half))
-
-
-def _place_names(node: Element) -> tuple[str | None, str | None]:
-    return node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
-
-
-def _place(node: Element) -> tuple[float, float] | None:
-    """Return latitude and longitude; None where a node has none, or they are on no Earth."""
-    names = _place_names(node)
-    if None in names:
-        return None
-    lat, lon = (number(node.attributes[name or ""]) for name in names)
-    if lat is None or lon is None or abs(lat) > 90 or abs(lon) > 180:
-        for name in names:
-            node.reject(name or "", "no place on Earth, in degrees")
-        return None
-    return lat, lon
+                fit = "both km and m fit" if fitting else "neither km nor m fit"
+                self.refusals[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
 
 
 def _is_hyperedge(node: Element) -> bool:

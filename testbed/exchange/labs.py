@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ def read_lab(path: Path, netem: Path | None = None) -> Found:
         ConfigError: The file is no YAML, or a key comes twice.
         BadInput: It is no topology, a link names no node, or two links have one interface.
     """
-    document = read_document(path)
+    document = read_document(path, any_keys=True)
     topology = document.data.get("topology")
     if not isinstance(topology, Mapping) or not isinstance(topology.get("nodes"), Mapping):
         expected = "a containerlab topology, with topology.nodes"
@@ -117,6 +118,10 @@ class _Lab:
         node.use("kind")
         if "kind" not in values and "kind" in self._mapping(("groups", str(values.get("group")))):
             node.use("group")
+        commands = values.get("exec")
+        for command in commands if isinstance(commands, list) else ():
+            if re.search(r"\btc\b|\bnetem\b", str(command)):
+                self.left_out.append(f"{node.where}: exec of {name}: {command}")
         labels = {key: value for key, value in (values.get("labels") or {}).items() if key != KIND_LABEL}
         node.attributes |= {"labels": labels} if labels else {}
         if not labels:

@@ -1,8 +1,8 @@
 """Graph files as their producers write them: every attribute is in the topology or in the notes.
 
 The samples are written anew after what each program's writer does: networkx 2.8 and 3.x (`readwrite/graphml.py`,
-`gml.py`), igraph 0.10 and 1.0 (C core), Gephi 0.9 and 0.10 (exporters for GraphML and GML), yEd 3 (y:ShapeNode), the
-Topology Zoo's data set of 2012, and Shadow 1 (GraphML) and 3 (its "Network Graph Specification").
+`gml.py`), igraph 0.5 to 1.0 (C core), Gephi 0.9 and 0.10 (exporters for GraphML and GML), yEd 3 (y:ShapeNode), the
+Topology Zoo's data set of 2012, TopoHub, OSMnx 1, and Shadow 1 (GraphML) and 3 (its "Network Graph Specification").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
 from testbed.exchange import Given, export_graphml, import_topology
-from testbed.exchange.graphs import great_circle_km
+from testbed.exchange.places import great_circle_km
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
 GIVEN = Given(rate_bps=1e9, delay_s=1e-3)
@@ -579,6 +579,59 @@ def test_yed_has_labels_in_its_drawing_and_groups_of_nodes(tmp_path: Path) -> No
         "left out: nodes that no link joins to the largest part: Campus",
         "assumed: 1 directed edge without one back, such as edge n0 to n1::n0: both directions are alike",
     ]
+
+
+IGRAPH_05 = """<?xml version="1.0" encoding="UTF-8"?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+  <key id="name" for="node" attr.name="name" attr.type="string"/>
+  <key id="latency" for="edge"><default>1000</default></key>
+  <graph id="G" edgedefault="undirected">
+    <node id="n0"><data key="name">a</data></node>
+    <node id="n1"><data key="name">b</data></node>
+    <edge source="n0" target="n1"/>
+  </graph>
+</graphml>"""
+
+
+def test_a_key_may_have_no_name_but_its_id_and_a_default(tmp_path: Path) -> None:
+    """As igraph 0.5 has ids without a prefix, and files written by hand have keys without attr.name."""
+    spec, notes = imported(tmp_path / "net.graphml", IGRAPH_05, Given(1e9, units={"latency": "us"}))
+    assert (ways(spec)[0][:3], notes) == (("a", "b", (1e9, 1e-3, 0, 0)), [])
+
+
+OSMNX = """<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+<key id="d0" for="graph" attr.name="crs" attr.type="string"/><key id="d1" for="node" attr.name="y" attr.type="string"/>
+<key id="d2" for="node" attr.name="x" attr.type="string"/>
+<key id="d3" for="edge" attr.name="length" attr.type="string"/>
+<graph edgedefault="directed"><data key="d0">epsg:4326</data>
+<node id="1"><data key="d1">52.52</data><data key="d2">13.405</data></node>
+<node id="2"><data key="d1">52.53</data><data key="d2">13.405</data></node>
+<node id="3"><data key="d1">52.60</data><data key="d2">13.405</data></node>
+<edge source="1" target="2" id="0"><data key="d3">1205.5</data></edge>
+<edge source="2" target="1" id="0"><data key="d3">1205.5</data></edge>
+<edge source="2" target="3" id="0"><data key="d3">8000.0</data></edge>
+<edge source="3" target="2" id="0"><data key="d3">8000.0</data></edge>
+</graph></graphml>"""
+
+
+def test_osmnx_has_lengths_in_metres_and_places_as_x_and_y(tmp_path: Path) -> None:
+    spec, notes = imported(tmp_path / "net.graphml", OSMNX)
+    assert [link.delay_s for link in spec.wan] == pytest.approx([5.907e-6, 39.2e-6])
+    assert notes == ["assumed: length of 4 edges is in m"]
+
+
+def test_topohub_has_lengths_in_kilometres_and_lists_of_figures(tmp_path: Path) -> None:
+    nodes = "".join(
+        f'node [ id {number} label "{number}" lon {place[1]} lat {place[0]} ]\n'
+        for number, place in enumerate((BERLIN, MUNICH, HAMBURG))
+    )
+    edges = "edge [ source 0 target 1 dist 504.19 ]\nedge [ source 0 target 2 dist 255.35 ]"
+    text = f'graph [ name "tiny" directed 0 stats [ nodes 3 links 2 ]\n{nodes}{edges} ]'
+    spec, notes = imported(tmp_path / "net.gml", text)
+    assert [link.delay_s for link in spec.wan] == pytest.approx(
+        [504.19 * FIBRE_S_PER_KM, 255.35 * FIBRE_S_PER_KM]
+    )
+    assert notes == ["left out: of the graph: stats"]
 
 
 # --- every attribute

@@ -159,6 +159,24 @@ def test_kinds_come_from_groups_and_defaults(kinds: str, tmp_path: Path) -> None
     assert notes == []
 
 
+def test_a_node_that_shapes_its_interfaces_by_itself_is_named(tmp_path: Path) -> None:
+    command = "tc qdisc add dev e1-1 root netem delay 5ms"
+    lab = PAIR.replace("a: {kind: nokia_srlinux}", f"a: {{kind: nokia_srlinux, exec: [ip link, {command}]}}")
+    spec, notes = imported(tmp_path, lab)
+    assert delays(spec)["a", "b"] == 1e-3
+    assert notes == [
+        f"left out: {tmp_path / 'lab.clab.yml'}:4: exec of a: {command}",
+        f"left out: exec of 1 node (['ip link', '{command}'])",
+    ]
+
+
+def test_nodes_may_be_called_by_numbers(tmp_path: Path) -> None:
+    """As generators call them after a graph's nodes; Go reads such keys as text."""
+    lab = PAIR.replace(" a:", " 1:").replace(" b:", " 2:").replace('"a:', '"1:').replace('"b:', '"2:')
+    spec, notes = imported(tmp_path, lab, "clab tools netem set -n clab-lab-1 -i e1-1 --delay 5ms")
+    assert (delays(spec), notes) == ({("n1", "n2"): 5e-3, ("n2", "n1"): 1e-3}, [])
+
+
 # --- netem
 
 

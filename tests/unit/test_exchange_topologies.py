@@ -19,7 +19,7 @@ import yaml
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
 from testbed.exchange import Given, export_containerlab, export_graphml, export_mininet, import_topology
-from testbed.exchange.graphs import great_circle_km
+from testbed.exchange.places import great_circle_km
 from testbed.exchange.routed import routed
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
@@ -111,7 +111,9 @@ def test_what_a_file_does_not_say_has_to_be_given(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="got no rate"):
         import_topology(tmp_path / "net.gml", Given())
-    (link,) = back(tmp_path / "net.gml", Given(rate_bps=1e9)).wan
+    with pytest.raises(BadInput, match=r"got no delay, expected .*\nlength: a number without a unit"):
+        import_topology(tmp_path / "net.gml", Given(rate_bps=1e9))
+    (link,) = back(tmp_path / "net.gml", Given(rate_bps=1e9, units={"length": "km"})).wan
     assert (link.a, link.b) == ("n1", "n2")
     assert link.delay_s == pytest.approx(0.49e-3)
 
