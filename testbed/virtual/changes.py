@@ -31,12 +31,15 @@ Where computing is counted, reading the clock advances it by what has passed on 
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
 hours. And a tick that the host brings late counts as a tick, as it comes: half of what was computed on two idle cores,
 nine tenths on busy ones, were not counted. Here all is that has passed until it came.
+
+What is changed of the random generator is in `changes_random`, of soft-RoCE in `changes_rdma`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from testbed.virtual.changes_random import RANDOM
 from testbed.virtual.changes_rdma import NAMESPACES, NAMESPACES_SINCE, WINDOW
 from testbed.virtual.ticks import TICKS
 
@@ -92,6 +95,7 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
 
 CHANGES: Changes = {
     **WINDOW,
+    **RANDOM,
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {TICKS}"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",

@@ -28,9 +28,9 @@ from testbed.virtual.isolation import seccomp_argument
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
 # The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
 EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01
-# The guest's kernel mixes its command line into its random pool, so nothing on that line may differ between two people:
-# what does is in the folder in which the kernel's process runs, which the guest finds by this constant path. (`mem=`,
-# `uml_dir=` and `seccomp=` are taken off the line before the guest sees it.)
+# Nothing on the guest kernel's command line differs between two people: programs could read it. What does differ is in
+# the folder in which the kernel's process runs, which the guest finds by this constant path. (`mem=`, `uml_dir=` and
+# `seccomp=` are taken off the line before the guest sees it.)
 HERE = "/proc/self/cwd"
 PYTHON = "python"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
