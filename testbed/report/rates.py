@@ -18,10 +18,14 @@ def rates_words(rates: Rates) -> str:
 
 
 def variant_words(variant: Variant) -> str:
-    """A sentence with a variant's rates; empty where it trains no model, or nobody may use its figures."""
-    if variant.rates is None or variant.verdict.status == "untrusted":
+    """A sentence with a variant's rates; empty where nobody may use its figures, or its step times say it all."""
+    done = variant.done
+    if variant.verdict.status == "untrusted" or not (variant.rates or done.with_stalls):
         return ""
-    return f"{variant.name}: {rates_words(variant.rates)}{elapsed_words(variant.done)}."
+    rates = (
+        rates_words(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
+    )
+    return f"{variant.name}: {rates}{elapsed_words(done)}."
 
 
 def elapsed_words(done: Work) -> str:

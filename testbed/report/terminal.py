@@ -152,11 +152,6 @@ def _emphasised(status: str) -> str:
     return status.upper() if status == "untrusted" else status
 
 
-def _partial(variant: Variant) -> str:
-    """How many of a variant's steps replicas were missing from."""
-    return f" ({count} partial)" if (count := variant.done.partial_steps) else ""
-
-
 def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
     table = Table(
         title=Text(f"{result.scenario}: {_emphasised(result.status)}"),
@@ -179,7 +174,7 @@ def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
         off = deviation(variant.wan_bytes)
         same = "ok" if ascii_only else "✓"
         cells = [
-            Text.assemble(variant.name, (f"\n{variant.ranks} ranks, n={steps.n}{_partial(variant)}", "dim")),
+            Text.assemble(variant.name, (f"\n{variant.ranks} ranks, n={steps.n}", "dim")),
             Text.assemble(
                 (time_text(steps.median), figures or "bold"),
                 (f"\n{time_text(steps.min)}-{time_text(steps.max)}", f"{figures} dim"),

@@ -17,8 +17,8 @@ _ROW = re.compile(
     r"\s+(?P<bytes>[\d.]+ \w*B) (?P<mark>\S+(?: %)?)\s"
 )
 _SECOND = re.compile(
-    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)(?: \((?P<partial>\d+) partial\))?\s+"
-    r"(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
+    r"(?P<ranks>\d+) ranks, n=(?P<n>\d+)"
+    r"\s+(?P<least>[\d.]+ \w+)-(?P<most>[\d.]+ \w+)\s+\((?P<expected>[\d.]+ \w*B)\)"
 )
 
 
@@ -42,8 +42,6 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
             median([one.moved(step)[1] for step in one.whole_steps]),
         )
         checks.equal(f"{name}: ranks (terminal)", int(second["ranks"]), one.ranks)
-        partial = sum(share < 1 for share in one.committed)
-        checks.equal(f"{name}: partial steps (terminal)", int(second["partial"] or 0), partial)
         checks.equal(f"{name}: number of steps (terminal)", int(second["n"]), len(one.steps))
         own.time(f"{name}: step time min", second["least"], min(one.times_s))
         own.time(f"{name}: step time max", second["most"], max(one.times_s))
@@ -63,6 +61,14 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
             own.per_second(f"{name}: tokens/s", rates[1], said["tokens_per_s"])
             own.per_second(f"{name}: sequences/s", rates[2], said["sequences_per_s"])
             own.percent(f"{name}: MFU", rates[3], said["mfu"])
+        stalls = re.search(
+            rf"(?<!\S){re.escape(name)}: [^:]*?, over ([\d.]+ \w+) with all stalls(?:, (\d+) of its steps)?",
+            whole,
+        )
+        if stalls:
+            partial = sum(share < 1 for share in one.committed)
+            own.time(f"{name}: elapsed time", stalls[1], _elapsed_s(one, shown))
+            checks.equal(f"{name}: partial steps (terminal)", int(stalls[2] or 0), partial)
         predicted = re.search(rf"[ ,]{re.escape(name)} ([\d.]+ \w+) \(([+-]?[\d.]+ %)\)", whole)
         if predicted and shown[name].get("predicted"):
             step_s = shown[name]["predicted"]["step_time_s"]

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.cli.watch import shown
+from testbed.config import load_scenario
 from testbed.errors import BadInput
 from testbed.live.finished import Finished
 from testbed.live.following import Following
@@ -18,6 +19,9 @@ from testbed.live.model import FAILED, FINISHED, RUNNING
 from testbed.live.server import LOOPBACK, LivePage
 from testbed.live.tail import Tail
 from testbed.live.timeline import timeline
+from testbed.results.shards import cut
+from testbed.running.live import RunLive
+from testbed.scale import Scale
 from tests.unit.live_run import LiveRun
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
@@ -264,3 +268,16 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, capsys: pytest.Captu
         assert capsys.readouterr().err == ""
     refused = CliRunner().invoke(app, ["watch", str(tmp_path / "nothing")])
     assert isinstance(refused.exception, BadInput)
+
+
+def test_a_run_that_may_lose_replicas_gives_a_page_nothing_to_take_rates_from(tmp_path: Path) -> None:
+    def works(scenario: str) -> set[bool]:
+        asked = load_scenario(Path(__file__).parents[2] / "scenarios" / scenario)
+        folder = tmp_path / Path(scenario).stem
+        folder.mkdir()
+        RunLive(folder, folder, asked, cut(asked), Scale())
+        head = json.loads((folder / "live.jsonl").read_text().splitlines()[0])
+        return {variant["work"] is not None for variant in head["variants"]}
+
+    assert works("quickstart.yaml") == {True}
+    assert works("faults/replica-loss.yaml") == {False}

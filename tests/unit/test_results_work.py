@@ -83,6 +83,13 @@ def test_the_headline_says_which_work_in_which_time(lossy: list[Variant]) -> Non
     assert "over 7.961 s with all stalls" in opening(lossy[1:])[0]
 
 
+def test_without_a_model_whole_steps_are_what_was_done(lossy: list[Variant]) -> None:
+    done = committed_work(QUICKSTART, None, [0.5] * 4, [replication(8.0, [(0, 3), (1, 2), (2, 2), (3, 2)])])
+    one = lossy[0].model_copy(update={"rates": None, "work": done})
+    words = "restart: 0.375 steps/s, over 8 s with all stalls, 3 of its steps without all replicas."
+    assert variant_words(one) == words
+
+
 def test_replicas_count_by_their_sequences() -> None:
     def committed(step: int, members: list[int]) -> dict[str, Any]:
         return {"event": "committed", "time_s": 1.0 + step, "step": step, "epoch": 1, "members": members}
