@@ -32,8 +32,21 @@ class CardClaim:
     carried_bytes: int
 
 
+@dataclass(frozen=True)
+class LinkClaim:
+    """What ranks of a building say that they sent to others in a step, and what links from there carried, in bytes."""
+
+    building: str
+    trial: int
+    claimed_bytes: int
+    carried_bytes: int
+
+
 def bytes_witnessed(
-    hosts: Sequence[str], steps: Iterable[Mapping[str, Any]], cards: Iterable[CardClaim] = ()
+    hosts: Sequence[str],
+    steps: Iterable[Mapping[str, Any]],
+    cards: Iterable[CardClaim] = (),
+    links: Iterable[LinkClaim] = (),
 ) -> Invariant:
     """Hold the payload that each rank says it sent against what the receiver's kernel took in, step by step.
 
@@ -42,6 +55,7 @@ def bytes_witnessed(
         steps: Each rank's record of each step: `sent_bytes` by peer is what the rank counted, `received_bytes` by peer
             what the kernel has for the rank's connections.
         cards: Whole-run totals of each host's card, which another process read.
+        links: WAN links' counters at the edges of each step, which another process read, too.
     """
     records = list(steps)
     received = {
@@ -75,6 +89,12 @@ def bytes_witnessed(
             words += (
                 f"measured steps; in the whole run its host's card {claim.direction} {claim.carried_bytes}."
             )
+            worst = off, words
+    for crossed in links:
+        off = crossed.claimed_bytes - crossed.carried_bytes
+        if off > worst[0]:
+            words = f"In trial {crossed.trial} ranks in {crossed.building} say that they sent {crossed.claimed_bytes} "
+            words += f"bytes to other buildings; the links from there carried {crossed.carried_bytes}."
             worst = off, words
     name, bound = "bytes_witnessed", "no payload missing"
     if not compared and not worst[1]:
