@@ -108,13 +108,16 @@ class HostEvidence:
         ]
 
     @cached_property
-    def _witnesses(self) -> Witnesses:
+    def dropped(self) -> int:
+        """Frames that queues of the topology dropped in the whole run."""
         first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
-        dropped = sum(last[key].dropped - first[key].dropped for key in last)
-        dropped += sum(port.dropped for node in self._counted.values() for port in node.ports.values())
-        job, remembers = self.job, self.again.remembers
-        own = job, self.samples, self.step_clock, self._counted, self.links
-        return Witnesses(*own, self.exact, dropped, remembers)
+        on_links = sum(last[key].dropped - first[key].dropped for key in last)
+        return on_links + sum(port.dropped for node in self._counted.values() for port in node.ports.values())
+
+    @cached_property
+    def _witnesses(self) -> Witnesses:
+        own = self.job, self.samples, self.step_clock, self._counted, self.links
+        return Witnesses(*own, self.exact, self.dropped, self.again.remembers)
 
     def _conservation(self) -> Invariant:
         down = {str(event.target) for event in self.events if event.action == "switch_down"}

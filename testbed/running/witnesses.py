@@ -81,7 +81,7 @@ class Witnesses:
             compute_as_asked(list(self._computed(own))),
             begun_at_once(list(self._begun(own)), self.exact),
             step_ends_witnessed(list(self._ends(own)), self.exact),
-            common_start(hosts, list(self._starts(whole)), self.exact),
+            common_start(hosts, list(self._starts(own)), self.exact),
             self._alike(whole, steps),
         ]
 
@@ -174,15 +174,21 @@ class Witnesses:
                     sample.get("last_byte_s"),
                 )
 
-    def _starts(self, whole: Sequence[Record]) -> Iterator[StepStart]:
+    def _starts(self, own: Sequence[Record]) -> Iterator[StepStart]:
         by_step: dict[int, dict[int, float]] = {}
+        first_s: dict[int, dict[int, float]] = {}
         trials = {}
-        for sample in whole:
-            by_step.setdefault(sample["step"], {})[sample["rank"]] = sample["start_s"]
-            trials[sample["step"]] = sample["trial"]
+        for sample in own:
+            step, rank, start_s = sample["step"], sample["rank"], sample["start_s"]
+            if sample["operation"] == "step":
+                by_step.setdefault(step, {})[rank] = start_s
+                trials[step] = sample["trial"]
+            else:
+                begun = first_s.setdefault(step, {})
+                begun[rank] = min(begun.get(rank, start_s), start_s)
         for step, by_rank in by_step.items():
             if self.job.replication is None and step in self.clock.starts:
-                yield StepStart(trials[step], *self.clock.starts[step], by_rank)
+                yield StepStart(trials[step], *self.clock.starts[step], by_rank, first_s.get(step, {}))
 
     def _alike(self, whole: Sequence[Record], steps: Sequence[StepResult]) -> Invariant:
         resent: dict[int, int] = {}

@@ -154,6 +154,9 @@ def test_a_start_is_the_one_that_was_agreed_on() -> None:
     found = common_start(HOSTS, [honest, StepStart(1, 6.0, 5.9, {0: 6.0, 1: 6.008})], exact=True)
     assert found.ok is False
     assert "In trial 1 rank 1 on west1 reports a start that is 8 ms from" in found.sentence
+    found = common_start(HOSTS, [StepStart(1, 6.0, 5.9, {0: 6.0, 1: 6.0}, {0: 6.0, 1: 5.995})], exact=False)
+    assert found.ok is False
+    assert "In trial 1 rank 1 on west1 began 5 ms before the start" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -201,6 +204,16 @@ def steps(*times_s: float, resent: int = 0) -> list[StepTime]:
 def test_a_step_that_differs_from_its_siblings_is_named() -> None:
     assert steps_alike(steps(0.0724, 0.0721, 0.0721)).ok is True
     assert steps_alike(steps(0.0721, 0.0721, 0.0755, 0.0721)).ok is False
+
+
+def test_the_more_alike_steps_are_the_less_one_may_differ() -> None:
+    same = (0.0724, 0.0721, 0.0721, 0.0721, 0.0721, 0.0721)
+    assert steps_alike(steps(*same, 0.0723)).ok is True
+    assert steps_alike(steps(*same, 0.0727)).ok is False
+    assert steps_alike(steps(*same, 0.0708, 0.0711)).ok is False  # two that are alike
+    assert steps_alike(steps(*same, 0.0727), dropped=7).ok is True
+    growing = (0.0707, 0.0698, 0.0692, 0.0696, 0.0686)
+    assert steps_alike(steps(*growing)).ok is True
     found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
     assert (found.ok, found.severity) == (False, "caution")
     assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
