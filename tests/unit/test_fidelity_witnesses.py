@@ -25,6 +25,7 @@ from testbed.fidelity.witness_invariants import (
 from testbed.links.protocols import read_protocols
 from testbed.model.stated_errors import stated_error
 from testbed.ranks.host_monitor import HostCounts, witnesses
+from testbed.running.records import shifted
 from testbed.running.step_clock import StepClock
 from testbed.transport.wire_counts import WireCounts
 
@@ -190,6 +191,7 @@ def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> N
     )
     assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
     assert witnesses(HostCounts(host, None), after, 8.0) == {}
+    assert list(shifted([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [{"end_s": 3.0, "last_byte_s": 2.75}]
 
 
 # ---- siblings and the model
