@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from testbed.fidelity.verdict import Invariant, Status
@@ -32,8 +32,21 @@ class CardClaim:
     carried_bytes: int
 
 
+@dataclass(frozen=True)
+class LinkClaim:
+    """What ranks of a building say that they sent to others in a step, and what links from there carried, in bytes."""
+
+    building: str
+    trial: int
+    claimed_bytes: int
+    carried_bytes: int
+
+
 def bytes_witnessed(
-    hosts: Sequence[str], steps: Iterable[Mapping[str, Any]], cards: Iterable[CardClaim] = ()
+    hosts: Sequence[str],
+    steps: Iterable[Mapping[str, Any]],
+    cards: Iterable[CardClaim] = (),
+    links: Iterable[LinkClaim] = (),
 ) -> Invariant:
     """Hold the payload that each rank says it sent against what the receiver's kernel took in, step by step.
 
@@ -42,6 +55,7 @@ def bytes_witnessed(
         steps: Each rank's record of each step: `sent_bytes` by peer is what the rank counted, `received_bytes` by peer
             what the kernel has for the rank's connections.
         cards: Whole-run totals of each host's card, which another process read.
+        links: WAN links' counters at the edges of each step, which another process read, too.
     """
     records = list(steps)
     received = {
@@ -75,6 +89,12 @@ def bytes_witnessed(
             words += (
                 f"measured steps; in the whole run its host's card {claim.direction} {claim.carried_bytes}."
             )
+            worst = off, words
+    for crossed in links:
+        off = crossed.claimed_bytes - crossed.carried_bytes
+        if off > worst[0]:
+            words = f"In trial {crossed.trial} ranks in {crossed.building} say that they sent {crossed.claimed_bytes} "
+            words += f"bytes to other buildings; the links from there carried {crossed.carried_bytes}."
             worst = off, words
     name, bound = "bytes_witnessed", "no payload missing"
     if not compared and not worst[1]:
@@ -242,12 +262,16 @@ def _late_s(step_s: float) -> float:
 
 @dataclass(frozen=True)
 class StepStart:
-    """The start of a step: as announced beforehand, when the launcher heard of that, and as each rank reports it."""
+    """The start of a step: as announced beforehand, when the launcher heard of that, and as each rank reports it.
+
+    first_s: when each rank's first operation began.
+    """
 
     trial: int
     announced_s: float
     heard_s: float
     by_rank: Mapping[int, float]
+    first_s: Mapping[int, float] = field(default_factory=dict)
 
 
 def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool) -> Invariant:
@@ -264,6 +288,15 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
     reported = [(entry, rank, start_s) for entry in starts for rank, start_s in entry.by_rank.items()]
     one, rank, start_s = max(reported, key=lambda found: abs(found[2] - found[0].announced_s))
     off_s = abs(start_s - one.announced_s)
+    early = [
+        (entry.announced_s - begun_s, who, entry)
+        for entry in starts
+        for who, begun_s in entry.first_s.items()
+    ]
+    if early and (found := max(early, key=lambda one: one[0]))[0] > ROUNDING_S:
+        words = f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms before "
+        words += "the start that all ranks agreed on."
+        return Invariant(name, bound, f"{found[0] * 1e3:.4g} ms before", ok=False, sentence=words)
     late = max(starts, key=lambda entry: entry.heard_s - entry.announced_s)
     late_s = late.heard_s - late.announced_s
     if off_s > ROUNDING_S:

@@ -39,7 +39,7 @@ def operation_sample(
         "end_s": span[1],
         "bytes": getattr(operation, "numel", 0) * itemsize,
         **_marks(head["rank"], operation, shared),
-        **({} if late_s is None else {"late_s": late_s}),
+        **({} if late_s is None else {"late_s": round(late_s, 6)}),
     }
 
 

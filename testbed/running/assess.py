@@ -89,6 +89,7 @@ def assess(
     ]
     frames = [entry for entry, _ in counted]
     edges = {name: counts for name, counts in _edges(evidence.links).items() if name not in buildings}
+    dropped = evidence.inside.dropped if evidence.inside else 0
     on_time = []
     if evidence.events:
         record = events_record(evidence.event_log, steps[0].variant)
@@ -119,7 +120,7 @@ def assess(
             *pause_invariants(evidence.topology, evidence.pauses),
             scale_similarity(evidence.numbers, evidence.scale),
             *([evidence.agreement] if evidence.agreement else []),
-            *([evidence.model.invariant(steps)] if evidence.model else []),
+            *([evidence.model.invariant(steps, dropped)] if evidence.model else []),
         ]
     )
 

@@ -19,10 +19,10 @@ from testbed.fidelity.packet_balance import building_of, grown, packet_balances,
 from testbed.fidelity.rank_invariants import BaselineTimes, network_as_before, ranks_awake, stalls
 from testbed.job.job import Job
 from testbed.links.counts import NodeCounts
-from testbed.links.wire import EngineAccount
 from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
 from testbed.results.summary import StepResult
 from testbed.running.conditions import cards_touched
+from testbed.running.job_run import LinkSample
 from testbed.running.step_clock import StepClock
 from testbed.running.witnesses import Witnesses
 from testbed.workload.plan_arrays import result_elements
@@ -34,7 +34,7 @@ Record = Mapping[str, Any]
 class HostEvidence:
     """Of one run, for all of its variants; figures are emulated.
 
-    before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
+    before, after: counts of all hosts and switches while nothing was under way. links: readings of the WAN links.
     samples: the ranks' own. again: what the lone collective took before the steps, and after them where it was done
     again. step_clock: when launchers heard of steps' starts and ends. sockets: what ranks' connections say in the end,
     for packets that the kernel has cut below IP.
@@ -43,7 +43,7 @@ class HostEvidence:
     job: Job
     before: Mapping[str, NodeCounts]
     after: Mapping[str, NodeCounts]
-    accounts: tuple[EngineAccount, EngineAccount]
+    links: Sequence[LinkSample]
     samples: Sequence[Record]
     event_log: Sequence[Record]
     again: BaselineTimes
@@ -108,12 +108,16 @@ class HostEvidence:
         ]
 
     @cached_property
+    def dropped(self) -> int:
+        """Frames that queues of the topology dropped in the whole run."""
+        first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
+        on_links = sum(last[key].dropped - first[key].dropped for key in last)
+        return on_links + sum(port.dropped for node in self._counted.values() for port in node.ports.values())
+
+    @cached_property
     def _witnesses(self) -> Witnesses:
-        first, last = (account.directions for account in self.accounts)
-        dropped = sum(last[key].dropped - first[key].dropped for key in last)
-        dropped += sum(port.dropped for node in self._counted.values() for port in node.ports.values())
-        job, remembers = self.job, self.again.remembers
-        return Witnesses(job, self.samples, self.step_clock, self._counted, self.exact, dropped, remembers)
+        own = self.job, self.samples, self.step_clock, self._counted, self.links
+        return Witnesses(*own, self.exact, self.dropped, self.again.remembers)
 
     def _conservation(self) -> Invariant:
         down = {str(event.target) for event in self.events if event.action == "switch_down"}
@@ -130,7 +134,7 @@ class HostEvidence:
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
         """Cables that the link engine carries, each way; left_out: buildings, cards: hosts, whose are left out."""
-        first, last = self.accounts
+        first, last = self.links[0].account, self.links[-1].account
         found = []
         for cable in timed_cables(self.topology):
             if building_of(self.topology, cable) in left_out or cable.a[0] in cards:

@@ -115,7 +115,7 @@ def shifted(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[R
         yield {**record, **times}
 
 
-_TIMES = ("time_s", "start_s", "end_s")
+_TIMES = ("time_s", "start_s", "end_s", "last_byte_s")
 
 
 def link_lines(samples: Sequence[LinkSample], origin_s: float) -> Iterator[Record]:

@@ -381,7 +381,7 @@ class ShardRun:
             self.job,
             job.before,
             job.after,
-            (job.samples[0].account, job.samples[-1].account),
+            job.samples,
             records.samples,
             log,
             self.baseline.lone(records.calibrations),

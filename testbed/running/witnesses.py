@@ -16,6 +16,7 @@ from testbed.fidelity.witness_invariants import (
     Begun,
     CardClaim,
     Computed,
+    LinkClaim,
     StepEnd,
     StepStart,
     begun_at_once,
@@ -29,11 +30,13 @@ from testbed.job.rank_faults import SLOW
 from testbed.job.resolving_faults import rank_faults_of
 from testbed.links.counts import NodeCounts
 from testbed.results.summary import StepResult, undisturbed
+from testbed.running.job_run import LinkSample
 from testbed.running.step_clock import StepClock
 from testbed.workload.plan import Computing, Pause, jittered_s
 
 Record = Mapping[str, Any]
 SALT = 1000  # of a step, by its number: see Rank
+START, END, EDGE_S = "start", "end", 1e-3  # of readings of links at the edges of steps
 
 
 def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Change]:
@@ -49,15 +52,17 @@ def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Chan
 class Witnesses:
     """Second witnesses of one run, for all of its variants.
 
-    samples: the ranks' own records. exact: by the virtual clock. counted: what hosts and switches have carried in the
-    whole run, as another process than the ranks read it. dropped: frames that queues of the topology dropped in it.
-    remembers: whether connections are paced by what they remember.
+    samples: the ranks' own records. clock: when launchers heard of steps' starts and ends. counted: what hosts and
+    switches have carried in the whole run, and links: readings of the WAN links, both by another process than the
+    ranks. exact: by the virtual clock. dropped: frames that queues of the topology dropped in the run. remembers:
+    whether connections are paced by what they remember.
     """
 
     job: Job
     samples: Sequence[Record]
     clock: StepClock
     counted: Mapping[str, NodeCounts]
+    links: Sequence[LinkSample]
     exact: bool
     dropped: int = 0
     remembers: bool = False
@@ -70,11 +75,13 @@ class Witnesses:
         hosts = [host.name for host in self.job.hosts]
         return [
             # of replicas that come and go a rank may have done a step once more that its peer has not
-            bytes_witnessed(hosts, whole if self.job.replication is None else (), self._cards(hosts)),
+            bytes_witnessed(
+                hosts, whole if self.job.replication is None else (), self._cards(hosts), self._links(steps)
+            ),
             compute_as_asked(list(self._computed(own))),
             begun_at_once(list(self._begun(own)), self.exact),
             step_ends_witnessed(list(self._ends(own)), self.exact),
-            common_start(hosts, list(self._starts(whole)), self.exact),
+            common_start(hosts, list(self._starts(own)), self.exact),
             self._alike(whole, steps),
         ]
 
@@ -91,6 +98,32 @@ class Witnesses:
             card = self.counted[host].ports[CARD]
             yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
             yield CardClaim(host, "received", received[rank], card.rx_bytes)
+
+    def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
+        """Compare what left each building in each step, between two readings that enclose it."""
+        topology, ranks = self.job.topology, self.job.hosts
+        starts = [sample for sample in self.links if sample.edge == START]
+        ends = [sample for sample in self.links if sample.edge == END]
+        for step in steps:
+            before = [sample for sample in starts if sample.time_s <= step.start_s + EDGE_S]
+            after = [sample for sample in ends if before and sample.time_s > before[-1].time_s]
+            if not after:
+                continue
+            first, last = before[-1].account.directions, after[0].account.directions
+            for building in topology.buildings:
+                outwards = [
+                    (link.name, way)
+                    for link in topology.wan
+                    for way, source in zip(DIRECTIONS, (link.a, link.b), strict=True)
+                    if source == building.name
+                ]
+                claimed = sum(
+                    count
+                    for (rank, peer), count in step.sent_bytes.items()
+                    if ranks[rank].building == building.name != ranks[peer].building
+                )
+                carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outwards)
+                yield LinkClaim(building.name, step.trial, claimed, carried)
 
     def _computed(self, own: Sequence[Record]) -> Iterator[Computed]:
         if self.job.workload.dispatching is not None:
@@ -141,15 +174,21 @@ class Witnesses:
                     sample.get("last_byte_s"),
                 )
 
-    def _starts(self, whole: Sequence[Record]) -> Iterator[StepStart]:
+    def _starts(self, own: Sequence[Record]) -> Iterator[StepStart]:
         by_step: dict[int, dict[int, float]] = {}
+        first_s: dict[int, dict[int, float]] = {}
         trials = {}
-        for sample in whole:
-            by_step.setdefault(sample["step"], {})[sample["rank"]] = sample["start_s"]
-            trials[sample["step"]] = sample["trial"]
+        for sample in own:
+            step, rank, start_s = sample["step"], sample["rank"], sample["start_s"]
+            if sample["operation"] == "step":
+                by_step.setdefault(step, {})[rank] = start_s
+                trials[step] = sample["trial"]
+            else:
+                begun = first_s.setdefault(step, {})
+                begun[rank] = min(begun.get(rank, start_s), start_s)
         for step, by_rank in by_step.items():
             if self.job.replication is None and step in self.clock.starts:
-                yield StepStart(trials[step], *self.clock.starts[step], by_rank)
+                yield StepStart(trials[step], *self.clock.starts[step], by_rank, first_s.get(step, {}))
 
     def _alike(self, whole: Sequence[Record], steps: Sequence[StepResult]) -> Invariant:
         resent: dict[int, int] = {}

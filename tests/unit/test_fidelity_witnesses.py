@@ -13,6 +13,7 @@ from testbed.fidelity.witness_invariants import (
     Begun,
     CardClaim,
     Computed,
+    LinkClaim,
     StepEnd,
     StepStart,
     begun_at_once,
@@ -24,6 +25,7 @@ from testbed.fidelity.witness_invariants import (
 from testbed.links.protocols import read_protocols
 from testbed.model.stated_errors import stated_error
 from testbed.ranks.host_monitor import HostCounts, witnesses
+from testbed.running.records import shifted
 from testbed.running.step_clock import StepClock
 from testbed.transport.wire_counts import WireCounts
 
@@ -69,6 +71,11 @@ def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     found = bytes_witnessed(HOSTS, forged, [CardClaim("west1", "received", 1000, 700)])
     assert found.ok is False
     assert "the rank on west1" in found.sentence.lower()
+    assert bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 1080)]).ok is True
+    found = bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 12)])
+    assert found.sentence == (
+        "In trial 3 ranks in east say that they sent 1000 bytes to other buildings; the links from there carried 12."
+    )
 
 
 def test_where_the_kernel_does_not_tell_bytes_are_not_known() -> None:
@@ -148,6 +155,9 @@ def test_a_start_is_the_one_that_was_agreed_on() -> None:
     found = common_start(HOSTS, [honest, StepStart(1, 6.0, 5.9, {0: 6.0, 1: 6.008})], exact=True)
     assert found.ok is False
     assert "In trial 1 rank 1 on west1 reports a start that is 8 ms from" in found.sentence
+    found = common_start(HOSTS, [StepStart(1, 6.0, 5.9, {0: 6.0, 1: 6.0}, {0: 6.0, 1: 5.995})], exact=False)
+    assert found.ok is False
+    assert "In trial 1 rank 1 on west1 began 5 ms before the start" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -181,6 +191,7 @@ def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> N
     )
     assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
     assert witnesses(HostCounts(host, None), after, 8.0) == {}
+    assert list(shifted([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [{"end_s": 3.0, "last_byte_s": 2.75}]
 
 
 # ---- siblings and the model
@@ -195,6 +206,16 @@ def steps(*times_s: float, resent: int = 0) -> list[StepTime]:
 def test_a_step_that_differs_from_its_siblings_is_named() -> None:
     assert steps_alike(steps(0.0724, 0.0721, 0.0721)).ok is True
     assert steps_alike(steps(0.0721, 0.0721, 0.0755, 0.0721)).ok is False
+
+
+def test_the_more_alike_steps_are_the_less_one_may_differ() -> None:
+    same = (0.0724, 0.0721, 0.0721, 0.0721, 0.0721, 0.0721)
+    assert steps_alike(steps(*same, 0.0723)).ok is True
+    assert steps_alike(steps(*same, 0.0727)).ok is False
+    assert steps_alike(steps(*same, 0.0708, 0.0711)).ok is False  # two that are alike
+    assert steps_alike(steps(*same, 0.0727), dropped=7).ok is True
+    growing = (0.0707, 0.0698, 0.0692, 0.0696, 0.0686)
+    assert steps_alike(steps(*growing)).ok is True
     found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
     assert (found.ok, found.severity) == (False, "caution")
     assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
