@@ -28,15 +28,22 @@ def add_commands(app: typer.Typer) -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="A topology or scenario file.")],
     overrides: OverridesOption = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Fail if anything of the job's trace or schedule file is left out."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a topology or scenario file and print it fully expanded: every default, every unit."""
+    """Check a topology or scenario file and print it fully expanded: every default, every unit.
+
+    Traces and schedule files that it names are read, and what of them is not used is said on standard error.
+    """
     found = load(file, overrides or [])
     if isinstance(found, Scenario):
         own = [found] if found.variants is None else [found.variant(name) for name in found.variant_names]
         if any(map(_is_elsewhere, own)):
             workloads_of(found, Scale())
-            tell_left_out(found)
+            tell_left_out(found, strict)
     if as_json:
         print(json.dumps(found.to_data(), indent=1))
     else:

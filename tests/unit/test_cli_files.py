@@ -175,3 +175,6 @@ def test_a_file_that_a_scenario_takes_its_job_from_is_checked_with_it(tmp_path: 
     done = CliRunner().invoke(app, ["check", str(tmp_path / "mine.yaml")])
     assert done.exit_code == 0
     assert "left out: 1 SEND_F, 1 RECV_F of mine.csv: messages and gathers follow" in done.stderr
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "mine.yaml"), "--strict"])
+    assert isinstance(done.exception, BadInput)
+    assert "left out: 1 SEND_F, 1 RECV_F of mine.csv" in str(done.exception)
