@@ -84,7 +84,7 @@ class _Lab:
                 kind = self._kind(name)
                 found.nodes[name] = Node(
                     name,
-                    len(own) or None,
+                    len(own) if hosts else None,
                     card.rate_bps,
                     card.delay_s or 0.0,
                     "" if kind == "linux" else kind,

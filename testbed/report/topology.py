@@ -17,7 +17,7 @@ from testbed.report.data import RunData
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
 from testbed.report.geometry import Box, Line, between_walls
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten, text_width
-from testbed.results.records import JsonObject, LinkKey
+from testbed.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.scale import Scale
 
 _LABEL_FONT = 12
@@ -37,6 +37,7 @@ _APART = 62.0
 _CLOSE = 30.0
 """Distance between parallel links: with a label on each, and with one label for all."""
 _LABELLED_PLANES = 4
+TRANSIT = "transit"
 # Heads for the eight directions a line can have on the page, from east clockwise (y grows downwards).
 _ARROWS = "→↘↓↙←↖↑↗"
 
@@ -71,26 +72,23 @@ def topology_drawing(data: RunData, variant: JsonObject, width: float = CHART_WI
     fabric = data.manifest["fabric"]
     used = {LinkKey.of(record): record for record in variant["wan_links"]}
     title = f"Buildings and WAN links, coloured by use in {variant['name']}"
-    return network_drawing(fabric["hosts"], fabric["wan"], data.scale, used, title, width).markup()
+    return network_drawing(fabric, data.scale, used, title, width).markup()
 
 
 def network_drawing(
-    all_hosts: list[JsonObject],
-    wan: list[JsonObject],
+    fabric: JsonObject,
     scale: Scale,
     used: dict[LinkKey, JsonObject],
     title: str,
     width: float = CHART_WIDTH,
 ) -> Drawing:
-    """Hosts (name, building, ip, rank) and links (a, b, plane, both directions' figures), as a manifest has them.
+    """Buildings, hosts (name, building, ip, rank), links (a, b, plane, both directions), as a manifest has them.
 
     used: of a step; without any nothing is said of use. Narrow ones of more than two buildings have no labels.
     """
-    hosts: dict[str, list[JsonObject]] = defaultdict(list)
-    for host in all_hosts:
-        hosts[host["building"]].append(host)
+    hosts = hosts_by_building(fabric)
     pairs: dict[frozenset[str], list[JsonObject]] = defaultdict(list)
-    for link in wan:
+    for link in fabric["wan"]:
         pairs[frozenset((link["a"], link["b"]))].append(link)
 
     widest_bundle = max((len(links) for links in pairs.values()), default=1)
@@ -129,7 +127,7 @@ def _columns(hosts: list[JsonObject]) -> int:
 
 
 def _pill_width(hosts: list[JsonObject]) -> float:
-    longest = max(text_width(f"{host['name']} {_role(host)}", _HOST_FONT) for host in hosts)
+    longest = max((text_width(f"{host['name']} {_role(host)}", _HOST_FONT) for host in hosts), default=0.0)
     return min(max(longest + 18, _LEAST_PILL_WIDTH), 1.6 * _LEAST_PILL_WIDTH)
 
 
@@ -200,9 +198,10 @@ def _place_buildings(
 
 def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject], dots: int) -> None:
     left, top = box.x - box.width / 2, box.y - box.height / 2
-    group = drawing.group("building")
+    group = drawing.group("building" if hosts else "building transit")
     drawing.rect(left, top, box.width, box.height, "building-wall", radius=8, parent=group)
     count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" if box.width > 120 else str(len(hosts))
+    count = count if hosts else TRANSIT
     room = box.width - 2 * _MARGIN - text_width(count, _HOST_FONT) - 8
     drawing.text(left + _MARGIN + 2, top + 20, shorten(name, room, 16), "building-name", parent=group)
     drawing.text(left + box.width - _MARGIN - 2, top + 20, count, "host-rank", anchor="end", parent=group)
