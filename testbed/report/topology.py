@@ -28,6 +28,8 @@ _LEAST_PILL_WIDTH = 104.0
 _GAP = 6.0
 _HEADER = 30.0
 _MARGIN = 8.0
+_TRANSIT_WIDTH = 190.0
+"""Of a building without hosts: room for the longest name and a word."""
 _LISTED_HOSTS = 16
 _DOTS_PER_ROW, _DOTS_PER_ROW_ON_PHONES = 8, 5
 _DOT = 18.0
@@ -37,7 +39,6 @@ _APART = 62.0
 _CLOSE = 30.0
 """Distance between parallel links: with a label on each, and with one label for all."""
 _LABELLED_PLANES = 4
-TRANSIT = "transit"
 # Heads for the eight directions a line can have on the page, from east clockwise (y grows downwards).
 _ARROWS = "→↘↓↙←↖↑↗"
 
@@ -127,7 +128,7 @@ def _columns(hosts: list[JsonObject]) -> int:
 
 
 def _pill_width(hosts: list[JsonObject]) -> float:
-    longest = max((text_width(f"{host['name']} {_role(host)}", _HOST_FONT) for host in hosts), default=0.0)
+    longest = max(text_width(f"{host['name']} {_role(host)}", _HOST_FONT) for host in hosts)
     return min(max(longest + 18, _LEAST_PILL_WIDTH), 1.6 * _LEAST_PILL_WIDTH)
 
 
@@ -146,6 +147,8 @@ def _dots(hosts: int, buildings: int, width: float) -> int:
 
 
 def _box_size(hosts: list[JsonObject], dots: int) -> tuple[float, float]:
+    if not hosts and not dots:
+        return _TRANSIT_WIDTH, _HEADER + _MARGIN
     if dots:
         rows = math.ceil(len(hosts) / dots)
         return dots * _DOT + 2 * _MARGIN, _HEADER + rows * _DOT + _MARGIN
@@ -201,11 +204,12 @@ def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject
     group = drawing.group("building" if hosts else "building transit")
     drawing.rect(left, top, box.width, box.height, "building-wall", radius=8, parent=group)
     count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" if box.width > 120 else str(len(hosts))
-    count = count if hosts else TRANSIT
+    if not hosts:
+        count = "transit" if box.width >= _TRANSIT_WIDTH else ""
     room = box.width - 2 * _MARGIN - text_width(count, _HOST_FONT) - 8
     drawing.text(left + _MARGIN + 2, top + 20, shorten(name, room, 16), "building-name", parent=group)
     drawing.text(left + box.width - _MARGIN - 2, top + 20, count, "host-rank", anchor="end", parent=group)
-    pill = _pill_width(hosts)
+    pill = _pill_width(hosts) if hosts else 0.0
     for index, host in enumerate(hosts):
         css = "host idle" if host.get("rank", 0) is None else "host"
         one = drawing.group(

@@ -18,7 +18,14 @@ import yaml
 
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import Given, export_containerlab, export_graphml, export_mininet, import_topology
+from testbed.exchange import (
+    Given,
+    export_containerlab,
+    export_graphml,
+    export_mininet,
+    import_topology,
+    parse_hosts,
+)
 from testbed.exchange.graphs import great_circle_km
 from testbed.exchange.routed import routed
 
@@ -125,6 +132,45 @@ def test_what_is_no_network_is_refused(name: str, content: str, tmp_path: Path) 
         import_topology(tmp_path / name, Given())
 
 
+def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -> None:
+    (tmp_path / "Tiny.graphml").write_text(ZOO)
+
+    def hosts_of(text: str) -> dict[str, int]:
+        made, _ = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03, hosts=parse_hosts(text)))
+        return {name: one.hosts for name, one in load_topology(yaml.safe_load(made)).buildings.items()}
+
+    none = dict.fromkeys(["sanfrancisco", "sanfrancisx2", "newyork", "paris"], 0)
+    assert hosts_of("San Francisco Bay=8, paris=2") == {**none, "sanfrancisx2": 8, "paris": 2}
+    assert hosts_of("3") == dict.fromkeys(none, 3)
+    with pytest.raises(BadInput, match=r"--hosts: got pariss, expected a building: .*did you mean paris"):
+        hosts_of("newyork=1,pariss=2")
+    with pytest.raises(ConfigError, match="no host in any building"):
+        hosts_of("0")
+
+
+def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:
+    spec = load_topology(SHIPPED / "backbone.yaml")
+    export_graphml(spec, path := tmp_path / "net.graphml")
+    made, _ = import_topology(path, Given(hosts={"north": 2, "west": 0}))
+    found = load_topology(yaml.safe_load(made)).buildings
+    assert {name: one.hosts for name, one in found.items()} == {"east": 4, "north": 2, "west": 0, "south": 0}
+    assert found["east"] == spec.buildings["east"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("many", "got 'many', expected a number, or numbers by building, such as"),
+        ("east=", "got 'east=', expected a number"),
+        ("east=2,-1", "got 'east=2,-1', expected a number"),
+        ("east=2,east=3", "got east twice, expected each building once"),
+    ],
+)
+def test_hosts_that_cannot_be_counted_are_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=f"--hosts: {said}"):
+        parse_hosts(text)
+
+
 def test_a_network_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     networkx.write_graphml(networkx.path_graph(201), tmp_path / "long.graphml")
     with pytest.raises(ConfigError, match="at most 200"):
@@ -223,7 +269,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
 # --- routes, for containerlab and Mininet
 
 
-@pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes"])
+@pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes", "backbone"])
 def test_every_host_finds_every_other_one_by_its_routes(name: str) -> None:
     """Followed hop by hop through the commands, as kernels would: by the longest prefix."""
     made = routed(load_topology(SHIPPED / f"{name}.yaml"), 1.0)
