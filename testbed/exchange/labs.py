@@ -28,6 +28,7 @@ def read_lab(path: Path, netem: Path | None = None) -> Found:
     """Return the network of a lab.
 
     Nodes with one link, to a node that has more, are its hosts if they are of kind linux; all others are buildings.
+    Where some of these have hosts, those without are transit sites.
 
     Args:
         path: The topology file.

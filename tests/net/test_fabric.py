@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -68,7 +69,7 @@ def round_trip_s(topology: Topology, here: str, there: str) -> float:
         graph.add_edge(link.a, link.b, delay_s=link.a_to_b.delay_s)
         graph.add_edge(link.b, link.a, delay_s=link.b_to_a.delay_s)
     ways = [(here, there), (there, here)]
-    return sum(networkx.shortest_path_length(graph, *way, weight="delay_s") for way in ways)
+    return math.fsum(networkx.shortest_path_length(graph, *way, weight="delay_s") for way in ways)
 
 
 def one_way(topology: Topology, here: str, there: str) -> tuple[float, float]:

@@ -146,6 +146,12 @@ def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -
         hosts_of("newyork=1,pariss=2")
     with pytest.raises(ConfigError, match="no host in any building"):
         hosts_of("0")
+    some = ZOO.replace('<node id="3">', '<node id="3"><data key="hosts">2</data>')
+    (tmp_path / "Tiny.graphml").write_text(some)
+    made, notes = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03))
+    assert [one["hosts"] for one in yaml.safe_load(made)["buildings"].values()] == [0, 0, 0, 2]
+    without = "sanfrancisco, sanfrancisx2, newyork"
+    assert f"assumed: no hosts in {without}, of which the file says nothing; --hosts says it" in notes
 
 
 def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:
@@ -242,7 +248,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
     path.write_text(yaml.safe_dump(SPINE))
     (tmp_path / "impair.sh").write_text(LINES)
     given = Given(rate_bps=1e9, delay_s=0.001, nic_bps=10e9)
-    text, notes = import_topology(path, given, tmp_path / "impair.sh")
+    text, _ = import_topology(path, given, tmp_path / "impair.sh")
     spec = load_topology(yaml.safe_load(text))
     assert {name: (one.hosts, one.nic and one.nic.rate_bps) for name, one in spec.buildings.items()} == {
         "spine": (0, None),
@@ -250,10 +256,6 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
         "leaf2": (0, None),
         "router": (0, None),
     }
-    assert (
-        "hosts of leaf2, router, spine: the file has none there, so they only forward; or see --hosts"
-        in notes
-    )
     up, down = next(link for link in spec.resolve().wan if link.a == "leaf1").ways
     assert (up[2].rate_bps, up[2].delay_s, up[2].jitter_s, up[2].loss) == (100e6, 0.005, 0.001, 0.005)
     assert (down[2].rate_bps, down[2].delay_s, down[2].jitter_s, down[2].loss) == (1e9, 1.5, 0, 0)
