@@ -92,10 +92,8 @@ class Building:
     @property
     def leaves(self) -> tuple[str, ...]:
         """Names of the switches that hosts are plugged into."""
-        if self.is_transit:
-            return ()
         if self.clos is None:
-            return (f"{self.name}-leaf",)
+            return () if self.is_transit else (f"{self.name}-leaf",)
         return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
 
     @property
@@ -184,8 +182,7 @@ class BuildingSpec(HardwareSpec):
 
     hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
         description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs. "
-        "0: a transit site, which has an edge switch and WAN links and only forwards; of the other keys it takes "
-        "`region` alone."
+        "0: a transit site, which only forwards; of the other keys it takes `region` alone."
     )
     nic: NicSpec | None = Field(
         default=None,
