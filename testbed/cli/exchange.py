@@ -27,6 +27,7 @@ from testbed.exchange import (
     import_topology,
     log_to_mlflow,
     log_to_wandb,
+    parse_hosts,
 )
 from testbed.traces import JobTrace
 from testbed.traces.chakra import write_job
@@ -136,7 +137,13 @@ def import_(
             help="Script with containerlab's `tools netem set` lines [default: netem.sh beside the file]."
         ),
     ] = None,
-    hosts: Annotated[int, typer.Option(min=1, help="Of buildings for which the file has none.")] = 1,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="How many hosts buildings have for which the file has none, such as 8; or by name, such as "
+            "east=8,west=8: then the others only forward. [default: 1, or 0 where the file has hosts elsewhere]",
+        ),
+    ] = None,
     nic: Annotated[str, typer.Option(help="Rate of their cards.")] = "400 Gbit/s",
     rate: Annotated[str | None, typer.Option(help="Of links whose rate the file does not say.")] = None,
     delay: Annotated[
@@ -162,7 +169,7 @@ def import_(
         given = Given(
             None if rate is None else parse_rate(rate),
             None if delay is None else parse_delay(delay),
-            hosts,
+            None if hosts is None else parse_hosts(hosts),
             parse_rate(nic),
             _units(unit or []),
         )

@@ -10,8 +10,7 @@ from pydantic import Field
 from testbed.config.forms import Dscp, Name, whole
 from testbed.config.loading import show
 from testbed.config.model import Finding, Strict
-from testbed.config.topology import Topology
-from testbed.errors import did_you_mean
+from testbed.config.topology import Topology, expected_host
 
 
 class BackgroundTrafficSpec(Strict):
@@ -32,7 +31,7 @@ class BackgroundTrafficSpec(Strict):
         for position, name in enumerate(self.hosts):
             where = ("hosts", position)
             if name not in known:
-                yield Finding(where, show(name), f"a host: {did_you_mean(name, list(known))}")
+                yield Finding(where, show(name), expected_host(topology, name, list(known)))
             elif name in taken or name in self.hosts[:position]:
                 shown = f"{name}, which has a rank or background traffic already"
                 yield Finding(where, shown, "a host that nobody uses")

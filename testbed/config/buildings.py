@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from testbed.config.cards import NicSpec
 from testbed.config.forms import DelayOrZero, Name, Queue, Ratio, whole
@@ -25,6 +27,7 @@ MAX_SWITCHES = 64  # of one kind in a building
 Switching = Literal["store_and_forward", "cut_through"]
 # Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
 AUTO_QUEUE_S = 1e-3
+TRANSIT_KEYS = ("hosts", "region")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Clos:
 class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
+    A building without hosts is a transit site: its edge switch forwards between WAN links, and there is nothing else.
     region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
     it still comes in; the others have all of it first. cards: of each node, where leaves are nodes' PCIe switches: a
     leaf's first host is the node's, the others are its cards.
@@ -76,10 +80,20 @@ class Building:
     cards: int = 0
 
     @property
+    def is_transit(self) -> bool:
+        """Whether the building has no hosts and only forwards between its WAN links."""
+        return not self.hosts
+
+    @property
+    def edge(self) -> str:
+        """Name of the switch that its WAN links are plugged into."""
+        return f"{self.name}-edge"
+
+    @property
     def leaves(self) -> tuple[str, ...]:
         """Names of the switches that hosts are plugged into."""
         if self.clos is None:
-            return (f"{self.name}-leaf",)
+            return () if self.is_transit else (f"{self.name}-leaf",)
         return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
 
     @property
@@ -109,13 +123,15 @@ class Building:
 
     @property
     def core(self) -> str:
-        """Name of the switch that leads to the edge."""
+        """Name of the switch that leads to the edge; a transit site has the edge alone."""
+        if self.is_transit:
+            return self.edge
         return self.leaves[0] if self.clos is None else f"{self.name}-core"
 
     @property
     def switches(self) -> tuple[str, ...]:
         """Names of all its switches, the edge last."""
-        return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, f"{self.name}-edge")))
+        return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
 class UplinkSpec(Strict):
@@ -164,10 +180,14 @@ class BuildingSpec(HardwareSpec):
 
     computed = frozenset({"hosts", "nic"})
 
-    hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs."
+    hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
+        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs. "
+        "0: a transit site, which only forwards; of the other keys it takes `region` alone."
     )
-    nic: NicSpec = Field(description="Network card of each host; with `nodes` a card's lanes.")
+    nic: NicSpec | None = Field(
+        default=None,
+        description="Network card of each host; required where there are hosts. With `nodes` a card's lanes.",
+    )
     clos: ClosSpec | None = Field(
         default=None, description="Tiers of switches; one switch without bottleneck if left out."
     )
@@ -202,16 +222,40 @@ class BuildingSpec(HardwareSpec):
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
         return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Require hosts with their card, or no hosts, or nodes."""
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        described = handler.resolve_ref_schema(found)
+        described.pop("required")
+        described["anyOf"] = [
+            {"required": ["hosts", "nic"]},
+            {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
+            {"required": ["nodes"]},
+        ]
+        return found
+
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nodes say how many hosts there are, and their cards."""
+        """Nodes say how many hosts there are, and their cards; a transit site has no other keys."""
         data: dict[str, Any] = handler(self)
+        if self.hosts == 0:
+            data = {key: value for key, value in data.items() if key in TRANSIT_KEYS}
         if self.nodes is not None:
             data = {key: value for key, value in data.items() if key not in self.computed}
         return data
 
     def checks(self) -> Iterator[Finding]:
-        """Every leaf has equally many hosts; nodes say what there is."""
+        """Every leaf has equally many hosts; nodes say what there is; a transit site says nothing of hosts."""
+        if self.hosts == 0 and self.nodes is None:
+            yield from self._transit_findings()
+            return
+        if self.nic is None:
+            yield Finding(
+                ("nic",), "nothing", "the network card of each host, or hosts: 0 for a transit site"
+            )
         if self.nodes is not None and self.clos is not None:
             yield Finding(("clos",), "clos beside nodes", "one of both")
         if self.nodes is not None and self.hosts != self.nodes.hosts:
@@ -233,6 +277,14 @@ class BuildingSpec(HardwareSpec):
                 yield Finding(location, f"{twice[0]} again", "each host in one entry")
             seen |= set(entry.hosts)
 
+    def _transit_findings(self) -> Iterator[Finding]:
+        """Report every key that only hosts or the switches above them have."""
+        for name, info in type(self).model_fields.items():
+            if name not in TRANSIT_KEYS and getattr(self, name) != info.default:
+                key = info.alias or name
+                expected = f"hosts, or no {key}: a transit site only forwards"
+                yield Finding((key,), f"{key} beside hosts: 0", expected)
+
     def hardware_of(self, number: int) -> Hardware:
         """What computes in its host of this number, from 0."""
         entry = self._unlike(number)
@@ -246,9 +298,9 @@ class BuildingSpec(HardwareSpec):
         """Whether pauses of its links come in time."""
         clos = self.resolve_clos(mtu, UNSCALED)
         frame_bytes = mtu + ETHERNET_HEADER_BYTES
-        places: list[tuple[Location, PauseSpec | None, Direction]] = [
-            (("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED))
-        ]
+        places: list[tuple[Location, PauseSpec | None, Direction]] = []
+        if self.nic is not None:
+            places.append((("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
         for index, entry in enumerate(self.unlike):
             if (nic := entry.nic) is not None:
                 places.append((("unlike", index, "nic"), nic.pause, _card(nic, nic.rate_bps, mtu, UNSCALED)))
@@ -278,7 +330,9 @@ class BuildingSpec(HardwareSpec):
 
     def _nic(self, number: int) -> NicSpec:
         entry = self._unlike(number)
-        return self.nic if entry is None or entry.nic is None else entry.nic
+        nic = self.nic if entry is None or entry.nic is None else entry.nic
+        assert nic is not None  # checked: where there are hosts there is a card
+        return nic
 
     def _rate_bps(self, number: int) -> float:
         return self._nic(number).rate_bps if self.nodes is None else self.nodes.rate_bps(number)

@@ -102,4 +102,4 @@ def _host_count(data: Mapping[str, Any]) -> int | None:
     """Hosts of a scenario that is not validated yet; None if they cannot be counted."""
     buildings = look(data, "topology", "buildings")
     counts = list(map(hosts_of, buildings.values())) if isinstance(buildings, Mapping) else []
-    return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None
+    return sum(counts) if counts and all(isinstance(count, int) and count >= 0 for count in counts) else None

@@ -29,7 +29,7 @@ from testbed.config.nodes import free_hosts
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
 from testbed.config.presets import PRESETS, with_preset
 from testbed.config.scenario_files import read_scenario
-from testbed.config.topology import Topology, TopologySpec
+from testbed.config.topology import Topology, TopologySpec, expected_host
 from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import WorkloadSpec
@@ -289,7 +289,7 @@ class Scenario(Strict):
         known = [host.name for host in topology.hosts]
         for position, name in enumerate(self.hosts or ()):
             if name not in known:
-                yield Finding(("hosts", position), show(name), f"a host: {did_you_mean(name, known)}")
+                yield Finding(("hosts", position), show(name), expected_host(topology, name, known))
             elif name in (self.hosts or ())[:position]:
                 yield Finding(("hosts", position), f"{name} again", "each host once")
 

@@ -42,6 +42,11 @@ class Topology:
         return tuple(host for building in self.buildings for host in building.hosts)
 
     @property
+    def populated(self) -> tuple[Building, ...]:
+        """The buildings that have hosts; the others are transit sites."""
+        return tuple(building for building in self.buildings if not building.is_transit)
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """Names of all switches."""
         return tuple(name for building in self.buildings for name in building.switches)
@@ -102,7 +107,7 @@ class TopologySpec(Strict):
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
-        """Link ends are known buildings, all buildings are connected, host names are unique."""
+        """Link ends are known buildings, all buildings are connected, host names are unique, there are hosts."""
         buildings = data.get("buildings")
         names = list(buildings) if isinstance(buildings, Mapping) else []
         if not names:
@@ -111,7 +116,10 @@ class TopologySpec(Strict):
             return
         if len(names) > MAX_BUILDINGS:
             yield Finding(("buildings",), f"{len(names)} buildings", f"at most {MAX_BUILDINGS}")
-        yield from _ambiguous_names({name: hosts_of(look(buildings, name)) for name in names})
+        hosts = {name: hosts_of(look(buildings, name)) for name in names}
+        if all(type(count) is int and count == 0 for count in hosts.values()):
+            yield Finding(("buildings",), "no host in any building", "at least one building with hosts")
+        yield from _ambiguous_names(hosts)
         wan = data.get("wan", ())
         if not isinstance(wan, Sequence) or isinstance(wan, str):
             return
@@ -132,6 +140,7 @@ class TopologySpec(Strict):
         queues: list[tuple[Location, Any]] = [
             (("buildings", name, "nic", "queue"), building.nic.queue_bytes)
             for name, building in self.buildings.items()
+            if building.nic is not None
         ]
         for name, building in self.buildings.items():
             for position, entry in enumerate(building.unlike):
@@ -235,6 +244,15 @@ def _apart(names: list[str], ends: list[tuple[str, str]]) -> list[str]:
     for _ in names:  # every round goes one link further
         near.update(end for pair in ends if near & set(pair) for end in pair)
     return [name for name in names if name not in near]
+
+
+def expected_host(topology: Topology, name: object, known: Sequence[str]) -> str:
+    """Return what an error says was expected in place of a host that there is not."""
+    expected = f"a host: {did_you_mean(name, known)}"
+    place = str(name).rstrip("0123456789")
+    if any(building.is_transit and building.name in (place, name) for building in topology.buildings):
+        expected += f"; {place} is a transit site, which has none"
+    return expected
 
 
 def read_topology(path: Path) -> Document:

@@ -21,14 +21,21 @@ PROBE_PRIORITY, HOST_PRIORITY, FLOW_PRIORITY, BUILDING_PRIORITY, DROP_PRIORITY =
 class EdgePorts:
     """OpenFlow port numbers of a building's edge switch: to the leaf switch, to the probe node, to each WAN link end.
 
-    `wan` is keyed by (neighbour building, plane).
+    `wan` is keyed by (neighbour building, plane). local: None for a transit site, which has no leaf switch.
     """
 
     building: str
     dpid: int
-    local: int
+    local: int | None
     probe: int
     wan: Mapping[tuple[str, int], int]
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """(datapath id, port) by which packets of the building's hosts come in and leave. ControllerError."""
+        if self.local is None:
+            raise ControllerError(f"edge {self.building}: a transit site has no hosts")
+        return self.dpid, self.local
 
 
 def edges_to_data(edges: Sequence[EdgePorts]) -> list[dict[str, Any]]:
@@ -62,7 +69,7 @@ def link_ports(topology: Topology, edge: EdgePorts) -> dict[str, int]:
 
 def _host_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
     return [
-        Rule(HOST_PRIORITY, Match(ipv4_dst=f"{host.ip}/32"), (Output(edge.local),), f"host {host.name}")
+        Rule(HOST_PRIORITY, Match(ipv4_dst=f"{host.ip}/32"), (Output(edge.entry[1]),), f"host {host.name}")
         for host in topology.building(edge.building).hosts
     ]
 
@@ -97,6 +104,10 @@ def check_edges(topology: Topology, edges: Sequence[EdgePorts]) -> None:
             raise ControllerError(
                 f"edge {edge.building}: got WAN ports to {sorted(edge.wan)}, expected {sorted(expected)}"
             )
-        ports = [edge.local, edge.probe, *edge.wan.values()]
+        if (edge.local is None) != topology.building(edge.building).is_transit:
+            raise ControllerError(
+                f"edge {edge.building}: got local port {edge.local}, expected one where the building has hosts only"
+            )
+        ports = [*filter(None, [edge.local]), edge.probe, *edge.wan.values()]
         if len(set(ports)) != len(ports):
             raise ControllerError(f"edge {edge.building}: ports {ports} are not all different")

@@ -108,6 +108,11 @@ class View:
         """Names, in the topology's order."""
         return [building.name for building in self.topology.buildings]
 
+    @cached_property
+    def destinations(self) -> list[str]:
+        """Names of the buildings that have hosts, in the topology's order; the others are transit sites."""
+        return [building.name for building in self.topology.populated]
+
     def links(self, here: str) -> list[LinkEnd]:
         """The links of a building that are up, in the topology's order."""
         return self._links[here]
@@ -129,9 +134,9 @@ class View:
         return sorted(found, key=lambda end: end.plane)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """All (building, other building) between which there is a path."""
+        """All (building, other building with hosts) between which there is a path."""
         for here in self.buildings:
-            for there in self.buildings:
+            for there in self.destinations:
                 if there in self.next_hops[here]:
                     yield here, there
 

@@ -4,7 +4,7 @@ from testbed.exchange.astra_sim import export_astra_sim
 from testbed.exchange.chakra import export_chakra
 from testbed.exchange.containerlab import export_containerlab
 from testbed.exchange.graphml import export_graphml
-from testbed.exchange.importing import Given, import_topology
+from testbed.exchange.importing import Given, import_topology, parse_hosts
 from testbed.exchange.jobs import exported_job
 from testbed.exchange.mininet import export_mininet
 from testbed.exchange.monitoring import MetricsForm, export_metrics
@@ -23,4 +23,5 @@ __all__ = [
     "import_topology",
     "log_to_mlflow",
     "log_to_wandb",
+    "parse_hosts",
 ]

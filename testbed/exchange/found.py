@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.config.buildings import TRANSIT_KEYS
 from testbed.config.units import format_duration, format_fraction, format_rate
-from testbed.errors import BadInput
+from testbed.errors import BadInput, did_you_mean
 from testbed.exchange.account import counted
 
 LONGEST_NAME = 12
@@ -20,14 +21,32 @@ LONGEST_NAME = 12
 class Given:
     """What counts where the file says nothing: of links (None: it has to), and of buildings.
 
+    hosts: of each building; or by building, which counts whatever the file says, and the others that it says nothing of
+    are transit sites. None: one each, and none where the file has hosts of other buildings.
     units: units of a graph's attributes whose values have none, by the attributes' names.
     """
 
     rate_bps: float | None = None
     delay_s: float | None = None
-    hosts: int = 1
+    hosts: int | Mapping[str, int] | None = None
     nic_bps: float = 400e9
     units: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_hosts(text: str) -> int | dict[str, int]:
+    """Read how many hosts buildings have: "8" for each of them, or by name, "east=8,west=8". BadInput."""
+    expected = 'a number, or numbers by building, such as "east=8,west=8"'
+    if text.isdecimal():
+        return int(text)
+    found: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, count = (part.strip() for part in entry.partition("="))
+        if not name or not count.isdecimal():
+            raise BadInput(where="--hosts", got=repr(text), expected=expected)
+        if name in found:
+            raise BadInput(where="--hosts", got=f"{name} twice", expected="each building once")
+        found[name] = int(count)
+    return found
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,8 @@ class Found:
         self._leave_out_what_is_apart()
         names = _names({key: node.label for key, node in self.nodes.items()})
         self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
-        buildings = {names[key]: dict(node.own or _building(node, given)) for key, node in self.nodes.items()}
+        hosts = self._hosts(names, given)
+        buildings = {names[key]: _building(node, given, hosts.get(key)) for key, node in self.nodes.items()}
         wan: list[dict[str, Any]] = []
         for edge in self.edges:
             ends = {"a": names[edge.a], "b": names[edge.b]}
@@ -114,6 +134,28 @@ class Found:
                 wan.append(made if edge.planes == 1 else {**made, "planes": edge.planes})
         mtu = {} if self.mtu is None else {"mtu": self.mtu}
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
+
+    def _hosts(self, names: Mapping[str, str], given: Given) -> dict[str, int]:
+        """How many hosts nodes have for which the file does not say it, or `given` says it by name. BadInput."""
+        open_ = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
+        if isinstance(given.hosts, Mapping):
+            keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
+            for name in given.hosts:
+                if name not in keys:
+                    raise BadInput(
+                        where="--hosts",
+                        got=name,
+                        expected=f"a building: {did_you_mean(name, _inverse(names))}",
+                    )
+            return dict.fromkeys(open_, 0) | {keys[name]: count for name, count in given.hosts.items()}
+        if given.hosts is not None:
+            return dict.fromkeys(open_, given.hosts)
+        if len(open_) == len(self.nodes):
+            return dict.fromkeys(open_, 1)
+        if open_:
+            shown = ", ".join(names[key] for key in open_)
+            self.assumed.append(f"no hosts in {shown}, of which the file says nothing; --hosts says it")
+        return dict.fromkeys(open_, 0)
 
     def _link(self, edge: Edge, given: Given) -> dict[str, Any]:
         ways = [self._settings(edge, way, given) for way in (edge.a_to_b, edge.b_to_a)]
@@ -167,11 +209,22 @@ def _title(name: str, node: Node) -> str:
     return ", ".join(part for part in ("" if label == name else label, node.kind) if part)
 
 
-def _building(node: Node, given: Given) -> dict[str, Any]:
+def _building(node: Node, given: Given, hosts: int | None) -> dict[str, Any]:
+    """Return the building as a topology file has it. hosts: in place of what the file says."""
+    if hosts is None and node.own is not None:
+        return dict(node.own)
+    own = node.own or {}
+    count = node.hosts if hosts is None else hosts
+    if count == 0:
+        return {"hosts": 0, **{key: own[key] for key in TRANSIT_KEYS if key in own and key != "hosts"}}
     rate = given.nic_bps if node.nic_bps is None else node.nic_bps
     delay = {"delay": format_duration(node.nic_delay_s)} if node.nic_delay_s else {}
-    hosts = given.hosts if node.hosts is None else node.hosts
-    return {"hosts": hosts, "nic": {"rate": format_rate(rate), **delay}}
+    made = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
+    return {**made, **own, "hosts": count}
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: key for key, name in names.items()}
 
 
 def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,10 @@ def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
     graph = networkx.MultiGraph(label=spec.name, mtu=spec.mtu)
     data = spec.to_data()
     for name, building in data["buildings"].items():
-        values = {"hosts": spec.buildings[name].hosts, "nic_rate": spec.buildings[name].nic.rate_bps}
-        graph.add_node(name, label=name, **values, **{OWN: json.dumps(building)})
+        nic = spec.buildings[name].nic
+        cards = {} if nic is None else {"nic_rate": nic.rate_bps}
+        own = {OWN: json.dumps(building)}
+        graph.add_node(name, label=name, hosts=spec.buildings[name].hosts, **cards, **own)
     for order, (link, own) in enumerate(zip(spec.wan, data["wan"], strict=True)):
         values = standard_attributes(link.a_to_b.rate_bps or link.rate_bps, link.a_to_b.delay_s, link.delay_s)
         graph.add_edge(link.a, link.b, order=order, planes=link.planes, **values, **{OWN: json.dumps(own)})

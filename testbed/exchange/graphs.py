@@ -114,7 +114,7 @@ class _Reading:
         if key not in self.kept:
             return Node(label)
         hosts = number(node.attributes.get("hosts"))
-        if hosts is not None and hosts.is_integer() and hosts > 0:
+        if hosts is not None and hosts.is_integer() and hosts >= 0:
             node.use("hosts")
         else:
             hosts = None
@@ -336,11 +336,11 @@ def _own(element: Element) -> dict[str, Any] | None:
     return found
 
 
-def _hosts_and_rate(own: Mapping[str, Any]) -> tuple[int, float] | None:
+def _hosts_and_rate(own: Mapping[str, Any]) -> tuple[int, float | None] | None:
     from testbed.config.buildings import BuildingSpec  # noqa: PLC0415
 
     try:
         spec = BuildingSpec.model_validate(own)
     except ValueError:
         return None
-    return spec.hosts, spec.nic.rate_bps
+    return spec.hosts, None if spec.nic is None else spec.nic.rate_bps

@@ -10,11 +10,11 @@ import yaml
 from testbed.config import load_topology
 from testbed.errors import BadInput
 from testbed.exchange.account import counted
-from testbed.exchange.found import Given
+from testbed.exchange.found import Given, parse_hosts
 from testbed.exchange.graphs import read_graph
 from testbed.exchange.labs import read_lab
 
-__all__ = ["Given", "import_topology"]
+__all__ = ["Given", "import_topology", "parse_hosts"]
 GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
 
 

@@ -29,6 +29,7 @@ def read_lab(path: Path, netem: Path | None = None) -> Found:
     """Return the network of a lab.
 
     Nodes with one link, to a node that has more, are its hosts if they are of kind linux; all others are buildings.
+    Where some of these have hosts, those without are transit sites.
 
     Args:
         path: The topology file.
@@ -85,7 +86,7 @@ class _Lab:
                 kind = self._kind(name)
                 found.nodes[name] = Node(
                     name,
-                    len(own) or None,
+                    len(own) if hosts else None,
                     card.rate_bps,
                     card.delay_s or 0.0,
                     "" if kind == "linux" else kind,

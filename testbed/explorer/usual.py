@@ -106,7 +106,7 @@ def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 def _mappings(scenario: Scenario) -> list[str]:
     """By distance where there is an order to choose."""
-    several = len(scenario.topology.buildings) > 2 or scenario.hosts is not None
+    several = len(scenario.topology.resolve().populated) > 2 or scenario.hosts is not None
     return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
 
 

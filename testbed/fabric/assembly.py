@@ -69,19 +69,18 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
         kind = kinds.host if operations[host.name] is not here else QuietHost
         net.addHost(host.name, cls=kind, ip=f"{host.ip}/8", mac=host.mac, **where)
     for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-        ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
-        ports |= {port.edge_interface: port.port for port in edge.wan}
         switch = net.addSwitch(
             plan.edge(building.name),
             cls=EdgeSwitch,
             bridge=edge.bridge,
             datapath=switched.datapath,
-            ports=ports,
+            ports=edge.ports,
             controller=switched.controller,
             dpid=f"{edge.dpid:016x}",
             operations=here,
         )
-        net.addLink(net[building.core], switch, intfName1=UPLINK, intfName2=edge.local_interface)
+        if edge.local_interface is not None:
+            net.addLink(net[building.core], switch, intfName1=UPLINK, intfName2=edge.local_interface)
         name = plan.probe(building.name)
         probe = net.addHost(name, ip=None, mac=None, namespace_pid=pids[name], operations=here)
         mac = plan.probe_mac(building.name)

@@ -124,8 +124,8 @@ def held(end: End, shape: Shape) -> Shape:
 
 
 def bridges(topology: Topology) -> Iterator[Bridge]:
-    """All of a topology, by building."""
-    for building in topology.buildings:
+    """All of a topology, by building; a transit site has none."""
+    for building in topology.populated:
         far = [host for host in topology.hosts if host.building != building.name]
         if building.clos is None:
             ports = [Port(f"p{number}", (host.mac,)) for number, host in enumerate(building.hosts)]

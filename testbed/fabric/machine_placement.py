@@ -15,14 +15,15 @@ from testbed.fabric.bridges import UPLINK
 from testbed.fabric.errors import FabricError
 from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.machines import Machine, is_here
-from testbed.fabric.plan import EdgePlan, Plan
+from testbed.fabric.plan import Plan
 from testbed.fabric.tunnel import TunnelMeasurement, TunnelSocket, measure
 from testbed.links.setup import Setup
 
 
 class MachinePlacement:
-    """The machines of one fabric. `machines` names one for each building, in their order; none: all is here.
+    """The machines of one fabric. `machines` names one for each building with hosts, in order; none: all is here.
 
+    A transit site is only an edge, and edges are here.
     FabricError when there are too few or too many, one cannot be reached, or a building cannot be elsewhere.
     """
 
@@ -30,11 +31,11 @@ class MachinePlacement:
         self.topology = topology
         self.here = MachineOperations()
         self.machines: list[Machine] = []
-        self._of: dict[str, MachineOperations] = {building.name: self.here for building in topology.buildings}
-        if machines and len(machines) != len(topology.buildings):
-            names = ", ".join(building.name for building in topology.buildings)
+        self._of: dict[str, MachineOperations] = {building.name: self.here for building in topology.populated}
+        if machines and len(machines) != len(self._of):
+            which = "building" if len(self._of) == len(topology.buildings) else "building with hosts"
             raise FabricError(
-                f"--machines: got {len(machines)}, expected one for each building, in this order: {names}"
+                f"--machines: got {len(machines)}, expected one for each {which}, in this order: {', '.join(self._of)}"
             )
         try:
             self._reach(dict(zip(self._of, machines, strict=False)))
@@ -84,16 +85,16 @@ class MachinePlacement:
         """Delay and rate of every tunnel, while nothing else uses it."""
         mtu = plan.topology.mtu
         found = []
-        for building, edge, machine in self._elsewhere(plan):
+        for building, local, machine in self._elsewhere(plan):
             for operations, interface, pid in (
                 (machine, UPLINK, pids[building.core]),
-                (self.here, edge.local_interface, None),
+                (self.here, local, None),
             ):
                 setup = Setup()
                 setup.add_interface(interface, mtu)
                 operations.apply(setup, pid)
             machine.call("answer_tunnel", interface=UPLINK, pid=pids[building.core], mtu=mtu)
-            near = TunnelSocket(edge.local_interface, mtu)
+            near = TunnelSocket(local, mtu)
             try:
                 needed_bps = _most_bps(plan, building.name)
                 found.append(measure(near, machine.name, building.name, needed_bps))
@@ -110,17 +111,18 @@ class MachinePlacement:
     def tunnel_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """(went in, came out) so far at both ends together, of each tunnel by its building."""
         found = {}
-        for building, edge, machine in self._elsewhere(plan):
+        for building, local, machine in self._elsewhere(plan):
             far = machine.frames(UPLINK, pids[building.core])
-            near = self.here.frames(edge.local_interface, None)
+            near = self.here.frames(local, None)
             found[building.name] = far[1] + near[1], far[0] + near[0]
         return found
 
-    def _elsewhere(self, plan: Plan) -> Iterator[tuple[Building, EdgePlan, Machine]]:
-        """The buildings on other machines, each with its edge here."""
+    def _elsewhere(self, plan: Plan) -> Iterator[tuple[Building, str, Machine]]:
+        """The buildings on other machines, each with the interface of its edge here that leads to its core."""
         for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-            if isinstance(machine := self._of[building.name], Machine):
-                yield building, edge, machine
+            machine = self._of.get(building.name)
+            if isinstance(machine, Machine) and edge.local_interface is not None:
+                yield building, edge.local_interface, machine
 
     def failure(self) -> str | None:
         """None while all machines are there; else one sentence."""

@@ -181,7 +181,9 @@ class Fabric:
         self._operations_by_node = placement.by_node(plan)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
-        self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
+        self._progress(
+            f"building {len(plan.topology.hosts)} hosts in {len(plan.topology.populated)} buildings"
+        )
         switched = Switched(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
         self.net = assemble(plan, placement, switched, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}

@@ -2,8 +2,8 @@
 
 Each building is one leaf switch, or a Clos network of them (kernel bridges in namespaces of their own, no policy acts
 there: testbed.fabric.bridges), and an edge switch (Open vSwitch, where the policy acts) with one port to the building's
-core, one to a probe node, one per WAN link end. All WAN links pass through one more namespace, where the link engine
-carries the frames:
+core, one to a probe node, one per WAN link end. A transit site, which has no hosts, is an edge switch and its probe
+node alone. All WAN links pass through one more namespace, where the link engine carries the frames:
 
     host eth0 ---- leaf ---- edge ---- [ wan: link engine ] ---- edge ---- leaf ---- host
        shaped     shaped
@@ -53,19 +53,29 @@ class Multipath:
 
 @dataclass(frozen=True)
 class EdgePlan:
-    """One building's edge switch: bridge, datapath id and the ports in the root namespace."""
+    """One building's edge switch: bridge, datapath id and the ports in the root namespace.
+
+    local_interface: the port to the building's core; None for a transit site.
+    """
 
     building: str
     bridge: str
     dpid: int
-    local_interface: str
+    local_interface: str | None
     probe_interface: str
     wan: tuple[WanPort, ...]
 
     @property
     def interfaces(self) -> tuple[str, ...]:
         """All ports' interfaces in the root namespace."""
-        return (self.local_interface, self.probe_interface, *(port.edge_interface for port in self.wan))
+        return tuple(self.ports)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """OpenFlow port numbers by interface."""
+        local = {} if self.local_interface is None else {self.local_interface: LOCAL_PORT}
+        wan = {port.edge_interface: port.port for port in self.wan}
+        return {**local, self.probe_interface: PROBE_PORT, **wan}
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class Plan:
 
     def edge(self, building: str) -> str:
         """Name of a building's edge switch."""
-        return f"{building}-edge"
+        return self.topology.building(building).edge
 
     def card(self, host: str) -> str:
         """Name of a host's card with verbs."""
@@ -146,7 +156,7 @@ class Plan:
             EdgePorts(
                 building=edge.building,
                 dpid=edge.dpid,
-                local=LOCAL_PORT,
+                local=None if edge.local_interface is None else LOCAL_PORT,
                 probe=PROBE_PORT,
                 wan={(port.neighbour, port.link.plane): port.port for port in edge.wan},
             )
@@ -206,7 +216,7 @@ def make_plan(
                 building.name,
                 bridge,
                 dpid=building.index + 1,
-                local_interface=f"{bridge}p{LOCAL_PORT}",
+                local_interface=None if building.is_transit else f"{bridge}p{LOCAL_PORT}",
                 probe_interface=f"{bridge}p{PROBE_PORT}",
                 wan=tuple(ports),
             )

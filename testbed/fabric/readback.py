@@ -20,8 +20,9 @@ CONTROL_SOCKET = "links.sock"
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """The part of a fabric's state that `inspect` needs: hosts, and where each WAN direction's settings are kept."""
+    """The part of a fabric's state that `inspect` needs: buildings, hosts, where each WAN direction's settings are."""
     return {
+        "buildings": [building.name for building in plan.topology.buildings],
         "hosts": [
             {
                 "name": host.name,
@@ -66,7 +67,7 @@ def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction])
 
 
 def inspect(state: FabricState) -> dict[str, Any]:
-    """Hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
+    """Buildings, hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
     engine = engine_of(state)
     settings = engine.settings()
     wan = []
@@ -82,6 +83,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
         "phase": state.phase,
         "failure": state.failure,
         **{key: state.details[key] for key in kept},
+        "buildings": state.details["buildings"],
         "hosts": state.details["hosts"],
         "wan": wan,
         "seeded": engine.seeded(),

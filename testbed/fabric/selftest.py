@@ -46,16 +46,17 @@ class _Transfer:
 
 
 def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
-    """Send TRANSFER_BYTES over every WAN link, both directions, and between all buildings; FabricError names failures.
+    """Send TRANSFER_BYTES over every WAN link, both directions, and between all buildings with hosts.
 
-    Between those buildings, at least, whose hosts are on this machine, as all probes are: what `pids` knows.
+    Buildings whose hosts are on another machine, which `pids` does not know, are left out; all probes are here.
+    FabricError names failures.
     """
     ends = []
     for index, link in enumerate(plan.topology.wan):
         a = (plan.probe(link.a), probe_address(index, "a"))
         b = (plan.probe(link.b), probe_address(index, "b"))
         ends += [(f"link {link.name} a to b", a, b), (f"link {link.name} b to a", b, a)]
-    hosts = [building.hosts[0] for building in plan.topology.buildings]
+    hosts = [building.hosts[0] for building in plan.topology.populated]
     first = [(host.name, host.ip) for host in hosts if host.name in pids]
     ends += [
         (f"host {here[0]} to host {there[0]}", here, there)

@@ -53,7 +53,7 @@ def _wanted_bytes(topology: Topology) -> int:
     round_trip_s = max((link.round_trip_s for link in topology.wan), default=0.0)
     farthest = max(1, len(topology.buildings) // 2)  # the way round a ring of buildings
     round_trip_s *= farthest
-    round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.buildings)
+    round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.populated)
     tiers = 6 if any(building.clos for building in topology.buildings) else 2
     frames = (tiers + farthest) * (topology.mtu + ETHERNET_HEADER_BYTES)
     return min(LARGEST_BUFFER_BYTES, math.ceil(4 * (rate_bps / 8 * round_trip_s + frames)))

@@ -131,12 +131,13 @@ def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
 def _of_switches(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, str]]:
     """All that is in the switches' namespaces, and whatever they are plugged to."""
     for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-        if building.core in switches:
+        if edge.local_interface is not None and building.core in switches:
             yield ROOT_NAME, edge.local_interface
         if plan.edge(building.name) not in switches:
             continue
         yield from ((ROOT_NAME, interface) for interface in edge.interfaces)
-        yield building.core, EVERYTHING
+        if not building.is_transit:
+            yield building.core, EVERYTHING
         yield plan.probe(building.name), EVERYTHING
         yield from _of_links(plan, [port.link.name for port in edge.wan])
     for cable in plan.cables:

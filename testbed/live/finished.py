@@ -41,7 +41,7 @@ def _view(result: Result) -> tuple[View, float]:
     """And the emulated time of the run that is 0 on the page."""
     folder, scale = result.folder, result.conversion
     manifest = read_json(folder / MANIFEST)
-    network, directions = network_of(manifest["fabric"]["hosts"], manifest["fabric"]["wan"], scale)
+    network, directions = network_of(manifest["fabric"], scale)
     readings = Readings(directions, scale)
     moments = link_moments(folder)
     zero_s = next(iter(moments), 0.0)

@@ -108,7 +108,7 @@ class _Part:
 
     def _take(self, record: Record, view: View) -> None:
         if record["kind"] == NETWORK:
-            network, directions = network_of(record["hosts"], record["wan"], self.scale)
+            network, directions = network_of(record, self.scale)
             view.network = view.network or network
             view.readings[self.number] = Readings(directions, self.scale)
         elif record["kind"] == LINKS:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from testbed.results.records import LinkKey
+from testbed.results.records import LinkKey, hosts_by_building
 from testbed.scale import Scale
 
 Json = dict[str, Any]
@@ -129,13 +129,10 @@ class View:
         return {**still, **self.head, **self.since()}
 
 
-def network_of(hosts: Iterable[Json], wan: Sequence[Json], scale: Scale) -> tuple[Json, list[Direction]]:
+def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
     """For the page, in real units; and each direction of each link, in the page's order."""
-    buildings: dict[str, list[Json]] = {}
-    for host in hosts:
-        buildings.setdefault(host["building"], []).append({"name": host["name"], "rank": host.get("rank")})
     links, directions = [], []
-    for link in wan:
+    for link in fabric["wan"]:
         for direction in ("a_to_b", "b_to_a"):
             key, figures = LinkKey.of({**link, "direction": direction}), link[direction]
             directions.append(Direction(key, figures["rate_bps"]))
@@ -151,7 +148,10 @@ def network_of(hosts: Iterable[Json], wan: Sequence[Json], scale: Scale) -> tupl
                     "queue_bytes": scale.real_bytes(figures["queue_bytes"]),
                 }
             )
-    shown = [{"name": name, "hosts": own} for name, own in buildings.items()]
+    shown = [
+        {"name": name, "hosts": [{"name": host["name"], "rank": host.get("rank")} for host in own]}
+        for name, own in hosts_by_building(fabric).items()
+    ]
     return {"buildings": shown, "links": links}, directions
 
 

@@ -138,7 +138,7 @@ class Routes:
     def journey(self, flow: Flow, one: Host) -> Journey:
         """Of a flow from a host to another building, through the edges."""
         edge = self.edges[one.building]
-        return self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
+        return self.switches.forward(self.view.packet(flow), edge.entry)
 
     def _hops(self, flow: Flow, one: Host, other: Host) -> tuple[list[Hop], list[Marked]]:
         """All of a flow's, and the links among them, with the DSCP there."""

@@ -16,6 +16,7 @@ Form = Literal["svg", "dot", "mermaid"]
 STYLE = """
 text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1b1f24; }
 .building-wall { fill: #f5f6f8; stroke: #aab2bd; stroke-width: 1.5; }
+.transit .building-wall { stroke-dasharray: 5 3; }
 .building-name { font-size: 15px; font-weight: 650; }
 .host-box, .wan-label-box { fill: #ffffff; stroke: #d9dde3; } line { stroke: #0072b2; } polygon { fill: #0072b2; }
 """
@@ -29,18 +30,22 @@ def drawn(topology: Topology, form: Form) -> str:
 def _svg(topology: Topology) -> str:
     hosts = [{"name": host.name, "building": host.building, "ip": host.ip} for host in topology.hosts]
     wan = [{**asdict(link), "name": link.name} for link in topology.wan]
-    drawing = network_drawing(hosts, wan, UNSCALED, {}, f"Buildings and WAN links of {topology.name}")
+    fabric = {"buildings": [building.name for building in topology.buildings], "hosts": hosts, "wan": wan}
+    drawing = network_drawing(fabric, UNSCALED, {}, f"Buildings and WAN links of {topology.name}")
     return standalone(drawing.root, STYLE)
 
 
 def _dot(topology: Topology) -> str:
-    """Buildings as clusters; a link is an edge between their switches, `plane` counts parallel ones."""
+    """Buildings as clusters, transit sites as dashed ovals; a link is an edge between their switches."""
     lines = [f"graph {_quoted(topology.name)} {{", "  compound=true; node [shape=box];"]
-    for building in _buildings(topology):
-        lines.append(f"  subgraph {_quoted('cluster_' + building)} {{ label={_quoted(building)};")
-        lines.append(f"    {_quoted(building)} [shape=oval];")
-        for host in _hosts(topology, building):
-            lines.append(f"    {_quoted(host)} -- {_quoted(building)};")
+    for building in topology.buildings:
+        switch = _quoted(building.name)
+        if building.is_transit:
+            lines.append(f"  {switch} [shape=oval, style=dashed];")
+            continue
+        lines.append(f"  subgraph {_quoted('cluster_' + building.name)} {{ label={switch};")
+        lines.append(f"    {switch} [shape=oval];")
+        lines += [f"    {_quoted(host.name)} -- {switch};" for host in building.hosts]
         lines.append("  }")
     for a, b, label in _links(topology):
         lines.append(f"  {_quoted(a)} -- {_quoted(b)} [label={_quoted(label)}];")
@@ -50,20 +55,15 @@ def _dot(topology: Topology) -> str:
 def _mermaid(topology: Topology) -> str:
     """As a flow chart, which GitHub draws in Markdown. Names of buildings and hosts are letters, digits and dashes."""
     lines = ["flowchart LR"]
-    for building in _buildings(topology):
-        lines.append(f"  subgraph {building}")
-        lines += [f'    {host}["{escape(host)}"]' for host in _hosts(topology, building)]
+    for building in topology.buildings:
+        if building.is_transit:
+            lines.append(f'  {building.name}(["{escape(building.name)}"])')
+            continue
+        lines.append(f"  subgraph {building.name}")
+        lines += [f'    {host.name}["{escape(host.name)}"]' for host in building.hosts]
         lines.append("  end")
     lines += [f'  {a} <-- "{label}" --> {b}' for a, b, label in _links(topology)]
     return "\n".join(lines) + "\n"
-
-
-def _buildings(topology: Topology) -> list[str]:
-    return list(dict.fromkeys(host.building for host in topology.hosts))
-
-
-def _hosts(topology: Topology, building: str) -> list[str]:
-    return [host.name for host in topology.hosts if host.building == building]
 
 
 def _links(topology: Topology) -> list[tuple[str, str, str]]:

@@ -35,7 +35,7 @@ from testbed.report.svg import for_any_width
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
-from testbed.results.records import JsonObject, LinkKey
+from testbed.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.results.training_summary import WHERE
 
 REPORT_FILE = "report.html"
@@ -181,6 +181,8 @@ def _facts(data: RunData) -> list[str]:
     buildings = len({host["building"] for host in fabric["hosts"]})
     ranks = max((variant["ranks"] for variant in data.variants), default=0)
     facts = [f"{ranks} ranks in {buildings} buildings", f"{len(fabric['wan'])} WAN links"]
+    if transit := len(hosts_by_building(fabric)) - buildings:
+        facts.append(f"{transit} transit site{'s' if transit > 1 else ''}")
     workload = data.scenario.get("workload")
     if isinstance(workload, dict):
         facts += [str(workload[key]) for key in ("model", "gradient_dtype") if key in workload]

@@ -17,7 +17,7 @@ from testbed.report.data import RunData
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
 from testbed.report.geometry import Box, Line, between_walls
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten, text_width
-from testbed.results.records import JsonObject, LinkKey
+from testbed.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.scale import Scale
 
 _LABEL_FONT = 12
@@ -28,6 +28,8 @@ _LEAST_PILL_WIDTH = 104.0
 _GAP = 6.0
 _HEADER = 30.0
 _MARGIN = 8.0
+_TRANSIT_WIDTH = 190.0
+"""Of a building without hosts: room for the longest name and a word."""
 _LISTED_HOSTS = 16
 _DOTS_PER_ROW, _DOTS_PER_ROW_ON_PHONES = 8, 5
 _DOT = 18.0
@@ -71,26 +73,23 @@ def topology_drawing(data: RunData, variant: JsonObject, width: float = CHART_WI
     fabric = data.manifest["fabric"]
     used = {LinkKey.of(record): record for record in variant["wan_links"]}
     title = f"Buildings and WAN links, coloured by use in {variant['name']}"
-    return network_drawing(fabric["hosts"], fabric["wan"], data.scale, used, title, width).markup()
+    return network_drawing(fabric, data.scale, used, title, width).markup()
 
 
 def network_drawing(
-    all_hosts: list[JsonObject],
-    wan: list[JsonObject],
+    fabric: JsonObject,
     scale: Scale,
     used: dict[LinkKey, JsonObject],
     title: str,
     width: float = CHART_WIDTH,
 ) -> Drawing:
-    """Hosts (name, building, ip, rank) and links (a, b, plane, both directions' figures), as a manifest has them.
+    """Buildings, hosts (name, building, ip, rank), links (a, b, plane, both directions), as a manifest has them.
 
     used: of a step; without any nothing is said of use. Narrow ones of more than two buildings have no labels.
     """
-    hosts: dict[str, list[JsonObject]] = defaultdict(list)
-    for host in all_hosts:
-        hosts[host["building"]].append(host)
+    hosts = hosts_by_building(fabric)
     pairs: dict[frozenset[str], list[JsonObject]] = defaultdict(list)
-    for link in wan:
+    for link in fabric["wan"]:
         pairs[frozenset((link["a"], link["b"]))].append(link)
 
     widest_bundle = max((len(links) for links in pairs.values()), default=1)
@@ -148,6 +147,8 @@ def _dots(hosts: int, buildings: int, width: float) -> int:
 
 
 def _box_size(hosts: list[JsonObject], dots: int) -> tuple[float, float]:
+    if not hosts and not dots:
+        return _TRANSIT_WIDTH, _HEADER + _MARGIN
     if dots:
         rows = math.ceil(len(hosts) / dots)
         return dots * _DOT + 2 * _MARGIN, _HEADER + rows * _DOT + _MARGIN
@@ -200,13 +201,15 @@ def _place_buildings(
 
 def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject], dots: int) -> None:
     left, top = box.x - box.width / 2, box.y - box.height / 2
-    group = drawing.group("building")
+    group = drawing.group("building" if hosts else "building transit")
     drawing.rect(left, top, box.width, box.height, "building-wall", radius=8, parent=group)
     count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" if box.width > 120 else str(len(hosts))
+    if not hosts:
+        count = "transit" if box.width >= _TRANSIT_WIDTH else ""
     room = box.width - 2 * _MARGIN - text_width(count, _HOST_FONT) - 8
     drawing.text(left + _MARGIN + 2, top + 20, shorten(name, room, 16), "building-name", parent=group)
     drawing.text(left + box.width - _MARGIN - 2, top + 20, count, "host-rank", anchor="end", parent=group)
-    pill = _pill_width(hosts)
+    pill = _pill_width(hosts) if hosts else 0.0
     for index, host in enumerate(hosts):
         css = "host idle" if host.get("rank", 0) is None else "host"
         one = drawing.group(

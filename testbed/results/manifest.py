@@ -77,8 +77,8 @@ class Manifest(ResultModel):
     sockets: tuple[Entry, ...] = Field(description="Options of ranks' sockets, as read back.")
     bootstrap: Entry = Field(description="How ranks found each other, and what it took.")
     fabric: Entry = Field(
-        description="Hosts with their ranks, and WAN links, as read back; whether losses and jitter come from the seed "
-        "(`seeded`: not so with netem before Linux 6.6)."
+        description="Buildings, hosts with their ranks, and WAN links, as read back; whether losses and jitter come "
+        "from the seed (`seeded`: not so with netem before Linux 6.6)."
     )
     calibration: dict[str, str] = Field(description="Of the model: with what it was fitted, and when.")
     policy: Entry = Field(description="The transport policy in force, as the controller had it.")

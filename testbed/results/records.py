@@ -76,6 +76,17 @@ class LinkKey:
         return cls(str(record["a"]), str(record["b"]), int(record["plane"]), str(record["direction"]))
 
 
+def hosts_by_building(fabric: JsonObject) -> dict[str, list[JsonObject]]:
+    """Return the hosts of each building, in the topology's order; a transit site has none.
+
+    fabric: as a manifest has it; older ones list hosts alone, and have no transit sites.
+    """
+    found: dict[str, list[JsonObject]] = {name: [] for name in fabric.get("buildings", ())}
+    for host in fabric["hosts"]:
+        found.setdefault(host["building"], []).append(host)
+    return found
+
+
 class LinkReading(NamedTuple):
     """What one direction of a WAN link had carried by a time, and what waited there, as `links.jsonl` has it.
 

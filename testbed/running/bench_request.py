@@ -133,7 +133,8 @@ def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
 
 def tuned(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
     """The quickest algorithm of each size, written to a table whose other collectives stay; ConfigError."""
-    buildings = len(run.topology.buildings) if run.topology else 1
+    hosts = run.topology.hosts[: run.ranks] if run.topology else ()
+    buildings = len({host.building for host in hosts}) or 1
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s

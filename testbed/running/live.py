@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,9 @@ class RunLive:
 class ShardLive:
     """Of one shard, in its own folder. player: of the scenario's events, where it has some."""
 
-    def __init__(self, folder: Path, hosts: Sequence[dict[str, Any]], wan: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, fabric: Mapping[str, Any]) -> None:
         self._log = LiveLog(folder)
-        self._log.add(NETWORK, {"hosts": list(hosts), "wan": list(wan)})
+        self._log.add(NETWORK, fabric)
         self.player: EventPlayer | None = None
         self._events = 0
 

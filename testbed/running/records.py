@@ -102,10 +102,14 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
     return found
 
 
-def with_ranks(shown: Iterable[Record], hosts: Sequence[Host]) -> list[Record]:
-    """Hosts as `inspect` shows them, with the ranks that they have; hosts: by rank."""
+def fabric_record(shown: Record, hosts: Sequence[Host]) -> Record:
+    """Return buildings, hosts and WAN links as `inspect` shows them, and which rank each host has.
+
+    hosts: of the ranks, in their order.
+    """
     ranks = {host.name: rank for rank, host in enumerate(hosts)}
-    return [{**host, "rank": ranks.get(host["name"])} for host in shown]
+    ranked = [{**host, "rank": ranks.get(host["name"])} for host in shown["hosts"]]
+    return {**{key: shown[key] for key in ("buildings", "wan", "seeded")}, "hosts": ranked}
 
 
 def shifted(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[Record]:

@@ -54,7 +54,7 @@ from testbed.running.numbers import numbers_of
 from testbed.running.pausing import paused_links
 from testbed.running.port_drops import port_drops, port_record
 from testbed.running.progress import Progress
-from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted, with_ranks
+from testbed.running.records import NetworkRecord, RankRecords, fabric_record, link_lines, read_ranks, shifted
 from testbed.running.replication import ReplicationRecord
 from testbed.running.served import as_carried
 from testbed.running.stalls import StallTeller, StallWatch
@@ -152,7 +152,7 @@ class ShardRun:
             job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
             job.watch = watch
             job.player = self._player(fabric, job)
-            live = ShardLive(self.folder, with_ranks(shown["hosts"], self.hosts), shown["wan"])
+            live = ShardLive(self.folder, fabric_record(shown, self.hosts))
             live.player, job.on_sample = job.player, live.sample
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
             teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
@@ -314,11 +314,7 @@ class ShardRun:
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
-            "fabric": {
-                "hosts": with_ranks(shown["hosts"], self.hosts),
-                "wan": shown["wan"],
-                "seeded": shown["seeded"],
-            },
+            "fabric": fabric_record(shown, self.hosts),
             "calibration": dict(self._calibration.made),
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "control": {variant["algorithm"]: variant["control"] for variant in variants},

@@ -107,7 +107,7 @@ class Site:
                 f"other_config:datapath-id={edge.dpid:016x}",
                 "other_config:disable-in-band=true",
             ]
-            for port in (edge.local, edge.probe, *edge.wan.values()):
+            for port in (edge.entry[1], edge.probe, *edge.wan.values()):
                 run_script(None, _up(f"{bridge}p{port}"))
                 words += ["--", "add-port", bridge, f"{bridge}p{port}"]
                 words += ["--", "set", "interface", f"{bridge}p{port}", f"ofport_request={port}"]

@@ -171,7 +171,7 @@ def test_flows_take_the_links_that_the_table_in_memory_gives_them(two: Site) -> 
             asked = Packet(
                 packet.source, packet.target, packet.ip_proto, packet.source_port, packet.target_port
             )
-            journey = in_memory.forward(asked, (edge.dpid, edge.local))
+            journey = in_memory.forward(asked, edge.entry)
             assert journey.hops[0] == (edge.dpid, edge.wan[there, link.plane]), packet
             checked.add((packet.ip_proto, packet.source_port, packet.target_port))
     assert len(checked) >= 2 * FLOWS

@@ -36,7 +36,7 @@ def topology(hosts: Mapping[str, int], links: Sequence[Link]) -> Topology:
 
 
 def edge_ports(topo: Topology) -> list[EdgePorts]:
-    """Port 1 to the leaf, 2 to the probe, from 3 on the WAN link ends in the topology's order."""
+    """Port 1 to the leaf if there is one, 2 to the probe, from 3 on the WAN link ends in the topology's order."""
     edges = []
     for building in topo.buildings:
         ends = [
@@ -46,7 +46,8 @@ def edge_ports(topo: Topology) -> list[EdgePorts]:
             if here == building.name
         ]
         wan = {end: number for number, end in enumerate(ends, start=3)}
-        edges.append(EdgePorts(building.name, 100 + building.index, 1, 2, wan))
+        local = None if building.is_transit else 1
+        edges.append(EdgePorts(building.name, 100 + building.index, local, 2, wan))
     return edges
 
 

@@ -59,6 +59,17 @@ def test_every_topology_can_be_drawn(name: str) -> None:
     assert all(f'"{host}"' in dot and f'"{host}"' in mermaid for host in names)
 
 
+def test_transit_sites_are_drawn_without_hosts() -> None:
+    root = ET.fromstring(said("graph", "backbone"))
+    sites = [element for element in root.iter() if element.get("class") == "building transit"]
+    assert [[text.text for text in site.iter() if text.text] for site in sites] == [
+        ["north", "transit"],
+        ["south", "transit"],
+    ]
+    assert '  "north" [shape=oval, style=dashed];' in said("graph", "backbone", "-f", "dot")
+    assert '  north(["north"])' in said("graph", "backbone", "-f", "mermaid")
+
+
 def test_links_that_differ_by_direction_say_both(tmp_path: Path) -> None:
     (file := tmp_path / "uneven.yaml").write_text(
         "name: uneven\nbuildings: {a: {hosts: 1, nic: {rate: 1 Gbit/s}}, b: {hosts: 1, nic: {rate: 1 Gbit/s}}}\n"

@@ -167,18 +167,18 @@ def override_problems(*overrides: str) -> list[str]:
         ("b: west", "b: east", ":6: wan.0.b: got 'east', expected another building than a"),
         (
             "hosts: 2",
-            "hosts: 0",
-            ":3: buildings.east.hosts: got 0, expected a whole number from 1 to 2000",
+            "hosts: -1",
+            ":3: buildings.east.hosts: got -1, expected a whole number from 0 to 2000",
         ),
         (
             "hosts: 2",
             "hosts: two",
-            ":3: buildings.east.hosts: got 'two', expected a whole number from 1 to 2000",
+            ":3: buildings.east.hosts: got 'two', expected a whole number from 0 to 2000",
         ),
         (
             "hosts: 2",
             "hosts: 2001",
-            ":3: buildings.east.hosts: got 2001, expected a whole number from 1 to 2000",
+            ":3: buildings.east.hosts: got 2001, expected a whole number from 0 to 2000",
         ),
         ("hosts: 2, ", "", ":3: buildings.east.hosts: got nothing, expected this key, which has no default"),
         (

@@ -34,7 +34,7 @@ class Emulated:
 
     def send(self, packet: Packet, building: str) -> Journey:
         """From a host of a building."""
-        return self.network.forward(packet, (self.edges[building].dpid, self.edges[building].local))
+        return self.network.forward(packet, self.edges[building].entry)
 
     def probe(self, source: str, target: str, building: str) -> Journey:
         edge = self.edges[building]
@@ -52,7 +52,7 @@ class Emulated:
         """The links that a packet takes from a building's first host to another's."""
         source, target = (self.topology.building(name).hosts[0].ip for name in (here, there))
         journey = self.send(Packet(source, target, **header), here)
-        assert journey.delivered == ((self.edges[there].dpid, self.edges[there].local),)
+        assert journey.delivered == (self.edges[there].entry,)
         return self.links(journey)
 
 
@@ -174,6 +174,7 @@ def test_edges_that_do_not_fit_the_topology_are_refused() -> None:
     )
     assert "edge north: got WAN ports to []" in refused(replace(north, wan={}), east, south)
     assert "edge north: ports" in refused(replace(north, probe=1), east, south)
+    assert "edge north: got local port None" in refused(replace(north, local=None), east, south)
     with pytest.raises(
         ControllerError, match=r"policy: got 'fastest', expected FILE\.py:NAME or one of shortest, ecmp"
     ):
@@ -182,7 +183,10 @@ def test_edges_that_do_not_fit_the_topology_are_refused() -> None:
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
-    """Connected: a random tree of buildings, more links, some of them parallel; few delays, so many are equal."""
+    """Connected: a random tree of buildings, more links, some of them parallel; few delays, so many are equal.
+
+    Some buildings are transit sites, but not all.
+    """
     count = draw(st.integers(2, 7))
     names = [f"b{index}" for index in range(count)]
     pairs = [(names[draw(st.integers(0, index - 1))], names[index]) for index in range(1, count)]
@@ -190,7 +194,8 @@ def topologies(draw: st.DrawFn) -> Topology:
     pairs += [pair for pair in draw(extra) if pair[0] != pair[1]]
     delay = st.sampled_from([0.0, 0.001, 0.002, 0.0035])
     links: list[Link] = [(a, b, draw(delay), draw(delay)) for a, b in draw(st.permutations(pairs))]
-    return topology({name: draw(st.integers(1, 2)) for name in names}, links)
+    hosts = {name: draw(st.integers(0, 2)) for name in names}
+    return topology({**hosts, names[0]: max(1, hosts[names[0]])}, links)
 
 
 def least_delay_s(topo: Topology) -> dict[str, dict[str, float]]:
@@ -219,7 +224,7 @@ def test_on_any_topology_packets_arrive_by_the_least_delay_and_nothing_else_move
             journey = emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building)
             target = emulated.edges[there.building]
             assert not journey.looped
-            assert journey.delivered == ((target.dpid, target.local),)
+            assert journey.delivered == (target.entry,)
             buildings = [by_dpid[dpid] for dpid, _ in journey.hops]
             assert len(set(buildings)) == len(buildings)
             taken = zip(emulated.links(journey), buildings, strict=False)
@@ -243,14 +248,14 @@ def test_on_any_topology_probes_take_exactly_their_link_and_unknown_packets_are_
             assert journey.delivered == ((end.dpid, end.probe),)
             assert emulated.links(journey) == [link.name]
             # a probe that comes in over another link is not taken for this one
-            for port in (end.local, *end.wan.values()):
+            for port in (*filter(None, [end.local]), *end.wan.values()):
                 if port != end.wan[here, link.plane]:
                     stray = emulated.network.forward(Packet(source, target), (end.dpid, port))
                     assert stray.delivered == ()
         for building in topo.buildings:
             if building.name not in (link.a, link.b):
                 assert emulated.probe(a, b, building.name).hops == ()
-    for building in topo.buildings:
+    for building in topo.populated:
         for address in UNKNOWN_ADDRESSES:
             journey = emulated.send(Packet(building.hosts[0].ip, address), building.name)
             assert journey.delivered == ()

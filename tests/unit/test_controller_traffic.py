@@ -60,7 +60,7 @@ class Emulated:
 
     def send(self, flow: Flow) -> Journey:
         here, _ = self.view.ends(flow)
-        start = self.edges[here].dpid, self.edges[here].local
+        start = self.edges[here].entry
         return self.network.forward(self.view.packet(flow), start, flow.size_bytes)
 
     def path(self, flow: Flow) -> list[str]:
@@ -212,10 +212,10 @@ def test_isolate_marks_what_hosts_send_and_shares_out() -> None:
     assert emulated.computed.classes == (QueueClass("ours", (40,), share=0.6), QueueClass("rest", share=0.4))
     marked = emulated.network.switches[emulated.edges["east"].dpid]
     packet = emulated.view.packet(Flow("east1", "west1", dscp=7))
-    [(_, sent)] = marked.outputs(packet, emulated.edges["east"].local)
+    [(_, sent)] = marked.outputs(packet, emulated.edges["east"].entry[1])
     assert sent.ip_dscp == 40
     other = emulated.view.packet(Flow("east2", "west1", dscp=7))
-    [(_, sent)] = marked.outputs(other, emulated.edges["east"].local)
+    [(_, sent)] = marked.outputs(other, emulated.edges["east"].entry[1])
     assert sent.ip_dscp == 7
 
 
@@ -335,9 +335,47 @@ def test_a_policy_that_sends_packets_in_circles_is_refused(own_file: Path) -> No
         Emulated(topo, [], f"{own_file}:Circles")
 
 
+BACKBONE = rated(
+    {"east": 2, "north": 0, "west": 2, "south": 0},
+    [
+        ("east", "north", 0.003, GBPS),
+        ("north", "west", 0.004, GBPS),
+        ("east", "south", 0.005, GBPS),
+        ("south", "west", 0.006, GBPS),
+    ],
+)
+NORTHERN, SOUTHERN = ["east-north-0", "north-west-0"], ["east-south-0", "south-west-0"]
+
+
+def test_traffic_engineering_takes_both_paths_through_transit_sites_and_shortest_takes_one() -> None:
+    own = flows(BACKBONE, 2, pairs=[("east1", "west1"), ("east2", "west2")])
+    shortest, te = Emulated(BACKBONE, own, "shortest"), Emulated(BACKBONE, own, "te")
+    assert {tuple(shortest.path(flow)) for flow in own} == {tuple(NORTHERN)}
+    assert sorted(te.path(flow) for flow in own) == [NORTHERN] * 2 + [SOUTHERN] * 2
+
+
+def test_failover_goes_by_the_other_transit_site_where_its_path_is_the_one_left() -> None:
+    own = flows(BACKBONE, 1, pairs=[("east1", "west1")])
+    view = View(BACKBONE, own).without(["north-west-0"])
+    computed = compute(PolicyChoice("failover"), view, edge_ports(BACKBONE))
+    emulated = Emulated(BACKBONE, own, "failover")
+    emulated.network = Network(computed.rules, wires(BACKBONE, edge_ports(BACKBONE)))
+    assert [emulated.path(flow) for flow in own] == [SOUTHERN]
+
+
+def test_a_path_by_hand_leads_through_a_transit_site_but_not_to_one() -> None:
+    own = flows(BACKBONE, 1, pairs=[("east1", "west1")])
+    pinned = Emulated(BACKBONE, own, "pinned", paths=[{"from": "east", "to": "west", "links": SOUTHERN}])
+    assert [pinned.path(flow) for flow in own] == [SOUTHERN]
+    with pytest.raises(
+        PolicyError, match=r"paths\[0\].to: got 'north', expected a building with hosts or a host"
+    ):
+        Emulated(BACKBONE, own, "pinned", paths=[{"from": "east", "to": "north", "links": NORTHERN[:1]}])
+
+
 @st.composite
 def loaded(draw: st.DrawFn) -> View:
-    """A connected topology with unequal planes, and traffic between its hosts."""
+    """A connected topology with unequal planes, some buildings transit sites, and traffic between its hosts."""
     count = draw(st.integers(2, 5))
     names = [f"b{index}" for index in range(count)]
     pairs = [(names[draw(st.integers(0, index - 1))], names[index]) for index in range(1, count)]
@@ -345,7 +383,7 @@ def loaded(draw: st.DrawFn) -> View:
     pairs += [pair for pair in draw(extra) if pair[0] != pair[1]]
     rate, delay = st.sampled_from([1 * GBPS, 2.8 * GBPS, 10 * GBPS]), st.sampled_from([0.001, 0.002])
     topo = rated(
-        {name: draw(st.integers(1, 2)) for name in names},
+        {name: draw(st.integers(0 if name in names[1:-1] else 1, 2)) for name in names},
         [(a, b, draw(delay), draw(rate)) for a, b in pairs],
     )
     return View(topo, flows(topo, draw(st.integers(1, 3)), draw(st.sampled_from([1e3, 1e6]))))
@@ -360,7 +398,7 @@ def test_on_any_topology_every_declared_flow_arrives_once_and_nothing_is_flooded
     for flow in both_ways(view.crossing):
         journey = emulated.send(flow)
         there = emulated.edges[view.ends(flow)[1]]
-        assert journey.delivered == ((there.dpid, there.local),)
+        assert journey.delivered == (there.entry,)
         assert not journey.looped
         assert len(journey.hops) == len(set(journey.hops)) <= len(view.buildings)
 
@@ -410,7 +448,7 @@ def test_planned_anew_any_single_failure_is_survived_where_there_is_a_path(
     network.cut((by_name[link.a].dpid, by_name[link.a].wan[link.b, link.plane]))
     for flow in view.crossing:
         here, there = view.ends(flow)
-        journey = network.forward(view.packet(flow), (by_name[here].dpid, by_name[here].local))
+        journey = network.forward(view.packet(flow), by_name[here].entry)
         assert bool(journey.delivered) == networkx.has_path(graph, here, there)
         assert not journey.looped
 

@@ -270,6 +270,8 @@ def test_options_that_mean_nothing_are_refused(words: list[str], said: str, tmp_
 def test_what_is_no_rate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a rate with its unit"):
         called("import", tmp_path / "x.graphml", "--rate", "fast")
+    with pytest.raises(BadInput, match="--hosts: got 'east', expected a number, or numbers by building"):
+        called("import", tmp_path / "x.graphml", "--hosts", "east")
 
 
 def test_what_goes_into_windows_goes_out_as_messages_which_is_said() -> None:

@@ -18,7 +18,14 @@ import yaml
 
 from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import Given, export_containerlab, export_graphml, export_mininet, import_topology
+from testbed.exchange import (
+    Given,
+    export_containerlab,
+    export_graphml,
+    export_mininet,
+    import_topology,
+    parse_hosts,
+)
 from testbed.exchange.places import great_circle_km
 from testbed.exchange.routed import routed
 
@@ -82,7 +89,7 @@ def test_a_network_of_the_topology_zoo_becomes_buildings_and_links(tmp_path: Pat
     spec = load_topology(yaml.safe_load(text))
     assert spec.name == "tiny"
     assert list(spec.buildings) == ["sanfrancisco", "sanfrancisx2", "newyork", "paris"]
-    assert {(one.hosts, one.nic.rate_bps) for one in spec.buildings.values()} == {(2, 100e9)}
+    assert {(one.hosts, one.nic and one.nic.rate_bps) for one in spec.buildings.values()} == {(2, 100e9)}
     found: dict[Any, tuple[Any, ...]] = {
         (link.a, link.b): (link.rate_bps, link.planes, link.delay_s) for link in spec.wan
     }
@@ -127,6 +134,51 @@ def test_what_is_no_network_is_refused(name: str, content: str, tmp_path: Path) 
         import_topology(tmp_path / name, Given())
 
 
+def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -> None:
+    (tmp_path / "Tiny.graphml").write_text(ZOO)
+
+    def hosts_of(text: str) -> dict[str, int]:
+        made, _ = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03, hosts=parse_hosts(text)))
+        return {name: one.hosts for name, one in load_topology(yaml.safe_load(made)).buildings.items()}
+
+    none = dict.fromkeys(["sanfrancisco", "sanfrancisx2", "newyork", "paris"], 0)
+    assert hosts_of("San Francisco Bay=8, paris=2") == {**none, "sanfrancisx2": 8, "paris": 2}
+    assert hosts_of("3") == dict.fromkeys(none, 3)
+    with pytest.raises(BadInput, match=r"--hosts: got pariss, expected a building: .*did you mean paris"):
+        hosts_of("newyork=1,pariss=2")
+    with pytest.raises(ConfigError, match="no host in any building"):
+        hosts_of("0")
+    some = ZOO.replace('<node id="3">', '<node id="3"><data key="hosts">2</data>')
+    (tmp_path / "Tiny.graphml").write_text(some)
+    made, notes = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03))
+    assert [one["hosts"] for one in yaml.safe_load(made)["buildings"].values()] == [0, 0, 0, 2]
+    without = "sanfrancisco, sanfrancisx2, newyork"
+    assert f"assumed: no hosts in {without}, of which the file says nothing; --hosts says it" in notes
+
+
+def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:
+    spec = load_topology(SHIPPED / "backbone.yaml")
+    export_graphml(spec, path := tmp_path / "net.graphml")
+    made, _ = import_topology(path, Given(hosts={"north": 2, "west": 0}))
+    found = load_topology(yaml.safe_load(made)).buildings
+    assert {name: one.hosts for name, one in found.items()} == {"east": 4, "north": 2, "west": 0, "south": 0}
+    assert found["east"] == spec.buildings["east"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("many", "got 'many', expected a number, or numbers by building, such as"),
+        ("east=", "got 'east=', expected a number"),
+        ("east=2,-1", "got 'east=2,-1', expected a number"),
+        ("east=2,east=3", "got east twice, expected each building once"),
+    ],
+)
+def test_hosts_that_cannot_be_counted_are_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=f"--hosts: {said}"):
+        parse_hosts(text)
+
+
 def test_a_network_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     networkx.write_graphml(networkx.path_graph(201), tmp_path / "long.graphml")
     with pytest.raises(ConfigError, match="at most 200"):
@@ -145,7 +197,11 @@ def test_containerlab_comes_back_with_its_rates_and_delays(name: str, tmp_path: 
     assert list(found.buildings) == list(spec.buildings)
     for key, building in spec.buildings.items():
         there = found.buildings[key]
-        assert (there.hosts, there.nic.delay_s) == (building.hosts, building.nic.delay_s)
+        assert there.hosts == building.hosts
+        if there.nic is None or building.nic is None:
+            assert there.nic is building.nic
+            continue
+        assert there.nic.delay_s == building.nic.delay_s
         assert there.nic.rate_bps == pytest.approx(building.nic.rate_bps, rel=1e-4)
     for one, other in zip(spec.resolve().wan, found.resolve().wan, strict=True):
         assert (one.a, one.b, one.plane) == (other.a, other.b, other.plane)
@@ -196,11 +252,11 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
     given = Given(rate_bps=1e9, delay_s=0.001, nic_bps=10e9)
     text, _ = import_topology(path, given, tmp_path / "impair.sh")
     spec = load_topology(yaml.safe_load(text))
-    assert {name: (one.hosts, one.nic.rate_bps) for name, one in spec.buildings.items()} == {
-        "spine": (1, 10e9),
+    assert {name: (one.hosts, one.nic and one.nic.rate_bps) for name, one in spec.buildings.items()} == {
+        "spine": (0, None),
         "leaf1": (1, 10e6),  # its client's
-        "leaf2": (1, 10e9),
-        "router": (1, 10e9),
+        "leaf2": (0, None),
+        "router": (0, None),
     }
     up, down = next(link for link in spec.resolve().wan if link.a == "leaf1").ways
     assert (up[2].rate_bps, up[2].delay_s, up[2].jitter_s, up[2].loss) == (100e6, 0.005, 0.001, 0.005)
@@ -217,7 +273,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
 # --- routes, for containerlab and Mininet
 
 
-@pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes"])
+@pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes", "backbone"])
 def test_every_host_finds_every_other_one_by_its_routes(name: str) -> None:
     """Followed hop by hop through the commands, as kernels would: by the longest prefix."""
     made = routed(load_topology(SHIPPED / f"{name}.yaml"), 1.0)

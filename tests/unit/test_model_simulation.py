@@ -172,6 +172,25 @@ def test_a_ring_takes_what_the_alpha_beta_model_says(tmp_path: object, numel: in
     assert took == pytest.approx(model, rel=0.05)
 
 
+def test_a_ring_by_way_of_a_transit_site_takes_what_one_over_a_link_of_the_summed_delay_does() -> None:
+    def took(wan: list[dict[str, str]], **sites: dict[str, int]) -> float:
+        building = {"hosts": 2, "nic": {"rate": "400 Gbit/s"}}
+        links = [{"rate": "100 Gbit/s", **link} for link in wan]
+        document = {"name": "two", "buildings": {"east": building, "west": building, **sites}, "wan": links}
+        topology = load_topology(document).resolve()
+        ring = GroupCollective("ring", "ring", "test", (), 0, "all_reduce", 800_000, "ring")
+        plan = JobPlan(((ring,),) * 4, (("all", tuple(range(4))),))
+        return simulate(plan, network_of(topology, topology.hosts), BYTES).step_time_s
+
+    direct_s = took([{"a": "east", "b": "west", "delay": "7 ms"}])
+    links = [{"a": "east", "b": "relay", "delay": "3 ms"}, {"a": "relay", "b": "west", "delay": "4 ms"}]
+    relayed_s = took(links, relay={"hosts": 0})
+    frame_s = 9014 * 8 / 100e9
+    # of a chunk's six steps three cross, and the transit site takes in a frame more each time
+    assert relayed_s - direct_s == pytest.approx(3 * frame_s, rel=1e-6)
+    assert direct_s > 3 * 7e-3
+
+
 def everybody_apart(ranks: int) -> Network:
     """Each pair of ranks has a link of its own, of 100 bytes a second."""
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]

@@ -82,6 +82,14 @@ def test_steps_in_a_ring_of_buildings_go_by_the_building_between() -> None:
     assert ring_steps(Paths(topology), opposite)[0].delay_s == pytest.approx(2 * 80 * 4.9e-6)
 
 
+def test_steps_through_a_transit_site_have_the_delays_of_both_links() -> None:
+    topology = load_topology(TOPOLOGIES / "backbone.yaml").resolve()
+    there, _ = ring_steps(Paths(topology), [topology.host("east1"), topology.host("west1")])
+    assert there.delay_s == pytest.approx(3e-3 + 4e-3)
+    held_s = 2 * 9014 * 8 / 400e9 + 2 * 9014 * 8 / 100e9  # a full frame: two cards, two links
+    assert there.alpha_s(8948) + there.beta_s * 8948 == pytest.approx(7e-3 + held_s, rel=1e-3)
+
+
 def test_steps_within_a_building_of_tiers() -> None:
     topology = load_topology(TOPOLOGIES / "training-region.yaml").resolve()
     steps = ring_steps(Paths(topology), topology.hosts)

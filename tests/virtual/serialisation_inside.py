@@ -51,6 +51,24 @@ def frames(rate: str, switching: str, sizes: list[int]) -> dict[str, list[float]
         }
 
 
+def frame_through_transit_s(rate: str, size: int) -> float:
+    """From a building to another one by way of a transit site, over links of 1.5 and 4 ms."""
+    building = {"hosts": 1, "nic": {"rate": rate}}
+    links = {"relay": "1.5 ms", "west": "4 ms"}
+    document = {
+        "name": "transit",
+        "mtu": 1500,
+        "buildings": {"east": building, "relay": {"hosts": 0}, "west": building},
+        "wan": [
+            {"a": here, "b": there, "rate": rate, "delay": delay}
+            for here, (there, delay) in zip(("east", "relay"), links.items(), strict=True)
+        ],
+    }
+    made = TopologySpec.model_validate(document).resolve()
+    with Fabric(made, link_engine="netem", datapath="system") as fabric:
+        return arrivals_s(fabric, made.host("east1"), made.host("west1"), [size])[0]
+
+
 def mean_queue_s(congestion_control: str, seconds: float) -> float:
     """What one flow keeps waiting on 100 Mbit/s, 20 ms there and back, four bandwidth-delay products of queue."""
     made = topology("1 Gbit/s", {"rate": "100 Mbit/s", "delay": "10 ms", "queue": "1 MB"})
@@ -90,6 +108,7 @@ def main() -> None:
     found = {
         "one": frames("1 Mbit/s", "store_and_forward", [1442]),
         "early": frames("1 Mbit/s", "cut_through", [1442]),
+        "transit_s": frame_through_transit_s("1 Mbit/s", 1442),
         "burst": frames("100 Mbit/s", "store_and_forward", [1514] * 400),
         "mixed": frames("100 Mbit/s", "store_and_forward", [1514, 100, 1514, 100]),
         "fast": frames("100 Gbit/s", "store_and_forward", [1514] * 3),

@@ -35,6 +35,11 @@ def test_store_and_forward_takes_a_frames_time_at_every_hop(found: dict[str, Any
     assert found["one"]["across"] == [pytest.approx(3 * own_s + DELAY_S, abs=EXACT_S)]
 
 
+def test_a_transit_site_adds_its_links_delay_and_a_frames_time(found: dict[str, Any]) -> None:
+    own_s = 1442 * 8 / 1e6
+    assert found["transit_s"] == pytest.approx(4 * own_s + 1.5e-3 + 4e-3, abs=EXACT_S)
+
+
 def test_cut_through_takes_it_once_within_a_building_and_stores_what_leaves(found: dict[str, Any]) -> None:
     own_s = 1442 * 8 / 1e6
     assert found["early"]["inside"] == [pytest.approx(own_s + HEADER_S, abs=EXACT_S)]

@@ -37,6 +37,11 @@ variants:
     topology.wan.0.delay: 0 ms
     topology.buildings.east.nic.rate: 1 Tbit/s
     topology.buildings.west.nic.rate: 1 Tbit/s
+  by-transit:
+    topology.buildings.relay: {hosts: 0}
+    topology.wan:
+      - {a: east, b: relay, rate: 40 Gbit/s, delay: 1.5 ms, queue: 1 GB}
+      - {a: relay, b: west, rate: 40 Gbit/s, delay: 0.5 ms, queue: 1 GB}
   stages-apart: {workload.parallelism.placement: crosspipe, workload.schedule.name: ZBH1}
   in-order:
     workload.parallelism.placement: crosspipe
@@ -66,6 +71,7 @@ scale: {size_scale: 60}
 VARIANTS = (
     "replicas-apart",
     "ideal",
+    "by-transit",
     "stages-apart",
     "in-order",
     "shards",
@@ -111,6 +117,14 @@ def test_a_schedule_keeps_as_much_alive_as_it_said(folder: Path) -> None:
     block = 8192 * 2048 * 2  # one block per stage
     assert found["replicas-apart"] == [4 * block, 3 * block, 2 * block, block] * 2
     assert max(found["stages-apart"]) <= 4 * block
+
+
+def test_a_path_by_a_transit_site_takes_the_sum_of_its_delays(folder: Path) -> None:
+    """The links' delays add up to the direct link's: what is left is a frame's own time at the transit site."""
+    direct, relayed = (
+        variants_of(folder)[name]["step_time_s"]["median"] for name in ("replicas-apart", "by-transit")
+    )
+    assert relayed == pytest.approx(direct, rel=0.01)
 
 
 def test_messages_are_arrows_in_the_trace(folder: Path) -> None:

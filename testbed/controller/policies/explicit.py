@@ -53,14 +53,15 @@ class _End:
 
     def __init__(self, view: View, where: str, name: str) -> None:
         hosts = {host.name: host for host in view.topology.hosts}
-        if name in view.buildings:
+        if name in view.destinations:
             self.building, self.host = name, None
             self.network = view.to(name).ipv4_dst
         elif name in hosts:
             self.building, self.host = hosts[name].building, name
             self.network = f"{hosts[name].ip}/32"
         else:
-            expected = f"a building or a host: {did_you_mean(name, [*view.buildings, *hosts])}"
+            which = "a building with hosts" if name in view.buildings else "a building"
+            expected = f"{which} or a host: {did_you_mean(name, [*view.destinations, *hosts])}"
             raise PolicyError(f"{where}: got {name!r}, expected {expected}")
 
     def has(self, host: str, building: str) -> bool:

@@ -75,8 +75,8 @@ function networkOption(network, shares, queues, { width, height }) {
     return {
       id: building.name, name: building.name, x: width / 2 + across * Math.cos(angle), y: height / 2 + down * Math.sin(angle),
       symbol: 'roundRect', symbolSize: [Math.max(64, 9 * building.name.length + 20), 40],
-      label: { formatter: `{name|${building.name}}\n{ranks|${ranks} ranks}` },
-      tip: safe(`${building.name}: ${building.hosts.map(host => host.name).slice(0, 12).join(', ')}${building.hosts.length > 12 ? '…' : ''}`),
+      label: { formatter: `{name|${building.name}}\n{ranks|${building.hosts.length ? `${ranks} ranks` : 'transit'}}` },
+      tip: safe(`${building.name}: ${building.hosts.length ? '' : 'a transit site without hosts'}${building.hosts.map(host => host.name).slice(0, 12).join(', ')}${building.hosts.length > 12 ? '…' : ''}`),
     };
   });
   const busy = network.links.length > 12;
