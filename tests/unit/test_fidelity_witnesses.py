@@ -276,6 +276,7 @@ def test_without_a_stated_error_nothing_is_held_against_the_model() -> None:
         ("quickstart", {}, 0.048, 0.089),
         ("quickstart", {"topology.wan.0.loss": "0.1 %"}, 0.096, 0.532),
         ("controller/windows", {}, 0.079, 0.775),
+        ("controller/windows", {"transport.kind": "mptcp"}, None, None),
         ("decode", {}, None, None),
         ("inference/one-card", {}, None, None),
     ],
