@@ -9,7 +9,6 @@ from testbed.catalogue import model_errors
 from testbed.config import Scenario
 from testbed.workload.models import dimensions
 
-
 MEASURED_TRANSPORTS = ("tcp", "striped")  # which benchmarks/held_out draws from
 
 
