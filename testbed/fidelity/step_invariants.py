@@ -13,7 +13,7 @@ from testbed.fidelity.verdict import Invariant
 ALIKE, DRIFT, ALIKE_S, SETTLING = 0.02, 0.05, 0.0002, 2
 # Where most later steps are the same and no queue drops anything: times the usual deviation, and at least
 DEVIATIONS, EQUAL, ENOUGH = 10, 0.005, 3
-MODEL_S = 0.0005
+MODEL_S = 0.001
 REAL_MODEL, REAL_MODEL_S = 0.35, 0.01  # slower by the real clock, beside the model's own error
 
 

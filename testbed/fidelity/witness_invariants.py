@@ -196,12 +196,16 @@ class StepEnd:
 
 
 class _Doubt(NamedTuple):
-    """A reported time that another witness contradicts by `off_s`, of which `allowed_s` is nobody's fault."""
+    """A reported time that another witness contradicts by `off_s`, of which `allowed_s` is nobody's fault.
+
+    sure: the witness cannot have been late itself.
+    """
 
     off_s: float
     allowed_s: float
     entry: StepEnd
     words: str
+    sure: bool = True
 
     @property
     def beyond_s(self) -> float:
@@ -211,14 +215,15 @@ class _Doubt(NamedTuple):
 def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Invariant:
     """Hold each rank's reported end of each step against its operations, its kernel and the launcher's clock.
 
-    exact: under the virtual clock. By the real one the launcher is late when the machine is busy, so of each step only
-    the rank counts of which it heard soonest.
+    exact: under the virtual clock. By the real one ranks and launchers are late themselves when the machine is busy: a
+    rank that lacks a core at the end of a step looks at its kernel when the next step's first messages have come. So
+    of each step only the rank counts of which a witness is soonest.
     """
     name = "step_ends_witnessed"
     bound = f"within {EXACT_S * 1e3:g} ms"
     if not exact:
         bound = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
-    doubts = [*_own_doubts(ends, exact), *_launcher_doubts(ends, exact)]
+    doubts = list(_doubts(ends, exact))
     if not doubts:
         return Invariant(name, bound, "not known", None, "Nobody but the ranks saw when their steps ended.")
     worst = max(doubts, key=lambda doubt: doubt.beyond_s)
@@ -230,30 +235,27 @@ def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Invariant:
     entry = worst.entry
     words = f"In trial {entry.trial} rank {entry.rank} on {entry.host} says that its step was over after "
     words += f"{entry.step_s * 1e3:.4g} ms, which is {worst.off_s * 1e3:.4g} ms {worst.words}."
-    return Invariant(name, bound, f"{worst.off_s * 1e3:.4g} ms off", ok=False, sentence=words)
+    severity: Status = "untrusted" if worst.sure else "caution"
+    return Invariant(name, bound, f"{worst.off_s * 1e3:.4g} ms off", False, words, severity)
 
 
-def _own_doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
+def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
+    late: dict[tuple[int, str], list[_Doubt]] = defaultdict(list)
     for entry in ends:
         if entry.operations_s is not None:
             off_s = entry.operations_s - entry.end_s
             yield _Doubt(off_s, ROUNDING_S, entry, "before its last operation ended")
-        if entry.last_byte_s is not None:
-            off_s, allowed_s = entry.last_byte_s - entry.end_s, TICKS_S if exact else _late_s(entry.step_s)
-            yield _Doubt(off_s, allowed_s, entry, "before its kernel took in the last of its data")
-
-
-def _launcher_doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
-    by_trial = defaultdict(list)
-    for entry in ends:
         if entry.heard_s is not None:
-            by_trial[entry.trial].append((entry.heard_s - entry.end_s, entry))
-    for heard in by_trial.values():
-        for after_s, entry in heard:
-            yield _Doubt(-after_s, EXACT_S, entry, "after its launcher heard so")
-        for after_s, entry in heard if exact else [min(heard, key=lambda one: one[0])]:
-            allowed_s = EXACT_S if exact else _late_s(entry.step_s)
-            yield _Doubt(after_s, allowed_s, entry, "before its launcher heard so")
+            yield _Doubt(entry.end_s - entry.heard_s, EXACT_S, entry, "after its launcher heard so")
+        for time_s, exact_s, words in (
+            (entry.heard_s, EXACT_S, "before its launcher heard so"),
+            (entry.last_byte_s, TICKS_S, "before its kernel took in the last of its data"),
+        ):
+            if time_s is not None:
+                allowed_s = exact_s if exact else _late_s(entry.step_s)
+                late[entry.trial, words].append(_Doubt(time_s - entry.end_s, allowed_s, entry, words, exact))
+    for doubts in late.values():
+        yield from doubts if exact else [min(doubts, key=lambda doubt: doubt.off_s)]
 
 
 def _late_s(step_s: float) -> float:

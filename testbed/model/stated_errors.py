@@ -9,6 +9,8 @@ from testbed.catalogue import model_errors
 from testbed.config import Scenario
 from testbed.workload.models import dimensions
 
+MEASURED_TRANSPORTS = ("tcp", "striped")  # which benchmarks/held_out draws from
+
 
 @dataclass(frozen=True)
 class ModelErrors:
@@ -45,7 +47,7 @@ def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
     by_packets: whether the model plays the step packet by packet; else by the fluid.
     """
     kind = kind_of(scenario)
-    if kind is None:
+    if kind is None or scenario.transport.kind not in MEASURED_TRANSPORTS:
         return None
     found = model_errors().get(f"{kind}_by_packets" if by_packets else kind)
     return None if found is None else errors_of(found).worst
