@@ -102,11 +102,8 @@ def _headline(page: Page, variants: Variants, shown: Mapping[str, Any], own: Sho
             own.percent(f"{name}: MFU", cell[2].removeprefix("MFU "), rates["mfu"])
             for piece in cell[3:]:
                 if piece.startswith("over "):
-                    own.time(
-                        f"{name}: elapsed time",
-                        piece.removeprefix("over ").removesuffix(" with stalls"),
-                        entry["work"]["elapsed_s"],
-                    )
+                    said = piece.removeprefix("over ").removesuffix(" with stalls")
+                    own.time(f"{name}: elapsed time", said, entry["work"]["elapsed_s"])
         if cell := row["Predicted"]:
             own.time(f"{name}: predicted step time", cell[0], entry["predicted"]["step_time_s"])
             error = entry["predicted"]["step_time_s"] / median(one.times_s) - 1

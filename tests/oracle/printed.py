@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.oracle.arithmetic import median, ratio_interval
 from tests.oracle.checks import Checks
-from tests.oracle.page import Shown, Variants
+from tests.oracle.page import CAUSES, Shown, Variants
 from tests.oracle.variant import MeasuredVariant
 
 _ROW = re.compile(
@@ -74,7 +74,31 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
             step_s = shown[name]["predicted"]["step_time_s"]
             own.time(f"{name}: predicted step time", predicted[1], step_s)
             own.ratio(f"{name}: error of the model", predicted[2], step_s / median(one.times_s) - 1, 1)
+        _stalls_and_losses(whole, one, shown[name], own)
     check_comparisons(whole, variants, shown, own)
+
+
+def _stalls_and_losses(text: str, one: MeasuredVariant, entry: Mapping[str, Any], own: Shown) -> None:
+    """What replicas that came and went left of the time, and what became of packets on the way."""
+    name = re.escape(one.name)
+    if effective := re.search(rf"(?<!\S){name}: ([\d.]+)% of ([\d.]+ \w+) were effective", text):
+        own.ratio(f"{one.name}: effective", f"{effective[1]} %", entry["replication"]["effective"], 1)
+        own.time(f"{one.name}: elapsed time", effective[2], entry["replication"]["elapsed_s"])
+    said = re.search(
+        rf"(?<!\S){name}: of ([\d,]+) packets on WAN links ((?:[\d,]+ [a-z ]+(?:, )?)+) in all steps; "
+        r"most, ([\d,]+),",
+        text,
+    )
+    if said is None:
+        return
+    own.count(f"{one.name}: packets", said[1], sum(use.packets("packets") for use in one.links.values()))
+    counts = {cause: sum(use.packets(cause) for use in one.links.values()) for cause in CAUSES.values()}
+    words = {"drops": "dropped by queues", "losses": "lost at random", "cut_losses": "lost as links were cut"}
+    for cause, phrase in words.items():
+        found = re.search(rf"([\d,]+) {phrase}", said[2])
+        own.count(f"{one.name}: {cause}", found[1] if found else "0", counts[cause])
+    most = max(sum(use.packets(cause) for cause in words) for use in one.links.values())
+    own.count(f"{one.name}: packets lost on one link", said[3], most)
 
 
 _INTERVAL = r"(?:; trial by trial ([\d.]+)x to ([\d.]+)x at 95 % confidence)?"
