@@ -114,7 +114,7 @@ class _Part:
         elif record["kind"] == LINKS:
             if self.zero_s is None:
                 self.zero_s = record["time_s"]
-            counted = {LinkKey(*row[:4]): (row[4], row[5], row[7]) for row in record["directions"]}
+            counted = {LinkKey(*row[:4]): (row[4], row[5], row[7], row[8]) for row in record["directions"]}
             view.readings[self.number].add(record["time_s"] - self.zero_s, counted)
         elif record["kind"] == EVENT and record.get("time_s") is not None:
             time_s = self.scale.real_s(record["time_s"] - (self.zero_s or 0.0))

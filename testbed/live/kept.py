@@ -23,7 +23,13 @@ def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
     moments: dict[float, dict[LinkKey, Counted]] = defaultdict(dict)
     for line in records(folder / LINKS):
         if not line.get("edge"):
-            moments[line["time_s"]][LinkKey.of(line)] = line["bytes"], line["drops"], line["queue_bytes"]
+            lost = line["losses"] + line["cut_losses"]
+            moments[line["time_s"]][LinkKey.of(line)] = (
+                line["bytes"],
+                line["drops"],
+                line["queue_bytes"],
+                lost,
+            )
     return moments
 
 

@@ -10,8 +10,8 @@ from testbed.results.records import LinkKey, hosts_by_building
 from testbed.scale import Scale
 
 Json = dict[str, Any]
-Counted = tuple[float, int, float]
-"""Of a link at a moment, emulated: bytes and drops since any beginning, and the queue's bytes."""
+Counted = tuple[float, int, float, int]
+"""Of a link at a moment, emulated: bytes and drops since any beginning, the queue's bytes, packets lost on the way."""
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 
@@ -26,7 +26,7 @@ class Direction:
 class Readings:
     """What the links of a part of a run carried between readings: columns as long as `times_s`, a row for each link.
 
-    Of each moment the share of the rate since the moment before, and the queue and drops then.
+    Of each moment the share of the rate since the moment before, and the queue, drops and losses then.
     """
 
     def __init__(self, directions: Sequence[Direction], scale: Scale) -> None:
@@ -36,22 +36,24 @@ class Readings:
         self.used: list[list[float]] = [[] for _ in directions]
         self.queue_bytes: list[list[float]] = [[] for _ in directions]
         self.drops: list[list[int]] = [[] for _ in directions]
-        self._first_drops: dict[int, int] = {}
+        self.losses: list[list[int]] = [[] for _ in directions]
+        self._first: list[Counted] = []
         self._before: tuple[float, list[float]] | None = None
 
     def add(self, time_s: float, counted: Mapping[LinkKey, Counted]) -> None:
         """One reading of all links, at an emulated time."""
-        rows = [counted.get(direction.key, (0.0, 0, 0.0)) for direction in self.directions]
+        rows = [counted.get(direction.key, (0.0, 0, 0.0, 0)) for direction in self.directions]
         sent = [row[0] for row in rows]
         before, self._before = self._before, (time_s, sent)
         if before is None or time_s <= before[0]:
-            self._first_drops = self._first_drops or {at: row[1] for at, row in enumerate(rows)}
+            self._first = self._first or rows
             return
         self.times_s.append(round(self.scale.real_s(time_s), 6))
         for at, (direction, row) in enumerate(zip(self.directions, rows, strict=True)):
             share = 8 * (row[0] - before[1][at]) / (time_s - before[0]) / direction.rate_bps
             self.used[at].append(round(max(share, 0.0), 5))
-            self.drops[at].append(row[1] - self._first_drops.get(at, 0))
+            self.drops[at].append(row[1] - self._first[at][1])
+            self.losses[at].append(row[3] - self._first[at][3])
             self.queue_bytes[at].append(round(self.scale.real_bytes(row[2])))
 
     def since(self, place: int) -> Json:
@@ -61,6 +63,7 @@ class Readings:
             "used": [row[place:] for row in self.used],
             "queue_bytes": [row[place:] for row in self.queue_bytes],
             "drops": [row[place:] for row in self.drops],
+            "losses": [row[place:] for row in self.losses],
         }
 
 

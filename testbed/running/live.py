@@ -98,7 +98,11 @@ class ShardLive:
             account = sample.account.directions[link_key(counters)]
             key = [counters.a, counters.b, counters.plane, counters.direction]
             directions.append(
-                [*key, account.sent_bytes, account.dropped, account.marked, account.queue_bytes]
+                [
+                    *key,
+                    *(account.sent_bytes, account.dropped, account.marked, account.queue_bytes),
+                    account.lost + account.cut,
+                ]
             )
         self._log.add(LINKS, {"time_s": sample.time_s, "directions": directions})
         if self.player is not None:

@@ -63,7 +63,13 @@ class LiveRun:
         for line in self.links:
             if self._time_s < line["time_s"] <= until_s:
                 key = [line[name] for name in ("a", "b", "plane", "direction")]
-                counted = [line["bytes"] + 10**6, line["drops"] + 7, 0, line["queue_bytes"]]
+                counted = [
+                    line["bytes"] + 10**6,
+                    line["drops"] + 7,
+                    0,
+                    line["queue_bytes"],
+                    line["losses"] + 5,
+                ]
                 moments.setdefault(line["time_s"], []).append([*key, *counted])
         self._time_s = until_s
         for time_s, directions in moments.items():

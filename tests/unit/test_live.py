@@ -107,6 +107,8 @@ def test_what_links_carry_is_a_share_of_their_rate(tmp_path: Path) -> None:
         assert sum(row) * each_s * 285.7e9 == pytest.approx(carried, rel=0.05)
     assert max(readings.used[0]) == pytest.approx(carried / (step.end_s - step.start_s) / 285.7e9, rel=0.02)
     assert readings.drops[0][-1] == 0  # of those before it began there is nothing to say
+    lost = [line["losses"] for line in run.like._link_counters()]
+    assert 0 < readings.losses[0][-1] <= max(lost)
 
 
 def test_parts_that_were_done_before_anybody_looked_are_whole(tmp_path: Path) -> None:

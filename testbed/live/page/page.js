@@ -60,9 +60,9 @@ function add(more) {
   for (const name of ['state', 'words', 'done', 'total', 'progress', 'network']) run[name] = more[name];
   for (const name of ['phases', 'steps', 'events']) run[name].push(...more[name]);
   more.readings.forEach((own, part) => {
-    const there = run.readings[part] ??= { times_s: [], used: [], queue_bytes: [], drops: [] };
+    const there = run.readings[part] ??= { times_s: [], used: [], queue_bytes: [], drops: [], losses: [] };
     there.times_s.push(...own.times_s);
-    for (const name of ['used', 'queue_bytes', 'drops']) own[name].forEach((row, link) => (there[name][link] ??= []).push(...row));
+    for (const name of ['used', 'queue_bytes', 'drops', 'losses']) own[name].forEach((row, link) => (there[name][link] ??= []).push(...row));
   });
   fresh();
 }
@@ -331,13 +331,13 @@ function drawLinks() {
   if (!run.network || !own) return;
   const mean = row => row.length ? row.reduce((sum, value) => sum + value, 0) / row.length : 0;
   const peak = row => row.reduce((most, value) => Math.max(most, value), 0);
-  drawTable('links', ['From', 'To', '#Plane', '#Rate', '#Delay', '#In use now', '#Mean', '#Peak', '#Longest queue', '#Drops'],
+  drawTable('links', ['From', 'To', '#Plane', '#Rate', '#Delay', '#In use now', '#Mean', '#Peak', '#Longest queue', '#Drops', '#Lost'],
     run.network.links.flatMap((link, index) => matches(linkName(link)) ? [[
       { show: link.source, sort: link.source }, { show: link.target, sort: link.target }, { show: `${link.plane}`, sort: link.plane },
       { show: rateText(link.rate_bps), sort: link.rate_bps }, { show: timeText(link.delay_s), sort: link.delay_s },
       ...[own.used[index]?.at(-1) ?? 0, mean(own.used[index] ?? []), peak(own.used[index] ?? [])].map(share => ({ show: shareText(share), sort: share })),
       { show: sizeText(peak(own.queue_bytes[index] ?? [])), sort: peak(own.queue_bytes[index] ?? []) },
-      { show: `${own.drops[index]?.at(-1) ?? 0}`, sort: own.drops[index]?.at(-1) ?? 0 },
+      ...[own.drops, own.losses].map(rows => rows[index]?.at(-1) ?? 0).map(count => ({ show: `${count}`, sort: count })),
     ]] : []), true);
 }
 
