@@ -33,7 +33,9 @@ RANDOM: Changes = {
         ),
     },
     Path("fs/binfmt_elf.c"): {
-        r"get_random_bytes\(k_rand_bytes, sizeof\(k_rand_bytes\)\);": "memset(k_rand_bytes, 0x5a, sizeof(k_rand_bytes));"
+        r"get_random_bytes\(k_rand_bytes, sizeof\(k_rand_bytes\)\);": (
+            "memset(k_rand_bytes, 0x5a, sizeof(k_rand_bytes));"
+        )
     },
 }
 """Of all versions."""

@@ -129,7 +129,14 @@ def checkout_elsewhere(home: Path) -> Somebody:
 
 def wheel_elsewhere(home: Path) -> Somebody:
     """Somebody who has installed the wheel."""
-    command = [str(Path(sys.executable).with_name("uv")), "build", "--wheel", "--quiet", "--out-dir", str(home)]
+    command = [
+        str(Path(sys.executable).with_name("uv")),
+        "build",
+        "--wheel",
+        "--quiet",
+        "--out-dir",
+        str(home),
+    ]
     command += ["--build-constraints", str(REPOSITORY / "requirements/build.lock"), "--require-hashes"]
     subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
     python = environment_elsewhere(home / "environment")
