@@ -44,6 +44,8 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(folder: Pa
         assert checked == {
             *("rate_accuracy", "delay_accuracy", "jitter_accuracy", "loss_accuracy", "conservation"),
             "drops_only_where_modelled",
+            *("bytes_witnessed", "compute_as_asked", "begun_at_once", "step_ends_witnessed", "common_start"),
+            *("steps_alike", "model_error"),
             *(
                 "rules_in_force",
                 "settings_in_force",
