@@ -175,7 +175,7 @@ def timeline_chart(
     room = _LABEL_ROOM if wide else _LABEL_ROOM_ON_PHONES
     axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=room, end=width - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10 if wide else 4)
-    hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
+    hosts = {host.get("rank"): host["name"] for host in data.fabric(variant)["hosts"]}
     # y, height and samples, with shades, of each row
     drawn: list[tuple[float, float, list[tuple[Sample, str]]]] = []
     for index, rank in enumerate(ranks):

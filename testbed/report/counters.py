@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from testbed.report.data import RunData
-from testbed.report.utilisation import link_rate_bps, used_between
+from testbed.report.utilisation import link_rates, used_between
 from testbed.results.records import JsonObject, SocketReading, read_sockets
 from testbed.results.shards import SOCKETS
 
@@ -30,7 +30,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
     for process, (key, counters) in enumerate(data.links.items(), start=after_ranks):
         name = f"WAN {key.source} → {key.target}, plane {key.plane}"
         events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
-        used = used_between(counters, link_rate_bps(data, key))
+        used = used_between(counters, link_rates(data, key))
         tracks: dict[tuple[str, str], Iterable[Point]] = {
             ("utilisation", "%"): [(start, round(100 * share, 3)) for start, _, share in used],
             ("queue", "bytes"): zip(counters.times_s, map(round, counters.queue_bytes), strict=True),

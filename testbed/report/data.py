@@ -81,6 +81,11 @@ class RunData:
     links: dict[LinkKey, LinkCounters]
     events: list[JsonObject] = field(default_factory=list)
 
+    def fabric(self, variant: str) -> JsonObject:
+        """Return hosts and links of a variant's network, in emulated figures."""
+        found: JsonObject = self.manifest.get("fabrics", {}).get(variant, self.manifest["fabric"])
+        return found
+
     @property
     def variants(self) -> list[JsonObject]:
         """The summary's variants, in the scenario's order."""

@@ -70,7 +70,7 @@ def load_class(utilisation: float | None) -> str:
 
 def topology_drawing(data: RunData, variant: JsonObject, width: float = CHART_WIDTH) -> Markup:
     """The network of `data`, its WAN links coloured by their use in `variant`."""
-    fabric = data.manifest["fabric"]
+    fabric = data.fabric(variant["name"])
     used = {LinkKey.of(record): record for record in variant["wan_links"]}
     title = f"Buildings and WAN links, coloured by use in {variant['name']}"
     return network_drawing(fabric, data.scale, used, title, width).markup()

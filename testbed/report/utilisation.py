@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -60,7 +61,7 @@ def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Ma
     A strip on top, and tinted bands below it, tell which variant's steps were being measured.
     """
     intervals = {
-        key: used_between(counters, link_rate_bps(data, key), _MOST_POINTS)
+        key: used_between(counters, link_rates(data, key), _MOST_POINTS)
         for key, counters in data.links.items()
     }
     intervals = {key: values for key, values in intervals.items() if values}
@@ -81,7 +82,7 @@ def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Ma
     for position, (key, values) in enumerate(intervals.items()):
         top, bottom = strip + position * row + 8, strip + (position + 1) * row
         share = Axis(0.0, 1.0, start=bottom, end=top)
-        rate = rate_text(link_rate_bps(data, key)) if wide else None
+        rate = link_rates(data, key).text() if wide else None
         _draw_link_label(drawing, key, bottom - 14, several_planes, rate, room=room)
         for level in (0.0, 1.0):
             drawing.line(
@@ -141,16 +142,48 @@ def _draw_link_label(
         drawing.text(0, first + 15, " · ".join(details), "tick")
 
 
-def link_rate_bps(data: RunData, key: LinkKey) -> float:
-    """The real rate of a WAN direction, as the manifest records what was set up."""
-    for link in data.manifest["fabric"]["wan"]:
-        if (link["a"], link["b"], link["plane"]) == (key.a, key.b, key.plane):
-            return data.scale.real_bps(link[key.direction]["rate_bps"])
-    return 0.0
+class LinkRates:
+    """The real rate of one WAN direction along a run: each variant's while its steps go on, and before them.
+
+    turns: when each variant's steps in a row ended, and the rate that the variant has, in the order of time.
+    """
+
+    def __init__(self, turns: Sequence[tuple[float, float]]) -> None:
+        self._ends_s = [end_s for end_s, _ in turns]
+        self._rates_bps = [rate_bps for _, rate_bps in turns]
+
+    def at(self, time_s: float) -> float:
+        """Return the rate at a time, in bit/s; 0 where nothing says it."""
+        if not self._rates_bps:
+            return 0.0
+        return self._rates_bps[min(bisect_left(self._ends_s, time_s), len(self._rates_bps) - 1)]
+
+    def text(self) -> str:
+        """Return the rate for people; the least and the largest where variants differ."""
+        known = sorted({rate_text(rate) for rate in self._rates_bps}, key=len)
+        if len(known) <= 1:
+            return "".join(known)
+        return f"{rate_text(min(self._rates_bps))} to {rate_text(max(self._rates_bps))}"
 
 
-def used_between(counters: LinkCounters, rate_bps: float, most: int | None = None) -> list[Interval]:
-    """Utilisation between samples of a cumulative counter.
+def link_rates(data: RunData, key: LinkKey) -> LinkRates:
+    """The rates of a WAN direction along a run, as the scenario has them in each variant."""
+    rates_bps = {
+        variant["name"]: float(record["rate_bps"])
+        for variant in data.variants
+        for record in variant["wan_links"]
+        if LinkKey.of(record) == key
+    }
+    ends = sorted(
+        (end_s, rates_bps[name])
+        for name in rates_bps
+        for _, end_s in steps_of([one for one in data.samples if one.variant == name]).values()
+    )
+    return LinkRates(ends or [(0.0, rate_bps) for rate_bps in list(rates_bps.values())[:1]])
+
+
+def used_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
+    """Utilisation between samples of a cumulative counter, of the rate in the middle between them.
 
     Runs of more than `most` readings are thinned by leaving some out, which averages over the longer interval and loses
     no byte.
@@ -160,5 +193,5 @@ def used_between(counters: LinkCounters, rate_bps: float, most: int | None = Non
     return [
         (start, end, (after - before) * 8 / (end - start) / rate_bps)
         for (start, before), (end, after) in pairwise(points)
-        if end > start and rate_bps
+        if end > start and (rate_bps := rates.at((start + end) / 2))
     ]

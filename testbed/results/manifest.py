@@ -80,6 +80,7 @@ class Manifest(ResultModel):
         description="Buildings, hosts with their ranks, and WAN links, as read back; whether losses and jitter come "
         "from the seed (`seeded`: not so with netem before Linux 6.6)."
     )
+    fabrics: dict[str, Entry] = Field(default={}, description="By variant, where a variant has another one.")
     calibration: dict[str, str] = Field(description="Of the model: with what it was fitted, and when.")
     policy: Entry = Field(description="The transport policy in force, as the controller had it.")
     control: dict[str, Entry] = Field(description="By variant, how long switches and controller take.")

@@ -96,6 +96,7 @@ def _manifest(
         "clock": _clock(first, carried),
         "control": {variant.name: variant.control.document() for variant in variants},
         "captures": tuple(_captures(shards)),
+        "fabrics": _other_fabrics(shards),
         **{
             key: tuple(
                 record.shard.mark(entry)
@@ -149,6 +150,17 @@ def _clock(first: Manifest, carried: Carried) -> ClockRecord:
             )
         )
     return first.clock.model_copy(update={**changes, "parts": tuple(entries)})
+
+
+def _other_fabrics(shards: Sequence[ShardRecord]) -> dict[str, Record]:
+    """The networks of variants that differ from the first one's."""
+    first = shards[0].figures.manifest.fabric
+    own = {
+        record.shard.variant: record.figures.manifest.fabric
+        for record in shards
+        if record.shard.variant is not None
+    }
+    return {name: fabric for name, fabric in own.items() if fabric != first}
 
 
 def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:

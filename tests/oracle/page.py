@@ -11,7 +11,7 @@ from tests.oracle.arithmetic import jain, median, nearest_rank
 from tests.oracle.checks import Checks
 from tests.oracle.html_page import Cell, Page
 from tests.oracle.quantities import shows
-from tests.oracle.variant import MeasuredVariant
+from tests.oracle.variant import Link, MeasuredVariant
 
 Variants = Mapping[str, MeasuredVariant]
 
@@ -70,7 +70,7 @@ def check_page(page: Page, variants: Variants, shown: Mapping[str, Any], checks:
     for drawing in page.drawn("Share of each WAN direction's capacity"):
         _bars(drawing.titles, variants, own)
     for drawing in page.drawn("Utilisation of each WAN direction along the run"):
-        _along(drawing.texts, next(iter(variants.values())), own)
+        _along(drawing.texts, variants, own)
     for drawing in page.drawn("Buildings and WAN links"):
         name = drawing.label.rpartition(" in ")[2]
         for title in drawing.titles:
@@ -205,11 +205,19 @@ MOST_POINTS = 600
 """Of a link along a run; of more readings some are left out."""
 
 
-def _along(texts: Sequence[str], one: MeasuredVariant, own: Shown) -> None:
+def _along(texts: Sequence[str], variants: Variants, own: Shown) -> None:
     """The highest use of each direction between two readings along the whole run, and all packets dropped."""
     peaks = [text.removeprefix("peak ") for text in texts if text.startswith("peak ")]
     said = [text.split() for text in texts if text.endswith((" drops", " lost"))]
     counted = []
+    one = next(iter(variants.values()))
+    turns = sorted(((step.end_s, name) for name, each in variants.items() for step in each.steps))
+
+    def rate_bps(time_s: float, link: Link) -> float:
+        """Of the variant whose step ends next, or ended last."""
+        name = next((name for end_s, name in turns if end_s >= time_s), turns[-1][1])
+        return variants[name].rates.get(link, 0.0)
+
     for (link, every), peak in zip(one.run.links.items(), peaks, strict=True):
         readings = [
             entry for entry in every if not entry.get("edge")
@@ -218,9 +226,10 @@ def _along(texts: Sequence[str], one: MeasuredVariant, own: Shown) -> None:
         used = [
             one.run.bytes(after["bytes"] - before["bytes"])
             * 8
-            / (one.run.seconds(after["time_s"] - before["time_s"]) * one.rates[link])
+            / (one.run.seconds(after["time_s"] - before["time_s"]) * rate)
             for before, after in pairwise(kept)
             if after["time_s"] > before["time_s"]
+            and (rate := rate_bps((before["time_s"] + after["time_s"]) / 2, link))
         ]
         own.percent(f"link {' '.join(map(str, link))}: peak drawn", peak, max(used))
         last = readings[-1]

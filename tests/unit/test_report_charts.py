@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.report.charts import median_step, step_time_chart, steps_of, time_split_chart, timeline_chart
-from testbed.report.data import RunData, load_run
+from testbed.report.data import LinkCounters, RunData, load_run
 from testbed.report.svg import Axis, padded_range, shorten
 from testbed.report.topology import load_class, topology_drawing
-from testbed.report.utilisation import utilisation_over_time_chart
+from testbed.report.utilisation import LinkRates, used_between, utilisation_over_time_chart
 from testbed.results.records import COUNTERS, Sample
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
@@ -240,3 +241,25 @@ def test_long_names_are_cut_with_an_ellipsis() -> None:
     cut = shorten("a very long name of a building", 100)
     assert cut.endswith("…")
     assert len(cut) < 15
+
+
+def test_each_variant_is_drawn_in_its_own_network(tmp_path: Path) -> None:
+    folder = SyntheticRun().write(tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    wider = copy.deepcopy(manifest["fabric"])
+    wider["wan"][0]["a_to_b"]["rate_bps"] *= 2
+    manifest["fabrics"] = {"hierarchical": wider}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    data = load_run(folder)
+    ring, hierarchical = (str(topology_drawing(data, variant)) for variant in data.variants)
+    assert "571.4 Gbit/s" not in ring
+    assert "571.4 Gbit/s" in hierarchical
+
+
+def test_use_along_a_run_is_of_the_rate_that_each_variant_has() -> None:
+    rates = LinkRates([(1.0, 100.0), (2.0, 100.0), (4.0, 800.0)])
+    assert [rates.at(time_s) for time_s in (0.0, 1.5, 2.1, 4.0, 9.0)] == [100.0, 100.0, 800.0, 800.0, 800.0]
+    assert rates.text() == "100 bit/s to 800 bit/s"
+    counters = LinkCounters([0.0, 1.0, 3.0, 4.0], [0.0, 10.0, 10.0, 60.0])
+    assert used_between(counters, rates) == [(0.0, 1.0, 0.8), (1.0, 3.0, 0.0), (3.0, 4.0, 0.5)]
+    assert LinkRates([]).at(1.0) == 0.0
