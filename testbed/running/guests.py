@@ -88,7 +88,7 @@ class Guests:
             times,
             expected.wall_s,
             expected.memory_bytes,
-            self.image.digest,
+            " ".join([self.image.digest, *seccomp_argument(self.image.version)]),
         )
 
 

@@ -6,7 +6,7 @@ filter does not keep a program that wants to from the memory of the whole guest:
 programs. It does keep it in the guest's user: either way a guest's programs are processes of whoever started it, with
 the rights that this user has anyway, and what they may write of this machine's files is what that user may. So a
 program that one would start by oneself can be started in a guest; for one that one would not trust with one's own
-files, neither is a fence. Results are the same.
+files, neither is a fence. Step times agree; samples are not equal to the last byte, and a run's fingerprint says which.
 """
 
 from __future__ import annotations

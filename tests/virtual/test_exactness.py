@@ -181,7 +181,7 @@ def test_the_network_leaves_much_to_chance(reference: Path) -> None:
 
 
 def test_somebody_else_on_another_machine_gets_the_same_bytes(reference: Path, home: Path) -> None:
-    """Another user, path, home, host name, locale, time zone, tc, environment, memory, one core, traced, not packed."""
+    """Another user, path, home, host name, locale, time zone, tc, environment, memory, one core, not packed."""
     somebody = checkout_elsewhere(home)
     prefix: tuple[str, ...] = ONE_CORE
     if os.geteuid() == 0:
@@ -196,7 +196,6 @@ def test_somebody_else_on_another_machine_gets_the_same_bytes(reference: Path, h
             "LC_ALL": "de_DE.UTF-8",
             "TZ": "Asia/Tokyo",
             "PYTHONHASHSEED": "7",
-            "TESTBED_GUEST_SECCOMP": "off",
             "PADDING": "x" * 20_000,
         },
         ("--ranks-per-process", "1", "--memory", "1 GiB"),
@@ -242,9 +241,8 @@ def test_a_host_name(reference: Path, home: Path) -> None:
         {"LC_ALL": "tr_TR.UTF-8", "LANGUAGE": "tr"},
         {"PADDING": "x" * 20_000},
         {"PYTHONHASHSEED": "random", "PYTHONUNBUFFERED": "1", "PYTHONOPTIMIZE": "1"},
-        {"TESTBED_GUEST_SECCOMP": "off"},
     ],
-    ids=["locale", "much of it", "Python's", "traced"],
+    ids=["locale", "much of it", "Python's"],
 )
 def test_an_environment(reference: Path, home: Path, environment: dict[str, str]) -> None:
     compare(reference, Somebody(home, environment={"PATH": "/usr/bin:/bin", **environment}).run())
