@@ -143,27 +143,32 @@ def _draw_link_label(
 
 
 class LinkRates:
-    """The real rate of one WAN direction along a run: each variant's while its steps go on, and before them.
+    """The real rate of one WAN direction along a run: between steps, that of the variant whose step is nearer in time.
 
-    turns: when each variant's steps in a row ended, and the rate that the variant has, in the order of time.
+    turns: begin and end of each measured step, and the rate that its variant has, 0 where it has no such link; in the
+    order of time.
     """
 
-    def __init__(self, turns: Sequence[tuple[float, float]]) -> None:
-        self._ends_s = [end_s for end_s, _ in turns]
-        self._rates_bps = [rate_bps for _, rate_bps in turns]
+    def __init__(self, turns: Sequence[tuple[float, float, float]]) -> None:
+        self._turns = turns
+        self._ends_s = [end_s for _, end_s, _ in turns]
 
     def at(self, time_s: float) -> float:
         """Return the rate at a time, in bit/s; 0 where nothing says it."""
-        if not self._rates_bps:
+        if not self._turns:
             return 0.0
-        return self._rates_bps[min(bisect_left(self._ends_s, time_s), len(self._rates_bps) - 1)]
+        after = min(bisect_left(self._ends_s, time_s), len(self._turns) - 1)
+        before = max(0, after - 1)
+        is_nearer = time_s - self._ends_s[before] < self._turns[after][0] - time_s
+        return self._turns[before if is_nearer else after][2]
 
     def text(self) -> str:
         """Return the rate for people; the least and the largest where variants differ."""
-        known = sorted({rate_text(rate) for rate in self._rates_bps}, key=len)
+        rates_bps = [rate_bps for _, _, rate_bps in self._turns if rate_bps]
+        known = sorted({rate_text(rate) for rate in rates_bps}, key=len)
         if len(known) <= 1:
             return "".join(known)
-        return f"{rate_text(min(self._rates_bps))} to {rate_text(max(self._rates_bps))}"
+        return f"{rate_text(min(rates_bps))} to {rate_text(max(rates_bps))}"
 
 
 def link_rates(data: RunData, key: LinkKey) -> LinkRates:
@@ -174,12 +179,12 @@ def link_rates(data: RunData, key: LinkKey) -> LinkRates:
         for record in variant["wan_links"]
         if LinkKey.of(record) == key
     }
-    ends = sorted(
-        (end_s, rates_bps[name])
-        for name in rates_bps
-        for _, end_s in steps_of([one for one in data.samples if one.variant == name]).values()
+    turns = sorted(
+        (*span, rates_bps.get(variant["name"], 0.0))
+        for variant in data.variants
+        for span in steps_of([one for one in data.samples if one.variant == variant["name"]]).values()
     )
-    return LinkRates(ends or [(0.0, rate_bps) for rate_bps in list(rates_bps.values())[:1]])
+    return LinkRates(turns or [(0.0, 0.0, rate_bps) for rate_bps in list(rates_bps.values())[:1]])
 
 
 def used_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:

@@ -211,12 +211,12 @@ def _along(texts: Sequence[str], variants: Variants, own: Shown) -> None:
     said = [text.split() for text in texts if text.endswith((" drops", " lost"))]
     counted = []
     one = next(iter(variants.values()))
-    turns = sorted(((step.end_s, name) for name, each in variants.items() for step in each.steps))
+    turns = [(step, each) for each in variants.values() for step in each.steps]
 
     def rate_bps(time_s: float, link: Link) -> float:
-        """Of the variant whose step ends next, or ended last."""
-        name = next((name for end_s, name in turns if end_s >= time_s), turns[-1][1])
-        return variants[name].rates.get(link, 0.0)
+        """Of the variant whose step is nearest in time."""
+        _, own = min(turns, key=lambda turn: max(turn[0].start_s - time_s, time_s - turn[0].end_s, 0.0))
+        return own.rates.get(link, 0.0)
 
     for (link, every), peak in zip(one.run.links.items(), peaks, strict=True):
         readings = [

@@ -107,8 +107,9 @@ class MeasuredVariant:
     def links(self) -> dict[Link, LinkUse]:
         """Use of each direction of the WAN links that this variant's topology has."""
         found = {}
-        for link in self.rates.keys() & self.run.links.keys():  # other variants may have other networks
-            readings = self.run.links[link]
+        for link, readings in self.run.links.items():
+            if link not in self.rates:  # other variants may have other networks
+                continue
             around = [_around(readings, step) for step in self.steps]
             each = {
                 name: [float(after[name] - before[name]) for before, after in around] for name in COUNTERS

@@ -257,9 +257,10 @@ def test_each_variant_is_drawn_in_its_own_network(tmp_path: Path) -> None:
 
 
 def test_use_along_a_run_is_of_the_rate_that_each_variant_has() -> None:
-    rates = LinkRates([(1.0, 100.0), (2.0, 100.0), (4.0, 800.0)])
-    assert [rates.at(time_s) for time_s in (0.0, 1.5, 2.1, 4.0, 9.0)] == [100.0, 100.0, 800.0, 800.0, 800.0]
+    rates = LinkRates([(0.5, 1.0, 100.0), (1.8, 2.0, 100.0), (3.4, 4.0, 800.0)])
+    assert [rates.at(time_s) for time_s in (0.0, 1.5, 2.6, 2.8, 4.0, 9.0)] == [100.0] * 3 + [800.0] * 3
     assert rates.text() == "100 bit/s to 800 bit/s"
     counters = LinkCounters([0.0, 1.0, 3.0, 4.0], [0.0, 10.0, 10.0, 60.0])
     assert used_between(counters, rates) == [(0.0, 1.0, 0.8), (1.0, 3.0, 0.0), (3.0, 4.0, 0.5)]
+    assert LinkRates([(0.0, 1.0, 8.0), (1.1, 2.0, 0.0)]).text() == "8 bit/s"
     assert LinkRates([]).at(1.0) == 0.0
