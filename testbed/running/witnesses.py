@@ -13,6 +13,7 @@ from testbed.fabric.watching import Change
 from testbed.fidelity import Invariant
 from testbed.fidelity.step_invariants import StepTime, steps_alike
 from testbed.fidelity.witness_invariants import (
+    EXACT_S,
     Begun,
     CardClaim,
     Computed,
@@ -71,19 +72,44 @@ class Witnesses:
         """Return those of one variant's measured steps."""
         variant = steps[0].variant
         own = [sample for sample in self.samples if sample["variant"] == variant]
+        late = self._late_steps(own)
+        prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
         hosts = [host.name for host in self.job.hosts]
         return [
             # of replicas that come and go a rank may have done a step once more that its peer has not
             bytes_witnessed(
-                hosts, whole if self.job.replication is None else (), self._cards(hosts), self._links(steps)
+                hosts,
+                [sample for sample in whole if sample["step"] not in late]
+                if self.job.replication is None
+                else (),
+                self._cards(hosts),
+                self._links(steps),
             ),
             compute_as_asked(list(self._computed(own))),
-            begun_at_once(list(self._begun(own)), self.exact),
+            begun_at_once(list(self._begun(prompt)), self.exact),
             step_ends_witnessed(list(self._ends(own)), self.exact),
-            common_start(hosts, list(self._starts(own)), self.exact),
+            common_start(hosts, list(self._starts(prompt)), self.exact),
             self._alike(whole, steps),
         ]
+
+    def _late_steps(self, own: Sequence[Record]) -> set[int]:
+        """Return the steps that some rank began late since the network had lost a packet of the agreement on the start.
+
+        It knew of the start only when the packet had been sent again, and read its connections' counters then. Where
+        nothing can have been lost there is no such excuse.
+        """
+        job = self.job
+        if not (job.scenario.happenings or job.topology.lossy or self._chance or self.dropped):
+            return set()
+        announced = {step for step, (start_s, heard_s) in self.clock.starts.items() if heard_s > start_s}
+        return announced | {sample["step"] for sample in own if (sample.get("late_s") or 0.0) > EXACT_S}
+
+    @property
+    def _chance(self) -> bool:
+        """Whether links do anything to packets by chance, besides losing them."""
+        links = [getattr(link, way) for link in self.job.topology.wan for way in DIRECTIONS]
+        return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
 
     def _cards(self, hosts: Sequence[str]) -> Iterator[CardClaim]:
         """Compare only totals: cards are read before the first step and after the last one."""
@@ -201,8 +227,6 @@ class Witnesses:
     def _why_unlike(self) -> str:
         """Why the steps of a variant need not take the same, if there is a reason."""
         job, plan = self.job, self.job.workload.plan
-        links = [getattr(link, way) for link in job.topology.wan for way in DIRECTIONS]
-        chance = any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
         unlike = plan.jitter or job.workload.dispatching is not None or job.replication is not None
         reasons = {
             "By the real clock each step takes a little longer or shorter.": not self.exact,
@@ -210,7 +234,7 @@ class Witnesses:
                 job.scenario.happenings or job.scenario.background_traffic
             ),
             "Links lose packets, and what that costs a step is a matter of chance.": job.topology.lossy,
-            "Links delay, double, swap or corrupt packets by chance.": chance,
+            "Links delay, double, swap or corrupt packets by chance.": self._chance,
             "Steps do not ask the same of the ranks.": bool(unlike),
             "The transport goes by what it remembers of the steps before.": self.remembers
             or not job.wiring.transport.settles,

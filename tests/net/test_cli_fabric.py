@@ -219,7 +219,8 @@ def test_bad_topologies_are_refused_with_status_2(tmp_path: Path) -> None:
         ("delay: 5 ms", "delai: 5 ms", "did you mean delay?"),
         ("rate: 100 Mbit/s", "rate: 100", "expected a rate"),
         ("b: coast", "b: moon", "moon"),
-        ("hosts: 3", "hosts: 0", "from 1 to 2000"),
+        ("hosts: 3", "hosts: -1", "from 0 to 2000"),
+        ("hosts: 3", "hosts: 0", "a transit site only forwards"),
     ):
         assert old in text
         path = tmp_path / "bad.yaml"

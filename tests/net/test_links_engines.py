@@ -39,6 +39,7 @@ from tests.net.line import (
     fastest_ping_s,
     running,
     stream,
+    two_hosts,
 )
 from tests.net.namespaces import namespaces
 from tests.net.patience import assert_within
@@ -84,10 +85,13 @@ def test_loss_is_as_asked_and_in_the_books(
         assert 0.04 < in_a_row < 0.16
 
 
-def test_the_same_seed_loses_the_same_packets(engine_kind: str, line: Line, tmp_path: Path) -> None:
+def test_the_same_seed_loses_the_same_packets(engine_kind: str, tmp_path: Path) -> None:
     arrived = []
     for seed in (7, 7, 8):
-        with running(engine_kind, line, tmp_path, direction(loss=0.2), seed=seed) as engine:
+        with (
+            two_hosts() as line,
+            running(engine_kind, line, tmp_path, direction(loss=0.2), seed=seed) as engine,
+        ):
             if not engine.seeded():
                 pytest.skip("this kernel's netem takes no seed (Linux 6.6 does)")
             arrived.append([arrival.number for arrival in stream(line, 500)])

@@ -93,4 +93,11 @@ def test_long_series_are_cut_into_parts_and_put_together(person: Person) -> None
     assert [part["trials"] for part in load(folder, "manifest.json")["clock"]["parts"]] == [10, 2]
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["trial"] for sample in samples} == set(range(12))
-    assert variant["verdict"]["status"] == "trusted"
+    verdict = variant["verdict"]
+    assert (
+        verdict["status"] == "caution"
+    )  # in the first step of each part windows open, which the model takes for all
+    assert {entry["name"] for entry in verdict["invariants"] if entry["ok"] is False} == {
+        "steps_alike",
+        "model_error",
+    }
