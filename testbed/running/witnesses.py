@@ -73,18 +73,16 @@ class Witnesses:
         variant = steps[0].variant
         own = [sample for sample in self.samples if sample["variant"] == variant]
         late = self._late_steps(own)
-        # what datagrams repeat, or carry as parity, the kernel counts as new: links and cards are witnesses enough
-        resends = self.job.scenario.transport.kind == "datagram"
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
         hosts = [host.name for host in self.job.hosts]
+        # a replica's rank may have done a step once more that its peer has not; and what datagrams repeat, or carry as
+        # parity, a kernel counts as new: there links and cards are the witnesses
+        comparable = self.job.replication is None and self.job.scenario.transport.kind != "datagram"
         return [
-            # of replicas that come and go a rank may have done a step once more that its peer has not
             bytes_witnessed(
                 hosts,
-                [sample for sample in whole if sample["step"] not in late]
-                if self.job.replication is None and not resends
-                else (),
+                [sample for sample in prompt if comparable and sample["operation"] == "step"],
                 self._cards(hosts),
                 self._links(steps),
             ),
