@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import secrets
@@ -26,6 +27,7 @@ from pyroute2 import IPRoute
 from testbed.fabric.buffers import restore_after_kill
 from testbed.links.netns import namespace_cookie
 from testbed.links.process import process_started
+from testbed.virtual import clock_here
 
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
@@ -80,10 +82,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 def register(topology: str) -> FabricState:
-    """A new entry with an id that no other fabric has, owned by this process."""
+    """A new entry with an id that no other fabric has, owned by this process.
+
+    The id is random, but counted in a guest: switches' names have it, and Open vSwitch works in the order of names.
+    """
     STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+    numbers = itertools.count()
     while True:
-        fabric_id = secrets.token_hex(2)
+        fabric_id = secrets.token_hex(2) if clock_here() is None else f"{next(numbers):04x}"
         try:
             (STATE_ROOT / fabric_id).mkdir()
         except FileExistsError:

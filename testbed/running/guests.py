@@ -25,7 +25,6 @@ from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage
 from testbed.virtual.guest import idlest_cores
-from testbed.virtual.isolation import seccomp_argument
 
 POLL_S = 0.1
 
@@ -63,7 +62,7 @@ class Guests:
     def identity(self, scenario: Scenario, scale: Scale) -> str:
         """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
         image = self.image
-        kernel = [image.version, image.recipe, *seccomp_argument(image.version), self.settings.cpu_time]
+        kernel = [image.version, image.recipe, self.settings.cpu_time]
         if self.link_engine != LINK_ENGINE:
             kernel.append(self.link_engine)
         return identity_of(scenario.to_yaml(), [asdict(scale), kernel])
@@ -88,7 +87,7 @@ class Guests:
             times,
             expected.wall_s,
             expected.memory_bytes,
-            " ".join([self.image.digest, *seccomp_argument(self.image.version)]),
+            self.image.digest,
         )
 
 

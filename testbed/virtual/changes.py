@@ -10,7 +10,7 @@ counter counts nanoseconds.
 
 As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
 least is one nanosecond. netem rounds a frame's time off to whole nanoseconds, of 180.28 at 400 Gbit/s; here what it
-rounds off goes to the next frame.
+rounds off goes to the next frame. And which bit of a frame it damages comes from its own seed, like all else.
 
 As it comes, this kernel ticks at 100 Hz, and TCP keeps the time of its timers and CUBIC that of its window in ticks.
 Here it ticks at 1000 Hz, while it is not idle.
@@ -60,6 +60,9 @@ MOST_STOPS = 200_000
 DEAR_ERRORS = (6, 12)
 """The oldest version tried in which a system call that fails takes time."""
 
+SEEDED_NETEM = (6, 6)
+"""The oldest version in which a netem has a seed."""
+
 _USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
 CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
     FIXED_REGISTERS: {
@@ -91,6 +94,14 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
             rf"(time_travel_{kind}_timer\(struct time_travel_event \*e\)\n\{{[^}}]*?){_CONSTANT}": r"\1\n"
             for kind in ("periodic", "oneshot")
         },
+    },
+    SEEDED_NETEM: {
+        Path("net/sched/sch_netem.c"): {
+            r"get_random_u32_below\((skb->len|skb_headlen\(skb\))\)": (
+                r"reciprocal_scale(prandom_u32_state(&q->prng.prng_state), \1)"
+            ),
+            r"get_random_u32_below\(8\)": "(prandom_u32_state(&q->prng.prng_state) & 7)",
+        }
     },
     DEAR_ERRORS: {
         Path("arch/um/kernel/skas/syscall.c"): {
