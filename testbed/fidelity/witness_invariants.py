@@ -47,16 +47,20 @@ def bytes_witnessed(
     steps: Iterable[Mapping[str, Any]],
     cards: Iterable[CardClaim] = (),
     links: Iterable[LinkClaim] = (),
+    repeats: bool = False,
 ) -> Invariant:
-    """Hold the payload that each rank says it sent against what the receiver's kernel took in, step by step.
+    """Hold the payload that each rank says it sent against what its receiver took in, step by step.
 
     Args:
         hosts: By rank.
         steps: Each rank's record of each step: `sent_bytes` by peer is what the rank counted, `received_bytes` by peer
-            what the kernel has for the rank's connections.
+            what came over the rank's connections, by its kernel.
         cards: Whole-run totals of each host's card, which another process read.
         links: WAN links' counters at the edges of each step, which another process read, too.
+        repeats: Whether what came may hold repeats and parity, so that only missing bytes count: as with datagrams,
+            which receiving ranks count themselves.
     """
+    witness = "which" if repeats else "whose kernel"
     records = list(steps)
     received = {
         (entry["step"], int(peer), entry["rank"]): count
@@ -73,12 +77,13 @@ def bytes_witnessed(
                 continue
             came = received.get((entry["step"], rank, peer), 0)
             compared, payload = compared + 1, payload + count
-            off = max(count - came, came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES)
+            surplus = 0.0 if repeats else came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES
+            off = max(count - came, surplus)
             if off > worst[0]:
                 words = (
                     f"In trial {entry['trial']} rank {rank} on {hosts[rank]} says that it sent {count} bytes "
                 )
-                words += f"to rank {peer} on {hosts[peer]}, whose kernel took in {came} from it."
+                words += f"to rank {peer} on {hosts[peer]}, {witness} took in {came} from it."
                 worst = off, words
     for claim in cards:
         off = claim.claimed_bytes - claim.carried_bytes
@@ -100,7 +105,8 @@ def bytes_witnessed(
     if not compared and not worst[1]:
         words = "Nothing but the ranks counts the bytes of their messages: no payload goes by sockets that can be seen."
         return Invariant(name, bound, "not known", None, words)
-    good = f"The kernels of the receivers took in all {payload} bytes of payload that ranks say they sent."
+    witnesses = "receivers" if repeats else "kernels of the receivers"
+    good = f"The {witnesses} took in all {payload} bytes of payload that ranks say they sent."
     measured = f"{worst[0]:.0f} bytes off" if worst[1] else "none missing"
     return Invariant(name, bound, measured, not worst[1], worst[1] or good)
 

@@ -76,15 +76,15 @@ class Witnesses:
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
         hosts = [host.name for host in self.job.hosts]
-        # a replica's rank may have done a step once more that its peer has not; and what datagrams repeat, or carry as
-        # parity, a kernel counts as new: there links and cards are the witnesses
-        comparable = self.job.replication is None and self.job.scenario.transport.kind != "datagram"
+        # a replica's rank may have done a step once more that its peer has not
+        comparable = self.job.replication is None
         return [
             bytes_witnessed(
                 hosts,
                 [sample for sample in prompt if comparable and sample["operation"] == "step"],
                 self._cards(hosts),
                 self._links(steps),
+                repeats=self.job.scenario.transport.kind == "datagram",
             ),
             compute_as_asked(list(self._computed(own))),
             begun_at_once(list(self._begun(prompt)), self.exact),

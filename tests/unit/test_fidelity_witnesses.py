@@ -65,6 +65,16 @@ def test_more_bytes_than_a_rank_reports_are_named_but_headers_are_not() -> None:
     assert found.ok is False
 
 
+def test_datagrams_may_come_more_than_once_but_none_may_be_missing() -> None:
+    twice = [step(0, 1_000_000, 0), step(1, 0, 2_000_000)]
+    assert bytes_witnessed(HOSTS, twice, repeats=True).ok is True
+    found = bytes_witnessed(HOSTS, [*twice, step(0, 1000, 0, 1), step(1, 0, 900, 1)], repeats=True)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert found.sentence == (
+        "In trial 1 rank 0 on east1 says that it sent 1000 bytes to rank 1 on west1, which took in 900 from it."
+    )
+
+
 def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     forged = [step(0, 1000, 1000), step(1, 1000, 1000)]
     assert bytes_witnessed(HOSTS, forged, [CardClaim("east1", "sent", 1000, 1100)]).ok is True

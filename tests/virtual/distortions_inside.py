@@ -1,6 +1,7 @@
 """Runs in a guest, each distorted in another way: `python -m tests.virtual.distortions_inside OUT [NAME...]`.
 
-What came of each stands in OUT/distortions.json: step times, the verdict, and the invariants that did not hold.
+What came of each stands in OUT/distortions.json: step times, the verdict, and the invariants that did not hold. Kinds
+that stand there already are not run again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +55,7 @@ trials: 8
 warmup: 2
 scale: {size_scale: 1}
 """
+DATAGRAMS = "datagrams: "  # before names of what ranks do that send datagrams
 SITE = """
 import os, sys
 if "testbed.ranks.launcher" in sys.orig_argv:
@@ -165,20 +169,26 @@ class DistortedMachine(ThisMachine):
 
 
 def all_names() -> list[str]:
-    """Nothing, then every kind of distortion, those of ranks and sockets in all steps and in one."""
+    """Nothing, then every kind: those of ranks and sockets in all steps and in one, the network's, with datagrams."""
     lies = [name for name in [*LIES, *SOCKET_OPTIONS] if name != NOTHING]
-    return [NOTHING, *(name + when for name in lies for when in ("", ONE_STEP)), *NETWORK]
+    own = [name + when for name in lies for when in ("", ONE_STEP)]
+    of_datagrams = [
+        *LIES,
+        *(name for name, (level, *_) in SOCKET_OPTIONS.items() if level != socket.IPPROTO_TCP),
+    ]
+    return [NOTHING, *own, *NETWORK, *(DATAGRAMS + name for name in of_datagrams)]
 
 
 def run_distorted(name: str, file: Path, folder: Path) -> dict[str, Any]:
     """Run the scenario, distorted so; what came of it."""
     machine = DistortedMachine(NetworkBackend("netem", "system"))
     machine.planted = NETWORK.get(name)
-    os.environ["RANK_LIE"] = NOTHING if machine.planted else name
+    os.environ["RANK_LIE"] = NOTHING if machine.planted else name.removeprefix(DATAGRAMS)
+    scenario = load_scenario(file, ["transport={kind: datagram}"] if name.startswith(DATAGRAMS) else [])
     said: list[str] = []
     progress = Progress(phase=said.append, step=lambda done, total: None)
     try:
-        (variant,) = execute(load_scenario(file), machine, Scale(), folder, progress).variants
+        (variant,) = execute(scenario, machine, Scale(), folder, progress).variants
     except (TestbedError, OSError, ValueError) as error:
         return {"status": "failed", "failed": {"the run": str(error)[:300]}, "steps_s": []}
     failed = {entry.name: entry.sentence for entry in variant.verdict.failed}
@@ -196,16 +206,19 @@ def main() -> None:
     """Run all of them, and write down what came of each."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or all_names()
     site = folder / "site"
-    site.mkdir(parents=True)
+    site.mkdir(parents=True, exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
     os.environ["PYTHONPATH"] = f"{site}:{os.environ['PYTHONPATH']}"
     file = folder / "distorted.yaml"
     file.write_text(SCENARIO)
-    found = {}
-    for number, name in enumerate(names):
-        found[name] = run_distorted(name, file, folder / f"run-{number}")
-        print(name, json.dumps(found[name]), flush=True)
-        (folder / "distortions.json").write_text(json.dumps(found, indent=1))
+    kept = folder / "distortions.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    for name in names:
+        if name not in found:
+            with tempfile.TemporaryDirectory() as scratch:
+                found[name] = run_distorted(name, file, Path(scratch) / "run")
+            print(name, json.dumps(found[name]), flush=True)
+            kept.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
