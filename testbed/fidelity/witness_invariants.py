@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,7 +116,8 @@ def bytes_witnessed(
 class Computed:
     """One computing or pausing of a rank in a step: what it took, and what the plan asks for.
 
-    most_s: with all that the scenario slows it down by; infinity where it is slowed on purpose.
+    most_s: with all that the scenario slows it down by; infinity where it is slowed on purpose. followed_s: from its
+    begin to that of the first of the rank's operations that wait for it.
     """
 
     rank: int
@@ -125,12 +127,14 @@ class Computed:
     took_s: float
     asked_s: float
     most_s: float
+    followed_s: float = math.inf
 
     @property
     def off_s(self) -> float:
         """By how much it was too short (negative) or too long; 0 for rounding."""
-        if self.took_s < self.asked_s - ROUNDING_S:
-            return self.took_s - self.asked_s
+        true_s = min(self.took_s, self.followed_s)
+        if true_s < self.asked_s - ROUNDING_S:
+            return true_s - self.asked_s
         return self.took_s - self.most_s if self.took_s > self.most_s + ROUNDING_S else 0.0
 
 
@@ -148,6 +152,8 @@ def compute_as_asked(found: Sequence[Computed]) -> Invariant:
     wrong = sum(bool(entry.off_s) for entry in found)
     words = f"In trial {worst.trial} rank {worst.rank} on {worst.host} took {worst.took_s * 1e3:.4g} ms "
     words += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
+    if worst.followed_s < worst.took_s - ROUNDING_S:
+        words += f" What waits for it began after {worst.followed_s * 1e3:.4g} ms."
     words += f" So it is with {wrong - 1} more of {len(found)}." if wrong > 1 else ""
     return Invariant(name, bound, f"{worst.off_s * 1e3:+.4g} ms", ok=False, sentence=words)
 

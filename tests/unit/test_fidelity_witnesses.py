@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     assert (found.ok, found.severity, found.measured) == (False, "untrusted", "-20 ms")
     assert found.sentence == ("In trial 2 rank 1 on west1 took 20 ms for forward; the plan asks for 40 ms.")
     assert compute_as_asked([]).ok is None
+    said = replace(honest, followed_s=0.02)  # of which an operation that waits for it knows better
+    found = compute_as_asked([said])
+    assert (found.ok, found.measured) == (False, "-20 ms")
+    assert found.sentence.endswith(
+        " took 40 ms for forward; the plan asks for 40 ms. What waits for it began after 20 ms."
+    )
+    assert compute_as_asked([replace(honest, followed_s=0.04)]).ok is True
 
 
 @pytest.mark.parametrize(
