@@ -56,6 +56,17 @@ warmup: 2
 scale: {size_scale: 1}
 """
 DATAGRAMS = "datagrams: "  # before names of what ranks do that send datagrams
+CLEAN = "clean: "  # before a scenario's file and one of its variants, with nothing wrong
+REPOSITORY = Path(__file__).parents[2]
+# what clean runs are made of; shipped scenarios at a size scale that makes their messages small
+SHAPES: dict[str, list[str]] = {
+    "tests/bench/clean/collectives.yaml": [],
+    "tests/bench/clean/training.yaml": [],
+    **{
+        f"scenarios/{name}.yaml": ["scale.size_scale=20000", "trials=3"]
+        for name in ("quickstart", "backbone", "crosspipe", "unlike-buildings")
+    },
+}
 SITE = """
 import os, sys
 if "testbed.ranks.launcher" in sys.orig_argv:
@@ -179,16 +190,39 @@ def all_names() -> list[str]:
     return [NOTHING, *own, *NETWORK, *(DATAGRAMS + name for name in of_datagrams)]
 
 
+def clean_names() -> list[str]:
+    """Every variant of every scenario of clean runs."""
+    return [
+        f"{CLEAN}{file} {variant}"
+        for file, settings in SHAPES.items()
+        for variant in load_scenario(REPOSITORY / file, settings).variant_names
+    ]
+
+
+def scenario_of(name: str, file: Path) -> Scenario:
+    """What runs under a name. file: of the scenario that is distorted."""
+    if name.startswith(CLEAN):
+        which, variant = name.removeprefix(CLEAN).split(" ")
+        whole = load_scenario(REPOSITORY / which, SHAPES[which])
+        if whole.variants is not None:
+            return whole.variant(variant)
+        return whole.model_copy(update={"algorithms": (whole.named_algorithms[variant],)})
+    return load_scenario(file, ["transport={kind: datagram}"] if name.startswith(DATAGRAMS) else [])
+
+
 def run_distorted(name: str, file: Path, folder: Path) -> dict[str, Any]:
     """Run the scenario, distorted so; what came of it."""
     machine = DistortedMachine(NetworkBackend("netem", "system"))
     machine.planted = NETWORK.get(name)
-    os.environ["RANK_LIE"] = NOTHING if machine.planted else name.removeprefix(DATAGRAMS)
-    scenario = load_scenario(file, ["transport={kind: datagram}"] if name.startswith(DATAGRAMS) else [])
+    honest = machine.planted is not None or name.startswith(CLEAN)
+    os.environ["RANK_LIE"] = NOTHING if honest else name.removeprefix(DATAGRAMS)
+    scenario = scenario_of(name, file)
+    size_scale = scenario.scale.size_scale if scenario.scale else 1
+    scale = Scale(size_scale if isinstance(size_scale, float | int) else 1)
     said: list[str] = []
     progress = Progress(phase=said.append, step=lambda done, total: None)
     try:
-        (variant,) = execute(scenario, machine, Scale(), folder, progress).variants
+        (variant,) = execute(scenario, machine, scale, folder, progress).variants
     except (TestbedError, OSError, ValueError) as error:
         return {"status": "failed", "failed": {"the run": str(error)[:300]}, "steps_s": []}
     failed = {entry.name: entry.sentence for entry in variant.verdict.failed}
