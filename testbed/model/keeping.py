@@ -65,7 +65,7 @@ class Before(NamedTuple):
 
     messages: of each rank to the next each time, in so many pieces, which follow on those of the rank before. told:
     steps after all that, at the most, of which the median is told, until one takes what the one before it took. trials:
-    that the run measures, as many as are told where nothing but opening windows makes steps differ.
+    that the run measures in one network, as many as are told where nothing but opening windows makes steps differ.
     """
 
     message_bytes: float = 0.0
