@@ -267,13 +267,18 @@ class Scenario(Strict):
             for finding in event.target_findings(topology, used):
                 yield replace(finding, location=("events", position, *finding.location))
             # in variants each trial has a network of its own, and all events
-            steps = self.trials if self.variants is None or self.with_faults else 1
+            steps = self.steps_in_a_network
             if event.step is not None and event.step >= steps:
                 expected = f"one of {steps} measured steps, from 0 on"
                 yield Finding(("events", position, "step"), str(event.step), expected)
         for position, failure in enumerate(self.failures):
             for finding in failure.target_findings(topology, used):
                 yield replace(finding, location=("failures", position, *finding.location))
+
+    @property
+    def steps_in_a_network(self) -> int:
+        """How many measured steps go on in one network: where variants are named, each trial has one of its own."""
+        return self.trials if self.variants is None or self.with_faults else 1
 
     @property
     def with_faults(self) -> bool:

@@ -28,7 +28,8 @@ class BaselineTimes:
 
     order_s: what it may take longer where ranks pay for messages that come at the same moment in another order. path_s:
     what latency and bandwidth of its paths make of it. resent: segments sent again between before and after. remembers:
-    whether connections are paced by rates that they remember, losses with them.
+    whether connections are paced by rates that they remember, losses with them. overflowed: whether queues of the
+    topology have dropped packets, which leaves windows smaller than they were.
     """
 
     before: Sequence[Attempt]
@@ -37,6 +38,7 @@ class BaselineTimes:
     path_s: float = 0.0
     resent: int = 0
     remembers: bool = False
+    overflowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> In
     # slower than its paths: TCP's windows hold it back, and what they are then goes by what has been lost since
     held_back = lone.path_s > 0 and early_s > lone.path_s + tight_s
     # what TCP sends again, and when, goes by what it remembers of the traffic before
-    steady = exact and all(quiet) and not ((held_back or lone.remembers) and lone.resent)
+    smaller = held_back or lone.remembers or lone.overflowed
+    steady = exact and all(quiet) and not (smaller and lone.resent)
     share, absolute_s = (CHANGED, CHANGED_S) if steady else (CHANGED_ROUGHLY, CHANGED_ROUGHLY_S)
     absolute_s = max(absolute_s, lone.order_s)
     name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:.3g} ms"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,16 +48,20 @@ def bytes_witnessed(
     steps: Iterable[Mapping[str, Any]],
     cards: Iterable[CardClaim] = (),
     links: Iterable[LinkClaim] = (),
+    repeats: bool = False,
 ) -> Invariant:
-    """Hold the payload that each rank says it sent against what the receiver's kernel took in, step by step.
+    """Hold the payload that each rank says it sent against what its receiver took in, step by step.
 
     Args:
         hosts: By rank.
         steps: Each rank's record of each step: `sent_bytes` by peer is what the rank counted, `received_bytes` by peer
-            what the kernel has for the rank's connections.
+            what came over the rank's connections, by its kernel.
         cards: Whole-run totals of each host's card, which another process read.
         links: WAN links' counters at the edges of each step, which another process read, too.
+        repeats: Whether what came may hold repeats and parity, so that only missing bytes count: as with datagrams,
+            which receiving ranks count themselves.
     """
+    witness = "which" if repeats else "whose kernel"
     records = list(steps)
     received = {
         (entry["step"], int(peer), entry["rank"]): count
@@ -73,12 +78,13 @@ def bytes_witnessed(
                 continue
             came = received.get((entry["step"], rank, peer), 0)
             compared, payload = compared + 1, payload + count
-            off = max(count - came, came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES)
+            surplus = 0.0 if repeats else came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES
+            off = max(count - came, surplus)
             if off > worst[0]:
                 words = (
                     f"In trial {entry['trial']} rank {rank} on {hosts[rank]} says that it sent {count} bytes "
                 )
-                words += f"to rank {peer} on {hosts[peer]}, whose kernel took in {came} from it."
+                words += f"to rank {peer} on {hosts[peer]}, {witness} took in {came} from it."
                 worst = off, words
     for claim in cards:
         off = claim.claimed_bytes - claim.carried_bytes
@@ -100,7 +106,8 @@ def bytes_witnessed(
     if not compared and not worst[1]:
         words = "Nothing but the ranks counts the bytes of their messages: no payload goes by sockets that can be seen."
         return Invariant(name, bound, "not known", None, words)
-    good = f"The kernels of the receivers took in all {payload} bytes of payload that ranks say they sent."
+    witnesses = "receivers" if repeats else "kernels of the receivers"
+    good = f"The {witnesses} took in all {payload} bytes of payload that ranks say they sent."
     measured = f"{worst[0]:.0f} bytes off" if worst[1] else "none missing"
     return Invariant(name, bound, measured, not worst[1], worst[1] or good)
 
@@ -109,7 +116,8 @@ def bytes_witnessed(
 class Computed:
     """One computing or pausing of a rank in a step: what it took, and what the plan asks for.
 
-    most_s: with all that the scenario slows it down by; infinity where it is slowed on purpose.
+    most_s: with all that the scenario slows it down by; infinity where it is slowed on purpose. followed_s: from its
+    begin to that of the first of the rank's operations that wait for it.
     """
 
     rank: int
@@ -119,12 +127,14 @@ class Computed:
     took_s: float
     asked_s: float
     most_s: float
+    followed_s: float = math.inf
 
     @property
     def off_s(self) -> float:
         """By how much it was too short (negative) or too long; 0 for rounding."""
-        if self.took_s < self.asked_s - ROUNDING_S:
-            return self.took_s - self.asked_s
+        true_s = min(self.took_s, self.followed_s)
+        if true_s < self.asked_s - ROUNDING_S:
+            return true_s - self.asked_s
         return self.took_s - self.most_s if self.took_s > self.most_s + ROUNDING_S else 0.0
 
 
@@ -142,6 +152,8 @@ def compute_as_asked(found: Sequence[Computed]) -> Invariant:
     wrong = sum(bool(entry.off_s) for entry in found)
     words = f"In trial {worst.trial} rank {worst.rank} on {worst.host} took {worst.took_s * 1e3:.4g} ms "
     words += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
+    if worst.followed_s < worst.took_s - ROUNDING_S:
+        words += f" What waits for it began after {worst.followed_s * 1e3:.4g} ms."
     words += f" So it is with {wrong - 1} more of {len(found)}." if wrong > 1 else ""
     return Invariant(name, bound, f"{worst.off_s * 1e3:+.4g} ms", ok=False, sentence=words)
 

@@ -64,7 +64,8 @@ class Before(NamedTuple):
     """What ranks do on the same connections before: go round a ring so many times, then so many steps.
 
     messages: of each rank to the next each time, in so many pieces, which follow on those of the rank before. told:
-    steps after all that of which the median is told, where they differ.
+    steps after all that, at the most, of which the median is told, until one takes what the one before it took. trials:
+    that the run measures in one network, as many as are told where nothing but opening windows makes steps differ.
     """
 
     message_bytes: float = 0.0
@@ -73,6 +74,7 @@ class Before(NamedTuple):
     times: int = 0
     steps: int = 0
     told: int = 1
+    trials: int = 1
 
 
 NOTHING_BEFORE = Before()

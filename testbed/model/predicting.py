@@ -139,14 +139,14 @@ def _by_packet(
 
 def _before(job: Job) -> Before:
     """What ranks do before the step that is measured first, as far as their connections remember it."""
-    ranks, warmup = len(job.hosts), job.scenario.warmup
+    ranks, warmup, trials = len(job.hosts), job.scenario.warmup, job.scenario.trials
     if ranks == 1:
         return Before(steps=warmup)
     ring = ring_steps(Paths(job.topology, job.link_engine), job.hosts, worst_plane)
     message_bytes = calibration_bytes(ring, job.topology.mtu, job.workload.message_bytes)
     times = baseline_times(exact=True, lossy=job.topology.lossy, warms_up=job.wiring.transport.warms_up)
     pieces = pieces_for("all_reduce", "ring", message_bytes * ranks, ranks)
-    return Before(message_bytes, pieces, baseline_rounds(ranks), times, warmup)
+    return Before(message_bytes, pieces, baseline_rounds(ranks), times, warmup, trials=trials)
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:

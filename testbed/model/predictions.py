@@ -67,8 +67,9 @@ def predict_all(
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)
     found = Predictions()
+    in_a_row = {"trials": scenario.steps_in_a_network}
     for name in scenario.variant_names:
-        job = common or job_of(scenario.variant(name), scale, engine)
+        job = common or job_of(scenario.variant(name).model_copy(update=in_a_row), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         step = prepared(job, algorithm, calibration, packets=packets)

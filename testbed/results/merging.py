@@ -17,7 +17,7 @@ from testbed.results.rates import rates_of
 from testbed.results.records import COUNTERS
 from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
 from testbed.results.shards import Record, ShardRecord, ShardVariant
-from testbed.results.socket_use import socket_use
+from testbed.results.socket_use import CONNECTION, SOCKET_COUNTERS, socket_use
 from testbed.results.summary import (
     StepResult,
     gather_steps,
@@ -51,7 +51,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
     found = Records(origin_s=_begin_s(first))
     samples, links, events = found.samples, found.links, found.events
     shift_s, steps = 0.0, 0
-    carried: dict[tuple[str, ...], int] = {}
+    carried: dict[tuple[object, ...], int] = {}
     for result in results:
         end_s = max(sample["end_s"] for sample in result.samples)
         offset_s = shift_s - _begin_s(result)
@@ -67,7 +67,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
                     "end_s": sample["end_s"] + offset_s,
                 }
             )
-        last: dict[tuple[str, ...], int] = {}
+        last: dict[tuple[object, ...], int] = {}
         for link in result.links:
             moved = {**link, "time_s": link["time_s"] + offset_s}
             for counter in COUNTERS:
@@ -79,8 +79,12 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
             time_s = event["time_s"]
             moment = None if time_s is None else time_s + offset_s
             events.append({**event, "variant": variant, "time_s": moment})
-        for reading in result.sockets:
-            found.sockets.append({"variant": variant, **reading, "time_s": reading["time_s"] + offset_s})
+        for reading in result.sockets:  # whose connections were made anew, as links were
+            moved = {"variant": variant, **reading, "time_s": reading["time_s"] + offset_s}
+            for counter in SOCKET_COUNTERS & reading.keys():
+                own = variant, *(reading[name] for name in CONNECTION), counter
+                last[own] = moved[counter] = reading[counter] + carried.get(own, 0)
+            found.sockets.append(moved)
         carried |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
         shift_s = max([end_s, *(link["time_s"] for link in result.links)]) + offset_s + GAP_S

@@ -111,7 +111,7 @@ class SocketReading(NamedTuple):
     """What TCP had for one connection of a rank at a time, as `sockets.jsonl` has it.
 
     time_s: real seconds since the run's origin. window_segments: the congestion window, of the scale model's segments;
-    retransmits: segments, since the connection was made.
+    retransmits: segments, in all of the variant's trials until then.
     """
 
     time_s: float

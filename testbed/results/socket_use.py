@@ -13,6 +13,8 @@ from testbed.scale import Scale
 COUNTS = ("retransmits", "parity", "marked")
 # of a rank's card, the same whichever of its connections tells: as sender, as receiver
 WENT_BACK, OUT_OF_SEQUENCE = "went_back", "out_of_sequence"
+SOCKET_COUNTERS = frozenset(("bytes_acked", *COUNTS, WENT_BACK, OUT_OF_SEQUENCE))
+CONNECTION = "rank", "peer", "dscp", "channel"  # what tells a connection from others of a run
 
 
 def socket_use(
@@ -32,7 +34,7 @@ def socket_use(
     connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
     cards: dict[int, tuple[list[float], list[Mapping[str, Any]]]] = {}
     for reading in readings:
-        key = tuple(reading[name] for name in ("rank", "peer", "dscp", "channel"))
+        key = tuple(reading[name] for name in CONNECTION)
         times, own = connections.setdefault(key, ([], []))
         times.append(reading["time_s"])
         own.append(reading)
@@ -83,6 +85,6 @@ def _grown(
             continue
         latest, before = own[last - 1], own[first - 1] if first else {}
         if before and latest.get("bytes_acked", 0) < before.get("bytes_acked", 0):
-            before = own[first]  # a connection of another part of the run, which begins anew
+            before = own[first]  # the connection was made anew
         found = (found or 0) + latest[name] - before.get(name, 0)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,7 +101,7 @@ class HostEvidence:
             self._awake(own, variant),
             *self._witnesses.invariants(steps),
             network_as_before(
-                self.again,
+                replace(self.again, overflowed=self.dropped > 0),
                 self.exact and self.job.wiring.transport.settles,
                 why_not_again(self.events, self.background, self.topology),
             ),

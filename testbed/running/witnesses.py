@@ -34,6 +34,7 @@ from testbed.results.summary import StepResult, undisturbed
 from testbed.running.job_run import LinkSample
 from testbed.running.step_clock import StepClock
 from testbed.workload.plan import Computing, Pause, jittered_s
+from testbed.workload.tracking import orders_of
 
 Record = Mapping[str, Any]
 SALT = 1000  # of a step, by its number: see Rank
@@ -76,15 +77,15 @@ class Witnesses:
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
         hosts = [host.name for host in self.job.hosts]
-        # a replica's rank may have done a step once more that its peer has not; and what datagrams repeat, or carry as
-        # parity, a kernel counts as new: there links and cards are the witnesses
-        comparable = self.job.replication is None and self.job.scenario.transport.kind != "datagram"
+        # a replica's rank may have done a step once more that its peer has not
+        comparable = self.job.replication is None
         return [
             bytes_witnessed(
                 hosts,
                 [sample for sample in prompt if comparable and sample["operation"] == "step"],
                 self._cards(hosts),
                 self._links(steps),
+                repeats=self.job.scenario.transport.kind == "datagram",
             ),
             compute_as_asked(list(self._computed(own))),
             begun_at_once(list(self._begun(prompt)), self.exact),
@@ -158,9 +159,12 @@ class Witnesses:
         scenario, scale = self.job.scenario, self.job.scale
         faults = rank_faults_of(scenario.happenings, plan, scenario.seed, scale)
         slowed = {fault.rank for fault in faults if fault.action == SLOW}
-        for sample in own:
-            if sample["operation"] == "step":
-                continue
+        operations = [sample for sample in own if sample["operation"] != "step"]
+        begun_s = {
+            (sample["step"], sample["rank"], sample["index"]): sample["start_s"] for sample in operations
+        }
+        orders = orders_of(plan)
+        for sample in operations:
             rank, index = sample["rank"], sample["index"]
             operation = plan.ranks[rank][index]
             if isinstance(operation, Computing):
@@ -170,9 +174,12 @@ class Witnesses:
                 asked_s = most_s = operation.duration_s
             else:
                 continue
+            followers = [(sample["step"], rank, later) for later in orders[rank].later[index]]
+            next_s = min((begun_s[one] for one in followers if one in begun_s), default=math.inf)
+            spans_s = asked_s, most_s, next_s - sample["start_s"]
             took_s = sample["end_s"] - sample["start_s"]
             host = self.job.hosts[rank].name
-            yield Computed(rank, host, sample["trial"], sample["name"], took_s, asked_s, most_s)
+            yield Computed(rank, host, sample["trial"], sample["name"], took_s, *spans_s)
 
     def _begun(self, own: Sequence[Record]) -> Iterator[Begun]:
         for sample in own:

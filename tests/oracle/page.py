@@ -161,7 +161,7 @@ def _connection(row: Mapping[str, Cell], variants: Variants, own: Shown) -> None
     own.time(f"{what}: round trip min", row["Shortest round trip"][0], min(trips))
     own.time(f"{what}: round trip median", row["Median"][0], median(trips))
     own.time(f"{what}: round trip max", row["Longest"][0], max(trips))
-    said = re.match(r"-?\d+", row["Retransmitted"][0])
+    said = re.match(r"\d+", row["Retransmitted"][0])
     own.count(f"{what}: retransmits", said[0] if said else "", one.counted(key, "retransmits") or 0)
 
 

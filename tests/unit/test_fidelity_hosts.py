@@ -422,6 +422,15 @@ def test_what_tcp_has_lost_since_matters_only_where_it_holds_the_collective_back
     assert (at_rate.ok, at_rate.severity) == (False, "untrusted")
 
 
+def test_queues_that_overflow_leave_windows_smaller_than_they_were() -> None:
+    # a ring of eight took 60.4 ms before steps whose double trees overflowed ports of a leaf, and 67.7 after them
+    lone = BaselineTimes(attempts(0.0604), attempts(0.0677), path_s=0.0604, resent=199, overflowed=True)
+    assert network_as_before(lone, exact=True).ok is True
+    assert network_as_before(dataclasses.replace(lone, resent=0), exact=True).severity == "untrusted"
+    far = network_as_before(dataclasses.replace(lone, after=attempts(0.09)), exact=True)
+    assert (far.ok, far.severity) == (False, "caution")
+
+
 def test_rates_that_bbr_remembers_hold_the_collective_back_after_losses() -> None:
     # 115 ms before, 127 after six ranks' steps whose queues overflowed, on a network that nobody touched
     before, after = attempts(0.115), attempts(0.127)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ def test_more_bytes_than_a_rank_reports_are_named_but_headers_are_not() -> None:
     assert found.ok is False
 
 
+def test_datagrams_may_come_more_than_once_but_none_may_be_missing() -> None:
+    twice = [step(0, 1_000_000, 0), step(1, 0, 2_000_000)]
+    assert bytes_witnessed(HOSTS, twice, repeats=True).ok is True
+    found = bytes_witnessed(HOSTS, [*twice, step(0, 1000, 0, 1), step(1, 0, 900, 1)], repeats=True)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert found.sentence == (
+        "In trial 1 rank 0 on east1 says that it sent 1000 bytes to rank 1 on west1, which took in 900 from it."
+    )
+
+
 def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     forged = [step(0, 1000, 1000), step(1, 1000, 1000)]
     assert bytes_witnessed(HOSTS, forged, [CardClaim("east1", "sent", 1000, 1100)]).ok is True
@@ -93,6 +104,13 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     assert (found.ok, found.severity, found.measured) == (False, "untrusted", "-20 ms")
     assert found.sentence == ("In trial 2 rank 1 on west1 took 20 ms for forward; the plan asks for 40 ms.")
     assert compute_as_asked([]).ok is None
+    said = replace(honest, followed_s=0.02)  # of which an operation that waits for it knows better
+    found = compute_as_asked([said])
+    assert (found.ok, found.measured) == (False, "-20 ms")
+    assert found.sentence.endswith(
+        " took 40 ms for forward; the plan asks for 40 ms. What waits for it began after 20 ms."
+    )
+    assert compute_as_asked([replace(honest, followed_s=0.04)]).ok is True
 
 
 @pytest.mark.parametrize(
@@ -235,6 +253,10 @@ def test_which_packets_queues_drop_makes_steps_differ() -> None:
     uneven = steps(0.0721, 0.0721, 0.134, resent=7)
     assert steps_alike(uneven, dropped=12).ok is True
     assert steps_alike(uneven, dropped=0).ok is False
+    # a clean run, whose fourth of five steps overflowed the WAN's queue and left windows smaller
+    left = steps(0.08174, 0.08044, 0.0821, 0.08386)
+    assert steps_alike(left, dropped=30).ok is True
+    assert steps_alike(left).ok is False
 
 
 def test_steps_need_not_be_alike_where_chance_has_a_part() -> None:

@@ -324,13 +324,33 @@ def test_of_steps_whose_queues_overflow_the_median_is_told(monkeypatch: pytest.M
 
     monkeypatch.setattr(simulation._Simulation, "run", noted)
     scenario = load_scenario(FAR)
-    for queue, least, most in (("60 kB", 3, 10), ("40 MB", 2, 2)):
+    for queue, least, most in (("60 kB", 3, 10), ("40 MB", 3, 4)):
         took.clear()
         changes = {"transport.congestion_control": "reno", "topology.wan.0.queue": queue, "warmup": 1}
         job = job_of(scenario.changed(changes, "a test"), Scale())
         told_s = prepared(job, job.scenario.algorithms[0]).play().step_time_s
         assert least <= len(took) <= most
         assert told_s == sorted(took[1:])[(len(took) - 2) // 2]
+
+
+def test_windows_that_the_first_step_opens_stay_open_in_the_steps_that_are_told() -> None:
+    """The hierarchical all-reduce uses connections that no all-reduce before the steps has used."""
+    four = {
+        "ranks": 4,
+        "warmup": 0,
+        "algorithms": ["hierarchical"],
+        "workload": {"collectives": [{"collective": "all_reduce", "size": "4 MiB"}], "compute": "5 ms"},
+        "transport": {"congestion_control": "reno"},
+        "topology": {
+            "name": "pair",
+            "mtu": 9000,
+            "buildings": {name: {"hosts": 2, "nic": {"rate": "10 Gbit/s"}} for name in ("east", "west")},
+            "wan": [{"a": "east", "b": "west", "rate": "10 Gbit/s", "delay": "2 ms"}],
+        },
+    }
+    step = prepared(job_of(load_scenario({**FAR, **four}), Scale()), "hierarchical")
+    assert replace(step, before=step.before._replace(told=1)).play().step_time_s > 0.02
+    assert step.play().step_time_s == pytest.approx(0.01276, rel=0.01)
 
 
 def test_how_many_packets_are_played_at_the_most_is_ones_own_to_say() -> None:

@@ -150,7 +150,7 @@ def test_a_shard_is_one_variant_and_at_most_ten_trials() -> None:
 def test_shards_follow_each_other_in_time_and_are_numbered_through() -> None:
     first, second = cut(scenario(12, "ring"))
     happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
-    reading = {"time_s": 0.2, "rank": 0, "retransmits": 3}
+    reading = {"time_s": 0.2, "rank": 0, "peer": 1, "dscp": 0, "channel": 0, "retransmits": 3}
     parts = [
         result(first, [1.0, 1.0]),
         replace(result(second, [1.5]), events=happened, sockets=[reading]),
@@ -168,6 +168,26 @@ def test_shards_follow_each_other_in_time_and_are_numbered_through() -> None:
     counted = [link["bytes"] for link in links if link["direction"] == "a_to_b"]
     assert counted == [0, 1000, 2000, 2000, 3000]
     assert [link["time_s"] for link in links] == sorted(link["time_s"] for link in links)
+
+
+@pytest.mark.parametrize(("first", "second"), [(80, 5), (5, 80)])
+def test_connections_of_later_shards_do_not_take_their_counts_back(first: int, second: int) -> None:
+    """Each shard makes its connections anew, and moves the very same bytes over them."""
+    twelve = scenario(12, "ring")
+    same = {"rank": 0, "peer": 1, "dscp": 0, "channel": 0, "rtt_s": 0.01, "bytes_acked": 1000}
+    results = [
+        replace(
+            result(part, [1.0]),
+            sockets=[
+                {**same, "time_s": 0.2, "retransmits": 3},
+                {**same, "time_s": 0.9, "retransmits": count},
+            ],
+        )
+        for part, count in zip(cut(twelve), (first, second), strict=True)
+    ]
+    (variant,) = merge_variants(twelve, Scale(), results, merge_records(results))
+    (connection,) = variant.connections
+    assert connection.retransmits == 85
 
 
 def reading(time_s: float, packets: int) -> LinkSample:

@@ -1,6 +1,7 @@
 """Runs in a guest, each distorted in another way: `python -m tests.virtual.distortions_inside OUT [NAME...]`.
 
-What came of each stands in OUT/distortions.json: step times, the verdict, and the invariants that did not hold.
+What came of each stands in OUT/distortions.json: step times, the verdict, and the invariants that did not hold. Kinds
+that stand there already are not run again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +55,18 @@ trials: 8
 warmup: 2
 scale: {size_scale: 1}
 """
+DATAGRAMS = "datagrams: "  # before names of what ranks do that send datagrams
+CLEAN = "clean: "  # before a scenario's file and one of its variants, with nothing wrong
+REPOSITORY = Path(__file__).parents[2]
+# what clean runs are made of; shipped scenarios at a size scale that makes of messages a few packets, four at least
+SHAPES: dict[str, list[str]] = {
+    "tests/bench/clean/collectives.yaml": [],
+    "tests/bench/clean/training.yaml": [],
+    **{
+        f"scenarios/{name}.yaml": [f"scale.size_scale={size_scale}", "trials=3"]
+        for name, size_scale in (("quickstart", 4000), ("backbone", 4000), ("crosspipe", 20000))
+    },
+}
 SITE = """
 import os, sys
 if "testbed.ranks.launcher" in sys.orig_argv:
@@ -165,20 +180,49 @@ class DistortedMachine(ThisMachine):
 
 
 def all_names() -> list[str]:
-    """Nothing, then every kind of distortion, those of ranks and sockets in all steps and in one."""
+    """Nothing, then every kind: those of ranks and sockets in all steps and in one, the network's, with datagrams."""
     lies = [name for name in [*LIES, *SOCKET_OPTIONS] if name != NOTHING]
-    return [NOTHING, *(name + when for name in lies for when in ("", ONE_STEP)), *NETWORK]
+    own = [name + when for name in lies for when in ("", ONE_STEP)]
+    of_datagrams = [
+        *LIES,
+        *(name for name, (level, *_) in SOCKET_OPTIONS.items() if level != socket.IPPROTO_TCP),
+    ]
+    return [NOTHING, *own, *NETWORK, *(DATAGRAMS + name for name in of_datagrams)]
+
+
+def clean_names() -> list[str]:
+    """Every variant of every scenario of clean runs."""
+    return [
+        f"{CLEAN}{file} {variant}"
+        for file, settings in SHAPES.items()
+        for variant in load_scenario(REPOSITORY / file, settings).variant_names
+    ]
+
+
+def scenario_of(name: str, file: Path) -> Scenario:
+    """What runs under a name. file: of the scenario that is distorted."""
+    if name.startswith(CLEAN):
+        which, variant = name.removeprefix(CLEAN).split(" ")
+        whole = load_scenario(REPOSITORY / which, SHAPES[which])
+        if whole.variants is not None:
+            return whole.variant(variant)
+        return whole.model_copy(update={"algorithms": (whole.named_algorithms[variant],)})
+    return load_scenario(file, ["transport={kind: datagram}"] if name.startswith(DATAGRAMS) else [])
 
 
 def run_distorted(name: str, file: Path, folder: Path) -> dict[str, Any]:
     """Run the scenario, distorted so; what came of it."""
     machine = DistortedMachine(NetworkBackend("netem", "system"))
     machine.planted = NETWORK.get(name)
-    os.environ["RANK_LIE"] = NOTHING if machine.planted else name
+    honest = machine.planted is not None or name.startswith(CLEAN)
+    os.environ["RANK_LIE"] = NOTHING if honest else name.removeprefix(DATAGRAMS)
+    scenario = scenario_of(name, file)
+    size_scale = scenario.scale.size_scale if scenario.scale else 1
+    scale = Scale(size_scale if isinstance(size_scale, float | int) else 1)
     said: list[str] = []
     progress = Progress(phase=said.append, step=lambda done, total: None)
     try:
-        (variant,) = execute(load_scenario(file), machine, Scale(), folder, progress).variants
+        (variant,) = execute(scenario, machine, scale, folder, progress).variants
     except (TestbedError, OSError, ValueError) as error:
         return {"status": "failed", "failed": {"the run": str(error)[:300]}, "steps_s": []}
     failed = {entry.name: entry.sentence for entry in variant.verdict.failed}
@@ -196,16 +240,19 @@ def main() -> None:
     """Run all of them, and write down what came of each."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or all_names()
     site = folder / "site"
-    site.mkdir(parents=True)
+    site.mkdir(parents=True, exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
     os.environ["PYTHONPATH"] = f"{site}:{os.environ['PYTHONPATH']}"
     file = folder / "distorted.yaml"
     file.write_text(SCENARIO)
-    found = {}
-    for number, name in enumerate(names):
-        found[name] = run_distorted(name, file, folder / f"run-{number}")
-        print(name, json.dumps(found[name]), flush=True)
-        (folder / "distortions.json").write_text(json.dumps(found, indent=1))
+    kept = folder / "distortions.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    for name in names:
+        if name not in found:
+            with tempfile.TemporaryDirectory() as scratch:
+                found[name] = run_distorted(name, file, Path(scratch) / "run")
+            print(name, json.dumps(found[name]), flush=True)
+            kept.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks that lie, each in a step of its own among honest ones: the verdict names each lie and its step."""
+"""Ranks that lie, in a step among honest ones: the verdict names each lie and its step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.virtual.conftest import REPOSITORY, Person
+from tests.virtual.distortions_inside import DATAGRAMS
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -28,6 +29,14 @@ LIES = {
         ": IP_TOS 0 -> 184, seen at ",
     ),
 }
+OF_DATAGRAMS = {
+    "a tenth more bytes said, one rank@1": (
+        "bytes_witnessed",
+        "In trial 1 rank 1 on east2 says that it sent ",
+        ", which took in ",
+    ),
+    "sockets left marked@3": LIES["sockets left marked@6"],
+}
 
 
 def test_each_lie_is_named_with_its_step(person: Person) -> None:
@@ -36,12 +45,14 @@ def test_each_lie_is_named_with_its_step(person: Person) -> None:
     if person.prefix:
         folder.chmod(0o777)
     python = ("env", f"PYTHONPATH={REPOSITORY}", f"HOME={person.home}", sys.executable)
-    inside = (*python, "-m", "tests.virtual.distortions_inside", str(folder), ";".join(LIES))
+    told = {";".join(LIES): LIES, DATAGRAMS + ";".join(OF_DATAGRAMS): OF_DATAGRAMS}
+    inside = (*python, "-m", "tests.virtual.distortions_inside", str(folder), *told)
     done = person.call("virtual", "exec", "--writable", str(folder), "--", *inside, timeout_s=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (found,) = json.loads((folder / "distortions.json").read_text()).values()
-    assert found["status"] == "untrusted"
-    for lie, (name, *words) in LIES.items():
-        assert name in found["failed"], lie
-        for part in words:
-            assert part in found["failed"][name], lie
+    found = json.loads((folder / "distortions.json").read_text())
+    for names, lies in told.items():
+        assert found[names]["status"] == "untrusted"
+        for lie, (name, *words) in lies.items():
+            assert name in found[names]["failed"], lie
+            for part in words:
+                assert part in found[names]["failed"][name], lie

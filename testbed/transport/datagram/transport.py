@@ -18,6 +18,7 @@ from testbed.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.transport.datagram.pair import DatagramPair
 from testbed.transport.datagram.settings import WINDOW_PRODUCTS, DatagramSettings
 from testbed.transport.mesh import Mesh
+from testbed.transport.socket_options import Options, read_options
 from testbed.transport.sockets import MeshSettings, glance
 from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts
@@ -234,6 +235,14 @@ class DatagramTransport(Mesh):
             sent, came = pair.datagrams_out - pair.datagrams_cut, pair.datagrams_in
             own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
             found[peer] = found.get(peer, WireCounts()).plus(WireCounts(0, *own))
+        return found
+
+    def socket_options(self) -> dict[tuple[int, object], Options]:
+        """See Mesh; of datagrams' sockets, too."""
+        found = super().socket_options()
+        for (peer, _), pair in self._pairs.items():
+            if pair.lost is None:
+                found |= {(peer, (pair, path)): read_options(sock) for path, sock in enumerate(pair.sockets)}
         return found
 
     def state_words(self, peers: Iterable[int]) -> str:
