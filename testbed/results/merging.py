@@ -16,6 +16,7 @@ from testbed.results.pauses import merged
 from testbed.results.rates import rates_of
 from testbed.results.records import COUNTERS
 from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
+from testbed.results.serving_summary import answers_of
 from testbed.results.shards import Record, ShardRecord, ShardVariant
 from testbed.results.socket_use import socket_use
 from testbed.results.summary import (
@@ -117,7 +118,7 @@ def merge_variants(
             steps=steps,
             readings=readings,
             connections=socket_use(socket_readings, steps, [host.building for host in hosts], scale),
-            expected_wan_bytes=own[0].expected_wan_bytes,
+            expected_wan_bytes=statistics.median(part.expected_wan_bytes for part in own),
             verdict=merge_verdicts([part.verdict for part in own]).document(),
             predicted_s=_predicted_s(own),
         )
@@ -130,7 +131,7 @@ def merge_variants(
             figures["events"] = own[0].events
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
-        figures |= {"serving": _middle(own).serving, "decoding": _middle(own).decoding}
+        figures |= answers_of(variant, own)
         figures["pauses"] = merged([part.pauses for part in own])
         figures["port_drops"] = merged_ports([part.port_drops for part in own])
         figures["training"] = training = _training(own, steps, scale)
