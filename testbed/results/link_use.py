@@ -118,7 +118,9 @@ def wan_use(
                     "plane": link.plane,
                     "direction": direction,
                     "rate_bps": scale.real_bps(rate_bps),
-                    "bytes": round(scale.real_bytes(statistics.median(crossed[step].bytes for step in whole))),
+                    "bytes": round(
+                        scale.real_bytes(statistics.median(crossed[step].bytes for step in whole))
+                    ),
                     "utilisation": statistics.median(shares[step] for step in whole),
                     "queue_peak_bytes": round(
                         scale.real_bytes(max(count.queue_peak_bytes for count in crossed))

@@ -66,6 +66,8 @@ def check_serving(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
         checks.same(f"{what}: distribution", said, nearest_rank(latencies, share), 1e-6)
     objective_s = quantity(get(own.settings, "workload.inference.slo"))
     checks.same(f"{what}: objective", shown["objective_s"], objective_s)
+    share = quantity(get(own.settings, "workload.inference.slo_share"))
+    checks.same(f"{what}: objective's share", shown["objective_share"], share)
     within = sum(one <= objective_s for one in latencies) / (len(latencies) + lost)
     checks.same(f"{what}: within the objective", shown["within"], within)
     offered = arrived / sum(step.last_arrival_s for step in steps)
