@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from testbed.config import ConfigError, load_topology
 from testbed.config.scenario import Scenario, load_scenario
@@ -17,7 +18,7 @@ from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.model.latency import at_share, request_times
 from testbed.model.predicting import predict
-from testbed.model.requests import served_step, serving_figures
+from testbed.model.requests import ServedStep, served_step, serving_figures
 from testbed.results.serving import Serving
 from testbed.scale import Scale
 from testbed.workload.plan import QUEUE, Computing, JobPlan
@@ -304,7 +305,11 @@ def test_figures_are_of_all_steps_that_were_measured() -> None:
     made = [job(rate=2000, requests=requests) for requests in (60, 30)]
     serving = made[0].workload.serving
     assert serving is not None
-    steps = [served_step(one, "ring", predict(one, "ring").spans) for one in made]
+    kept = TypeAdapter(ServedStep)  # as shards keep them in a file
+    steps = [
+        kept.validate_json(kept.dump_json(served_step(one, "ring", predict(one, "ring").spans)))
+        for one in made
+    ]
     found, *single = (
         Serving.model_validate(serving_figures(serving.spec, own)) for own in (steps, steps[:1], steps[1:])
     )
