@@ -150,37 +150,58 @@ def _served(own: MeasuredVariant, step: Step, checks: Checks) -> ServedStep:
     decided = spec.get("retry") is not None or spec["dispatch"] != "turns"
     closed = _named(step, "closed" if decided else "batch", "pause", stream="arrivals")
     went = _named(step, "batch", "pause") if decided else closed
-    answers = {
-        word: _named(step, word, "recv")
-        for word in (("token",) if "generation" in spec else ("answer", "scores"))
-    }
+    words = ("token",) if "generation" in spec else ("answer", "scores")
+    answers = [_named(step, word, "recv") for word in words]
+    within_s = 1e-8 if own.run.manifest["clock"]["kind"] == "virtual" else 1e-3
+
+    def time_s(entry: Record) -> float:
+        return own.run.seconds(entry["end_s"] - step.start_s)
+
+    closed_s = [time_s(closed[number][0]) for number in range(len(batches))]
+    retry_s = quantity(get(spec, "retry.after", 0.0))
+    sendings = _sendings(
+        {number: time_s(one) for number, (one,) in went.items()}, closed_s, retry_s, within_s
+    )
+    size, wait_s = int(spec["batching"]["size"]), quantity(spec["batching"]["wait"])
     found: list[Request] = []
     lost = again = 0
     for number, members in enumerate(batches):
-        (reading,) = closed[number]
-        closed_s = own.run.seconds(reading["end_s"] - step.start_s)
-        size = int(spec["batching"]["size"])
-        wait_s = quantity(spec["batching"]["wait"])
         full = len(members) == size
         asked_s = arrivals[members[-1]] if full else arrivals[members[0]] + wait_s
-        checks.near(f"{what}: a batch goes", closed_s, asked_s, 1e-8)
+        checks.near(f"{what}: a batch goes", closed_s[number], asked_s, within_s)
         counted = [one for one in members if one >= spec["not_counted"]]
-        if len(went[number]) > 1:
-            again += len(members)
-        here = [
-            own.run.seconds(entry["end_s"] - step.start_s)
-            for word in answers
-            for entry in answers[word][number]
-            if entry["rank"] == reading["rank"]
+        again += len(members) if len(sendings[number]) > 1 else 0
+        here = closed[number][0]["rank"]
+        tries = [
+            [time_s(entry) for named in answers for entry in named[sending] if entry["rank"] == here]
+            for sending in sendings[number]
         ]
-        if not here:
+        parts = max(map(len, tries))
+        if not parts:
             lost += len(counted)
             continue
-        # of what was sent more than once the first answer counts
-        last_s = min(here) if len(went[number]) > 1 else max(here)
-        found += [Request(arrivals[one], closed_s, min(here), last_s) for one in counted]
+        # of what was sent more than once the first whole answer counts
+        first = min((times for times in tries if len(times) == parts), key=max)
+        found += [Request(arrivals[one], closed_s[number], min(first), max(first)) for one in counted]
     lasted_s = own.run.seconds(step.operations_s)
     return ServedStep(tuple(found), len(arrivals), arrivals[-1], lost, again, lasted_s)
+
+
+def _sendings(
+    went_s: Mapping[int, float], closed_s: Sequence[float], retry_s: float, within_s: float
+) -> list[list[int]]:
+    """By batch the numbers under which it went: as it was closed, and again when no answer had come for so long."""
+    found: list[list[int]] = [[] for _ in closed_s]
+    last_s = [float("-inf")] * len(closed_s)
+    fresh = 0
+    for number in sorted(went_s):
+        if fresh < len(closed_s) and abs(went_s[number] - closed_s[fresh]) <= within_s:
+            batch, fresh = fresh, fresh + 1
+        else:
+            batch = min(range(len(closed_s)), key=lambda one: abs(last_s[one] + retry_s - went_s[number]))
+        found[batch].append(number)
+        last_s[batch] = went_s[number]
+    return found
 
 
 def _named(step: Step, word: str, operation: str, stream: str | None = None) -> Mapping[int, list[Record]]:
