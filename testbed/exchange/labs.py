@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from testbed.exchange.account import Element, number, unused
 from testbed.exchange.containerlab import HOST, KIND_LABEL, NETEM_FILE, SCALE_LABEL
 from testbed.exchange.found import Edge, Found, Node, Way
 from testbed.exchange.interface_names import linux_name
-from testbed.exchange.netem_script import Setting, read_script
+from testbed.exchange.netem_script import Setting, read_script, tc_setting
 
 BRIDGES = ("bridge", "ovs-bridge")
 _ONE_ENDED = ("host", "mgmt-net", "macvlan")
@@ -61,6 +61,7 @@ class _Lab:
     links: list[Element] = field(default_factory=list)
     settings: dict[End, Setting] = field(default_factory=dict)
     used: set[End] = field(default_factory=set)
+    of_nodes: list[Setting] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -73,6 +74,7 @@ class _Lab:
         self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
         ends = list(self._links())
         self._name_other_keys()
+        self._place_settings(self.of_nodes, ends)
         if required or script.is_file():
             self._read_settings(script, ends)
         hosts = self._hosts(ends)
@@ -120,9 +122,20 @@ class _Lab:
         if "kind" not in values and "kind" in self._mapping(("groups", str(values.get("group")))):
             node.use("group")
         commands = values.get("exec")
-        for command in commands if isinstance(commands, list) else ():
-            if re.search(r"\btc\b|\bnetem\b", str(command)):
-                self.left_out.append(f"{node.where}: exec of {name}: {command}")
+        commands = list(map(str, commands)) if isinstance(commands, list) else []
+        others = []
+        for command in commands:
+            where = f"{node.where}: exec of {name}: {command}"
+            if (setting := tc_setting(where, name, command, self._scale())) is not None:
+                self.of_nodes.append(setting)
+                continue
+            others.append(command)
+            if re.search(r"\btc\b|\bnetem\b", command):
+                self.left_out.append(where)
+        if commands:
+            node.attributes |= {"exec": others}
+        if commands and not others:
+            node.use("exec")
         labels = {key: value for key, value in (values.get("labels") or {}).items() if key != KIND_LABEL}
         node.attributes |= {"labels": labels} if labels else {}
         if not labels:
@@ -266,9 +279,13 @@ class _Lab:
         script = read_script(path, self._scale())
         self.left_out += script.left_out
         self.assumed += script.assumed
+        self._place_settings(script.settings, ends)
+
+    def _place_settings(self, settings: Sequence[Setting], ends: list[tuple[End, End]]) -> None:
+        """Give each setting to the interface that it is of, or name it."""
         containers = {self._container(name): name for name in self.nodes}
         known = {end for link in ends for end in link}
-        for setting in script.settings:
+        for setting in settings:
             name = containers.get(setting.container, setting.container)
             if name not in self.nodes:
                 self.left_out.append(f"{setting.where}: no node of this lab")

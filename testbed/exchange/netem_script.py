@@ -19,6 +19,19 @@ _PASSED_OVER = ("do", "then", "else", "done", "fi", "esac", "{", "}", "sudo", "t
 _SHORT = {"n": "node", "i": "interface"}
 _FLAGS = ("node", "interface", "delay", "jitter", "loss", "rate", "corruption")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_TIME, _SHARE = r"[\d.]+(?:us|ms|s)", r"[\d.]+%?"
+_TC_OPTIONS = {
+    "delay": re.compile(rf" delay ({_TIME})"),
+    "jitter": re.compile(rf" delay {_TIME} ({_TIME})"),
+    "loss": re.compile(r" loss (?:random )?([\d.]+)"),
+    "corruption": re.compile(r" corrupt ([\d.]+)"),
+    "rate": re.compile(r" rate ([\d.]+[kmg]?)bit"),
+}
+_TC = re.compile(
+    r"(?:sudo )?(?:\S*/)?tc qdisc (?:add|replace|change) dev (?P<interface>\S+)(?: root)?(?: handle \S+)? netem"
+    rf"(?P<options>(?: delay {_TIME}(?: {_TIME})?| loss (?:random )?{_SHARE}| corrupt {_SHARE}| rate [\d.]+[kmg]?bit)+)"
+)
+"""As tc has it, whose words are netem's: a distribution, a limit and all else make it one that is not known."""
 _UNITS = {"m": "min", "\N{MICRO SIGN}s": "us"}
 
 
@@ -80,6 +93,21 @@ def read_script(path: Path, scale: float) -> Script:
             f"{counted(len(others), 'command')} of {path.name} that set no link (line {shown})"
         )
     return script
+
+
+def tc_setting(where: str, container: str, command: str, scale: float) -> Setting | None:
+    """Return what a `tc qdisc ... netem` command sets, rates multiplied by `scale`; None where not all is known."""
+    match = _TC.fullmatch(" ".join(command.split()))
+    if match is None:
+        return None
+    options = {
+        name: found[1] for name, form in _TC_OPTIONS.items() if (found := form.search(match["options"]))
+    }
+    if rate := options.get("rate"):
+        digits = rate.rstrip("kmg")
+        factor = {"": 1e-3, "k": 1.0, "m": 1e3, "g": 1e6}[rate[len(digits) :]]
+        options["rate"] = repr(float(digits) * factor)
+    return Setting(where, container, match["interface"], _way(options, scale))
 
 
 def _commands(text: str) -> Iterator[tuple[int, list[str]]]:

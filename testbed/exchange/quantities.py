@@ -71,6 +71,7 @@ CARD_RATE = Quantity(
     ("nic_rate", "host_bandwidth_up", "host_bandwidth_down"), _RATES, {"nic_rate": "bit/s"}, "Gbit/s", 1.0
 )
 _KINDS = (RATE, DELAY, LENGTH, LOSS)
+_LABELS = ("label", "linklabel", "edgelabel")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
     found = []
     for name, value in element.attributes.items():
         stem, unit = _stem_and_unit(name, quantity)
+        if quantity is RATE and name.lower().replace(" ", "") in _LABELS:
+            # a label is for people: it counts where it is a rate with its unit and nothing else
+            plain, written = _split(value)
+            if plain is not None and known_unit(written, RATE) is not None and written:
+                found.append((len(RATE.stems), Figure(name, plain, written)))
+            continue
         if stem is None and quantity is not JITTER and known_unit(units.get(name, ""), quantity) is not None:
             stem = quantity.stems[-1]
         if stem is None:

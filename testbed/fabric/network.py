@@ -33,7 +33,7 @@ from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.machine_placement import MachinePlacement
 from testbed.fabric.machines import Machine
 from testbed.fabric.readback import describe, engine_of, inspect
-from testbed.fabric.selftest import path_excess, try_transfers
+from testbed.fabric.selftest import far_ends, path_excess, try_transfers
 from testbed.fabric.state import (
     CONTROLLER_FILE,
     STATE_ROOT,
@@ -208,7 +208,7 @@ class Fabric:
         self._verify_offloads()
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
-        self.engine.compensate(path_excess(plan, state.pids))
+        self.engine.compensate(path_excess(plan, state.pids), far_ends(plan))
         api = self.controller.api
         write_private(state.folder / CONTROLLER_FILE, json.dumps({"port": api.port, "token": api.token}))
         state.phase = "up"

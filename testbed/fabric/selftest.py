@@ -2,7 +2,8 @@
 
 Ping working says little: with a wrong offload setting small packets pass and TCP hangs. So bytes are sent and compared.
 The switches and wake-ups on the way take time of their own (about 0.3 ms one way through two userspace edges); what an
-idle path is measured to add is handed to the link engine, which takes it off the delay.
+idle path is measured to add is handed to the link engine, which takes it off the delay. About a third of it is the far
+edge's (seen: 0.13 of 0.41 ms); where a packet goes on by another link, that is left to the next one.
 """
 
 from __future__ import annotations
@@ -85,6 +86,16 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
                 measured_s = sorted(times)[len(times) // 4] - asked.delay_s - probe_s(asked.rate_bps)
                 excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
     return excess
+
+
+def far_ends(plan: Plan) -> dict[tuple[str, str], list[str]]:
+    """Return the Ethernet addresses of hosts and the probe node at the far end of each WAN direction."""
+    at = {
+        building.name: [plan.probe_mac(building.name), *(host.mac for host in building.hosts)]
+        for building in plan.topology.buildings
+    }
+    both = {(link.name, "a_to_b"): at[link.b] for link in plan.topology.wan}
+    return both | {(link.name, "b_to_a"): at[link.a] for link in plan.topology.wan}
 
 
 def _open(

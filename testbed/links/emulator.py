@@ -161,8 +161,9 @@ class Emulator:
                     connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
 
     def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        for name, direction, lead_s in request.get("leads", ()):
-            self.carriers[name, direction].lead_ns = max(0, round(lead_s * 1e9))
+        for name, direction, lead_s, ends in request.get("leads", ()):
+            addresses = [bytes.fromhex(address.replace(":", "")) for address in ends]
+            self.carriers[name, direction].lead(max(0, round(lead_s * 1e9)), addresses)
         for name, direction, settings in request.get("changes", ()):
             self.carriers[name, direction].settings = direction_from_json(settings)
         for direction in ("a_to_b", "b_to_a"):

@@ -264,7 +264,11 @@ class NetemEngine:
         for ports in self._directions():
             verify_classes(self._end(ports.node), ports.shaper, Shape.of(self._asked[ports.key]), self._mtu)
 
-    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
+    def compensate(
+        self,
+        excess_s: Mapping[tuple[str, str], float],
+        ends: Mapping[tuple[str, str], Collection[str]],
+    ) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""
 
     def account(self) -> EngineAccount:

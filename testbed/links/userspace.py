@@ -138,13 +138,14 @@ class UserspaceEngine:
     def verify(self) -> None:
         """Nothing: `settings` tells all."""
 
-    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
-        """Release every frame earlier by what the rest of its path adds."""
-        ask(
-            self._control,
-            "settings",
-            leads=[(name, which, excess) for (name, which), excess in excess_s.items()],
-        )
+    def compensate(
+        self,
+        excess_s: Mapping[tuple[str, str], float],
+        ends: Mapping[tuple[str, str], Collection[str]],
+    ) -> None:
+        """Release every frame earlier by what the switches around its link add."""
+        leads = [(*key, excess, list(ends.get(key, ()))) for key, excess in excess_s.items()]
+        ask(self._control, "settings", leads=leads)
 
     def account(self) -> EngineAccount:
         """All counters, as the emulator tells them."""

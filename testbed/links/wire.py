@@ -141,8 +141,21 @@ class LinkEngine(Protocol):
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Set directions anew, in place, and read them back: frames on their way keep their times. Raises LinkError."""
 
-    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
-        """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""
+    def compensate(
+        self,
+        excess_s: Mapping[tuple[str, str], float],
+        ends: Mapping[tuple[str, str], Collection[str]],
+    ) -> None:
+        """Take off each direction's delay what its path was measured to add. No delay falls below zero.
+
+        A switch on a path over several links is made up for once, by the link behind it.
+
+        Args:
+            excess_s: Of both switches and the engine between them, by link and direction.
+            ends: Ethernet addresses of those who are at home at the far end. Frames to others go on from there, so the
+                third of the excess that is the far switch's is left to the next link. A direction that is not named has
+                no such others.
+        """
 
     def darken(self, links: Collection[str]) -> None:
         """Cut links, with what is on its way in them; their ends do not see it. Raises LinkError."""

@@ -12,7 +12,7 @@ from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
 from testbed.model.predicting import MOST_PACKETS, prepared
-from testbed.model.requests import serving_figures
+from testbed.model.requests import served_step, serving_figures
 from testbed.notebooks import html_table
 from testbed.paths.queues import ShortQueue, short_queues
 from testbed.scale import Scale
@@ -77,7 +77,8 @@ def predict_all(
         step_s = scale.real_s(timeline.step_time_s)
         served = None
         if job.workload.serving:
-            served = serving_figures(job.as_carried(timeline.carried), algorithm, timeline.spans)
+            own = served_step(job.as_carried(timeline.carried), algorithm, timeline.spans)
+            served = serving_figures(job.workload.serving.spec, [own])
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = () if by_packets else tuple(short_queues(job.scenario.topology.resolve()))
         found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short, served, by_packets)

@@ -4,59 +4,146 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed.config import Host, Topology
+from testbed.config.inference import InferenceSpec
 from testbed.job.declared import Pairs, total
 from testbed.job.job import Job
 from testbed.model.latency import RequestTime, at_share, request_times
 from testbed.model.split import Spans
 from testbed.scale import Scale
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.serving import Serving
+from testbed.workload.serving import Serving, card_of
 
 SHARES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
 HOUR_S = 3600.0
 Key = tuple[str, str]
 
 
-def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None = None) -> dict[str, Any]:
-    """Of measured spans or of the model's. sent: payload by ranks, emulated; None for what the plan has."""
+@dataclass(frozen=True)
+class LinkLoad:
+    """Payload that one direction of a link had to carry in a step, by the plan and as it was sent; real bytes."""
+
+    name: str
+    rate_bps: float
+    expected: float
+    observed: float
+
+
+@dataclass(frozen=True)
+class ServedStep:
+    """What one step of requests came to; real seconds and bytes.
+
+    arrived: requests, the last of them at last_s. lost: those that count and that nobody answered. busy_s: of each
+    card, by name. failures: what was sent again and the outages, as results' `Serving` has them. predicted_s: latencies
+    by the model, where it says something.
+    """
+
+    times: tuple[RequestTime, ...]
+    arrived: int
+    last_s: float
+    lost: int
+    step_s: float
+    busy_s: Mapping[str, float]
+    links: tuple[LinkLoad, ...]
+    failures: Mapping[str, Any]
+    predicted_s: tuple[float, ...] | None = None
+
+
+def served_step(
+    job: Job,
+    algorithm: str,
+    spans: Spans,
+    sent: Pairs | None = None,
+    predicted_s: tuple[float, ...] | None = None,
+) -> ServedStep:
+    """Return what one step came to, from measured spans or the model's.
+
+    Args:
+        job: As it was carried out.
+        algorithm: Of the variant.
+        spans: When each operation of each rank began and ended, emulated seconds from the step's start.
+        sent: Payload by ranks, emulated; None for what the plan has.
+        predicted_s: Latencies by the model, where spans are measured.
+    """
     serving, scale = job.workload.serving, job.scale
     assert serving is not None
     times = request_times(serving, spans, scale)
-    spec = serving.spec
-    waited = sorted(one.latency_s for one in times)
-    step_s = scale.real_s(max(end for own in spans for _, end in own))
     pairs = total(job.workload.pairs(algorithm).values())
-    links = _links(job.topology, job.hosts, pairs, pairs if sent is None else sent, step_s, scale)
-    busy_s = {card: scale.real_s(seconds) for card, seconds in serving.computing_s.items()}
-    capacity, limited_by = _capacity(serving, job.hosts, busy_s, links)
-    cards, lost = len(busy_s), _lost(serving)
-    answered = len(serving.arrivals_s) - lost
+    return ServedStep(
+        tuple(times),
+        len(serving.arrivals_s),
+        serving.arrivals_s[-1],
+        _lost(serving),
+        scale.real_s(max(end for own in spans for _, end in own)),
+        {job.hosts[card].name: scale.real_s(seconds) for card, seconds in serving.computing_s.items()},
+        tuple(_links(job.topology, job.hosts, pairs, pairs if sent is None else sent, scale)),
+        _failures(serving, times, job.hosts, scale),
+        predicted_s,
+    )
+
+
+def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[str, Any]:
+    """Return the figures of requests over all of these steps, as results' `Serving` has them."""
+    times = [one for step in steps for one in step.times]
+    waited = sorted(one.latency_s for one in times)
+    step_s, arrived = sum(step.step_s for step in steps), sum(step.arrived for step in steps)
+    lost = sum(step.lost for step in steps)
+    answering_s = sum(max(one.last_s for one in step.times) - step.times[0].arrival_s for step in steps)
+    busy_s = {card: sum(step.busy_s[card] for step in steps) for card in steps[0].busy_s}
+    links = _together(steps, step_s)
+    needs_s = {f"card {card}": seconds for card, seconds in busy_s.items()}
+    needs_s |= {link["name"]: len(steps) * link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
+    limit = max(needs_s, key=lambda name: needs_s[name])
+    said = [seconds for step in steps for seconds in step.predicted_s or ()]
+    card, card_s = card_of(spec), len(busy_s) * step_s / (arrived - lost)
+    last_s = sum(step.last_s for step in steps)
+    again = [step.failures for step in steps if step.failures]
     return {
         "requests": len(times),
-        "offered_per_s": serving.offered_per_s,
-        "answered_per_s": len(times) / (max(one.last_s for one in times) - times[0].arrival_s),
+        "offered_per_s": arrived / last_s if last_s else 0.0,
+        "answered_per_s": len(times) / answering_s,
         "latency": latencies(waited),
-        **_tokens(serving, times),
-        "predicted": None,
+        **_tokens(spec, times),
+        "predicted": latencies(said) if said else None,
         "objective_s": spec.objective_s,
         "objective_share": spec.objective_share,
         "within": sum(seconds <= spec.objective_s for seconds in waited) / (len(waited) + lost),
-        **_failures(serving, times, job.hosts, scale),
+        "sent_again": sum(one["sent_again"] for one in again),
+        "outages": [outage for one in again for outage in one["outages"]],
         "lost": lost,
         **_parts(times),
         "cdf_s": [at_share(waited, share) for share in SHARES],
         "busiest_card": max(busy_s.values()) / step_s,
         "links": links,
-        "capacity_per_s": capacity,
-        "limited_by": limited_by,
-        "energy_j": cards * serving.card.power_w * step_s / answered,
-        "cost_usd": 1e6 * cards * serving.card.hourly_usd * step_s / HOUR_S / answered,
+        "capacity_per_s": arrived / needs_s[limit],
+        "limited_by": limit,
+        "energy_j": card.power_w * card_s,
+        "cost_usd": 1e6 * card.hourly_usd * card_s / HOUR_S,
     }
+
+
+def _together(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
+    """Of each link what it carried in a step, the mean; steps: of one network, step_s all of their time."""
+    loads: dict[str, list[LinkLoad]] = defaultdict(list)
+    for link in (link for step in steps for link in step.links):
+        loads[link.name].append(link)
+    found = []
+    for name, own in loads.items():
+        expected, observed = sum(one.expected for one in own), sum(one.observed for one in own)
+        found.append(
+            {
+                "name": name,
+                "rate_bps": own[0].rate_bps,
+                "bytes_expected": round(expected / len(steps)),
+                "bytes_observed": round(observed / len(steps)),
+                "utilisation": observed * 8 / own[0].rate_bps / step_s,
+            }
+        )
+    return found
 
 
 def latencies(values: Sequence[float]) -> dict[str, float]:
@@ -122,11 +209,11 @@ def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> st
     return f"card {hosts[dispatching.nodes[server.node][1 + server.turns[0]]].name}"
 
 
-def _tokens(serving: Serving, times: Sequence[RequestTime]) -> dict[str, Any]:
+def _tokens(spec: InferenceSpec, times: Sequence[RequestTime]) -> dict[str, Any]:
     """Of answers that come in several parts."""
-    tokens = len(serving.answers[0].arrives)
-    if serving.spec.generation is None:
+    if spec.generation is None:
         return {}
+    tokens = spec.generation.output_tokens
     found = {"first_token": latencies([one.first_s - one.arrival_s for one in times])}
     if tokens > 1:
         found["per_token"] = latencies([(one.last_s - one.first_s) / (tokens - 1) for one in times])
@@ -141,9 +228,9 @@ def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
 
 
 def _links(
-    topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, step_s: float, scale: Scale
-) -> list[dict[str, Any]]:
-    """All that payload went over, in real figures: cards of hosts, nodes' network cards, between buildings."""
+    topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, scale: Scale
+) -> Iterator[LinkLoad]:
+    """All that payload went over: cards of hosts, nodes' network cards, between buildings."""
     rates: dict[Key, float] = {}
     ways = _Ways(topology, hosts, rates)
     counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
@@ -152,20 +239,9 @@ def _links(
             if size_bytes and source != target:
                 for key in ways.of(source, target):
                     count[key] += size_bytes
-    found = []
     for key in sorted(counts[0].keys() | counts[1].keys()):
-        rate_bps = scale.real_bps(rates[key])
-        planned, seen = (round(scale.real_bytes(count[key])) for count in counts)
-        found.append(
-            {
-                "name": f"{key[0]}, {key[1]}",
-                "rate_bps": rate_bps,
-                "bytes_expected": planned,
-                "bytes_observed": seen,
-                "utilisation": seen * 8 / rate_bps / step_s,
-            }
-        )
-    return found
+        planned, seen = (scale.real_bytes(count[key]) for count in counts)
+        yield LinkLoad(f"{key[0]}, {key[1]}", scale.real_bps(rates[key]), planned, seen)
 
 
 class _Ways:
@@ -206,13 +282,3 @@ class _Ways:
     def _put(self, key: Key, rate_bps: float) -> Key:
         self.rates[key] = rate_bps
         return key
-
-
-def _capacity(
-    serving: Serving, hosts: Sequence[Host], busy_s: Mapping[int, float], links: Sequence[Mapping[str, Any]]
-) -> tuple[float, str]:
-    """Requests per second at which what has most work for all of them has it all the time, and what that is."""
-    needs_s = {f"card {hosts[card].name}": seconds for card, seconds in busy_s.items()}
-    needs_s |= {link["name"]: link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
-    most = max(needs_s, key=lambda name: needs_s[name])
-    return len(serving.arrivals_s) / needs_s[most], most

@@ -19,7 +19,8 @@ FLOPS = 2  # of a token and a parameter that works on it, each time (arXiv:2001.
 class StepWork:
     """Of a step: tokens; seconds that computing alone takes, spread over all accelerators as quick as they are.
 
-    utilisation: part of the accelerators' peak that computing reaches while it lasts. sequences: 0 in older searches.
+    utilisation: part of the accelerators' peak that the model's own arithmetic reaches while computing lasts.
+    sequences: 0 in older searches.
     """
 
     tokens: int
@@ -36,7 +37,12 @@ class StepWork:
         return self.sequences / step_time_s
 
     def model_flops_utilisation(self, step_time_s: float) -> float:
-        """MFU: what the model's own arithmetic is of the accelerators' peak (arXiv:2204.02311, appendix B)."""
+        """Return the MFU: the model's own arithmetic as a part of the accelerators' peak.
+
+        By arXiv:2204.02311, appendix B, that is 6 operations for each token and parameter of a matrix that multiplies
+        it, the output layer's included (arXiv:2104.04473, equation 3), and those of attention's scores where the
+        scenario counts them. Embeddings are looked up, and norms are next to nothing.
+        """
         return self.utilisation * self.computing_s / step_time_s
 
 
@@ -47,7 +53,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
         return None
     blocks, before, after = layers_of(workload.model)
     scores = scores_of(workload).parameters * len(blocks)
-    active = sum(layer.active for layer in (*blocks, before, after)) + scores
+    arithmetic = active = sum(layer.active for layer in (*blocks, before, after)) + scores
     if workload.parallelism is None:
         # as its computing is counted: with the embeddings, which are no stage's
         active = sum(parameter.active for parameter in parameters(workload.model)) + scores
@@ -61,4 +67,4 @@ def step_work(scenario: Scenario) -> StepWork | None:
     # ranks with the workload's accelerator that would compute as quickly
     ranks = sum(1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks))
     computing_s = PASSES * FLOPS * active * tokens / (ranks * each * workload.flops)
-    return StepWork(tokens, computing_s, workload.flops_utilisation, many)
+    return StepWork(tokens, computing_s, workload.flops_utilisation * arithmetic / active, many)

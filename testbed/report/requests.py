@@ -50,7 +50,7 @@ def serving_words(variant: str, found: Serving | None) -> list[str]:
         return []
     first, *failures = served_words(variant, found)
     parts = found.p99_parts.document()
-    where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] > 0)
+    where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] >= 1e-9)
     full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
     return [first, f"{variant}: the p99 request's time: {where}; {full}.", *failures]
 

@@ -33,6 +33,15 @@ class TokenParts(ResultModel):
     put_s: float
 
 
+class DecodedSteps(ResultModel):
+    """Each token of a shard's steps, seconds; predicted_s: one step's by the model, where it says something."""
+
+    times_s: tuple[float, ...]
+    predicted_s: tuple[float, ...] | None
+    parts: TokenParts
+    cached: bool
+
+
 class Decoding(ResultModel):
     """Tokens of all measured steps; each rank decodes as many sequences as the scenario's `batch`."""
 

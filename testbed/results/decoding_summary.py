@@ -11,6 +11,7 @@ from testbed.job.job import Job
 from testbed.job.workloads.decode import CACHED
 from testbed.model import Timeline
 from testbed.model.latency import at_share
+from testbed.results.decoding import DecodedSteps, TokenParts
 from testbed.results.summary import StepResult, undisturbed
 from testbed.results.training_summary import spans_of
 from testbed.workload.plan import JobPlan
@@ -27,10 +28,10 @@ _PARTS = {
 }
 
 
-def decoding_summary(
+def decoded_steps(
     job: Job, steps: Sequence[StepResult], samples: Sequence[Mapping[str, Any]], predicted: Timeline | None
-) -> dict[str, Any] | None:
-    """As results' `Decoding` has it; None of a job that decodes nothing."""
+) -> DecodedSteps | None:
+    """Return what measured steps decoded; None of a job that decodes nothing."""
     plan = job.workload.plan
     tokens = tokens_of(plan)
     if not tokens:
@@ -48,12 +49,28 @@ def decoding_summary(
     sent = [sum(step.sent_bytes.values()) for step in undisturbed(steps)]
     slowest_bps = min(host.nic.rate_bps for host in job.hosts)
     parts["put_s"] = real_s(sum(sent) * 8 / slowest_bps / each)
+    return DecodedSteps(
+        times_s=tuple(times),
+        predicted_s=None if said is None else tuple(said),
+        parts=TokenParts(**parts),
+        cached=(job.scenario.workload.options or {}).get("handles") == CACHED,
+    )
+
+
+def decoding_figures(shards: Sequence[DecodedSteps]) -> dict[str, Any]:
+    """Return the figures of all tokens of a variant, as results' `Decoding` has them."""
+    times = [seconds for one in shards for seconds in one.times_s]
+    said = [seconds for one in shards for seconds in one.predicted_s or ()]
+    parts = {
+        name: sum(getattr(one.parts, name) * len(one.times_s) for one in shards) / len(times)
+        for name in TokenParts.model_fields
+    }
     return {
         "tokens": len(times),
         "token_s": quantiles(times),
-        "predicted": said and quantiles(said),
+        "predicted": quantiles(said) if said else None,
         "parts": parts,
-        "cached": (job.scenario.workload.options or {}).get("handles") == CACHED,
+        "cached": shards[0].cached,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,12 +89,16 @@ def by_link(records: Iterable[Record]) -> dict[LinkKey, LinkReadings]:
 
 
 def wan_use(
-    topology: Topology, readings: Mapping[LinkKey, LinkReadings], steps: Sequence[Span], scale: Scale
+    topology: Topology,
+    readings: Mapping[LinkKey, LinkReadings],
+    steps: Sequence[Span],
+    scale: Scale,
+    whole: Collection[int],
 ) -> list[dict[str, Any]]:
-    """What steps used of every WAN direction, as `testbed.results.result.LinkUse` has it, in real units.
+    """Return what steps used of every WAN direction, as `testbed.results.result.LinkUse` has it, in real units.
 
-    Bytes and utilisation are medians over the steps; utilisation is bytes over rate x step time. Drops, losses and
-    marks are sums.
+    Bytes and utilisation are medians over those steps, by their place, that are `whole`; utilisation is bytes over rate
+    x step time. Drops, losses and marks are sums over all steps.
     """
     rows = []
     for link in topology.wan:
@@ -114,8 +118,10 @@ def wan_use(
                     "plane": link.plane,
                     "direction": direction,
                     "rate_bps": scale.real_bps(rate_bps),
-                    "bytes": round(scale.real_bytes(statistics.median(count.bytes for count in crossed))),
-                    "utilisation": statistics.median(shares),
+                    "bytes": round(
+                        scale.real_bytes(statistics.median(crossed[step].bytes for step in whole))
+                    ),
+                    "utilisation": statistics.median(shares[step] for step in whole),
                     "queue_peak_bytes": round(
                         scale.real_bytes(max(count.queue_peak_bytes for count in crossed))
                     ),

@@ -25,6 +25,8 @@ class LinkStep(ResultModel):
 class LinkUse(ResultModel):
     """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps.
 
+    Steps that lacked replicas, or in which one caught up, are left out of the medians; `steps` has all.
+
     Counters are read as each step begins and as it ends. By the real clock a reading is a few milliseconds off: what
     crosses in `beyond_s` is counted, too, so bytes are at most rate x beyond_s too many. Under the virtual clock they
     are exact.

@@ -15,7 +15,8 @@ from testbed.results.links import merged_ports
 from testbed.results.pauses import merged
 from testbed.results.rates import rates_of
 from testbed.results.records import COUNTERS
-from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
+from testbed.results.result import Bytes, InvariantRecord, Training, Variant, VerdictRecord
+from testbed.results.serving_summary import answers_of
 from testbed.results.shards import Record, ShardRecord, ShardVariant
 from testbed.results.socket_use import CONNECTION, SOCKET_COUNTERS, socket_use
 from testbed.results.summary import (
@@ -24,8 +25,9 @@ from testbed.results.summary import (
     held_against,
     middle_step,
     summarise_variant,
+    undisturbed,
 )
-from testbed.results.training_summary import limited_words
+from testbed.results.training_summary import by_tier, limited_words
 from testbed.results.work_summary import committed_work
 from testbed.scale import Scale
 
@@ -121,7 +123,7 @@ def merge_variants(
             steps=steps,
             readings=readings,
             connections=socket_use(socket_readings, steps, [host.building for host in hosts], scale),
-            expected_wan_bytes=own[0].expected_wan_bytes,
+            expected_wan_bytes=statistics.median(part.expected_wan_bytes for part in own),
             verdict=merge_verdicts([part.verdict for part in own]).document(),
             predicted_s=_predicted_s(own),
         )
@@ -134,10 +136,11 @@ def merge_variants(
             figures["events"] = own[0].events
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
-        figures |= {"serving": _middle(own).serving, "decoding": _middle(own).decoding}
+        figures |= answers_of(variant, own)
         figures["pauses"] = merged([part.pauses for part in own])
         figures["port_drops"] = merged_ports([part.port_drops for part in own])
-        figures["training"] = training = _training(own, steps, scale)
+        buildings = [topology.building(host.building).index for host in hosts]
+        figures["training"] = training = _training(own, steps, buildings, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())
         variants.append(Variant.model_validate(figures))
@@ -155,10 +158,20 @@ def _middle(own: Sequence[ShardVariant]) -> ShardVariant:
     return sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2]
 
 
-def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training:
-    """Of the shard whose step took the median; its prediction held against all steps."""
+def _training(
+    own: Sequence[ShardVariant], steps: Sequence[StepResult], buildings: Sequence[int], scale: Scale
+) -> Training:
+    """Of the shard whose step took the median; its prediction, and bytes, are of all steps. buildings: by rank."""
     training = _middle(own).training
-    changes: dict[str, Any] = {"median_step": middle_step(steps).index}
+    sent = [by_tier(step.sent_bytes, buildings, scale) for step in undisturbed(steps)]
+    tiers = {
+        tier: Bytes(
+            expected=round(statistics.median(part.training.bytes[tier].expected for part in own)),
+            observed=round(statistics.median(one[tier] for one in sent)),
+        )
+        for tier in training.bytes
+    }
+    changes: dict[str, Any] = {"median_step": middle_step(steps).index, "bytes": tiers}
     if training.predicted is not None:
         measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
         error = held_against(training.predicted.step_time_s, measured_s)

@@ -16,7 +16,8 @@ class Rates(ResultModel):
     tokens_per_s: float
     sequences_per_s: float
     mfu: float = Field(
-        description="Model FLOPs utilisation: the model's own arithmetic, as a part of the accelerators' peak."
+        description="Model FLOPs utilisation: the model's own arithmetic, as a part of the accelerators' peak. "
+        "6 operations per token and parameter of its matrices, without embeddings; attention's scores where they count."
     )
 
 

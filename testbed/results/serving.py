@@ -53,7 +53,10 @@ class ServedOutage(ResultModel):
 
 
 class Serving(ResultModel):
-    """Requests that arrived whether or not others were answered. Latency counts from the arrival that was drawn."""
+    """Requests of all measured steps, which arrived whether or not others were answered.
+
+    Latency counts from the arrival that was drawn.
+    """
 
     requests: int = Field(description="That count.")
     offered_per_s: float = Field(description="As they arrived.")

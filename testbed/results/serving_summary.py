@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from testbed.config import Scenario
 from testbed.job.job import Job
 from testbed.model import Timeline
 from testbed.model.dry_run import DryRun
 from testbed.model.latency import request_times
-from testbed.model.requests import latencies, serving_figures
-from testbed.results.decoding_summary import decoding_summary, quantiles, token_times, tokens_of
-from testbed.results.summary import StepResult, middle_step
+from testbed.model.requests import ServedStep, latencies, served_step, serving_figures
+from testbed.results.decoding_summary import (
+    decoded_steps,
+    decoding_figures,
+    quantiles,
+    token_times,
+    tokens_of,
+)
+from testbed.results.shards import ShardVariant
+from testbed.results.summary import StepResult
 from testbed.results.training_summary import spans_of
 from testbed.scale import Scale
 
@@ -23,11 +31,21 @@ def answers_summary(
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline | None,
 ) -> dict[str, Any]:
-    """Of single requests, or tokens, in a variant's entry; nothing where a step has neither."""
+    """Return what a shard says of single requests, or tokens, of one variant; nothing where a step has neither."""
     if job.workload.serving is not None:
-        return {"serving": serving_summary(job, algorithm, steps, samples, predicted)}
-    decoding = decoding_summary(job, steps, samples, predicted)
-    return {} if decoding is None else {"decoding": decoding}
+        return {"served": served_steps(job, algorithm, steps, samples, predicted)}
+    decoded = decoded_steps(job, steps, samples, predicted)
+    return {} if decoded is None else {"decoded": decoded}
+
+
+def answers_of(scenario: Scenario, shards: Sequence[ShardVariant]) -> dict[str, Any]:
+    """Return a variant's figures of requests, or tokens, over the measured steps of all its shards."""
+    inference, served = scenario.workload.inference, [step for one in shards for step in one.served]
+    decoded = [one.decoded for one in shards if one.decoded is not None]
+    return {
+        "serving": serving_figures(inference, served) if served and inference is not None else None,
+        "decoding": decoding_figures(decoded) if decoded else None,
+    }
 
 
 def answers_predicted(found: DryRun, scale: Scale) -> dict[str, Any]:
@@ -41,24 +59,22 @@ def answers_predicted(found: DryRun, scale: Scale) -> dict[str, Any]:
     return {}
 
 
-def serving_summary(
+def served_steps(
     job: Job,
     algorithm: str,
     steps: Sequence[StepResult],
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline | None,
-) -> dict[str, Any]:
-    """As results' `Serving` has it, of the step of median duration; of a job that serves requests."""
+) -> list[ServedStep]:
+    """Return what each measured step came to, of a job that serves requests."""
     serving = job.workload.serving
     assert serving is not None
-    step = middle_step(steps)
-    spans = spans_of(samples, step, serving.plan)
     said = None
     if predicted is not None:
         known = job.as_carried(predicted.carried).workload.serving
         assert known is not None
-        said = request_times(known, predicted.spans, job.scale)
-    return {
-        **serving_figures(job, algorithm, spans, step.sent_bytes),
-        "predicted": said and latencies([one.latency_s for one in said]),
-    }
+        said = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
+    return [
+        served_step(job, algorithm, spans_of(samples, step, serving.plan), step.sent_bytes, said)
+        for step in steps
+    ]

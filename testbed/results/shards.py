@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from testbed.config import Scenario
-from testbed.results.decoding import Decoding
+from testbed.model.requests import ServedStep
+from testbed.results.decoding import DecodedSteps
 from testbed.results.directory import write_json, write_lines
 from testbed.results.links import DroppingPort
 from testbed.results.manifest import Manifest
@@ -29,7 +30,6 @@ from testbed.results.result import (
     Training,
     VerdictRecord,
 )
-from testbed.results.serving import Serving
 
 TRIALS = 10
 SEED_STEP = 1_000_003
@@ -122,8 +122,8 @@ class ShardVariant(ResultModel):
     training: Training
     events: Events | None = None
     replication: Replication | None = None
-    serving: Serving | None = None
-    decoding: Decoding | None = None
+    served: tuple[ServedStep, ...] = ()
+    decoded: DecodedSteps | None = None
     pauses: tuple[PausedLink, ...] = ()
     port_drops: tuple[DroppingPort, ...] = ()
 

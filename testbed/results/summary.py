@@ -202,9 +202,11 @@ def summarise_variant(
     times = distribution([scale.real_s(step.step_time_s) for step in steps])
     compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
     exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
-    wan = wan_use(topology, readings, [(step.start_s, step.end_s) for step in steps], scale)
-    nic = nic_use(topology, steps, [host.name for host in hosts])
-    observed = [between_groups(step.sent_bytes, buildings) for step in undisturbed(steps)]
+    whole = undisturbed(steps)
+    spans, places = [(step.start_s, step.end_s) for step in steps], [steps.index(step) for step in whole]
+    wan = wan_use(topology, readings, spans, scale, places)
+    nic = nic_use(topology, whole, [host.name for host in hosts])
+    observed = [between_groups(step.sent_bytes, buildings) for step in whole]
     return {
         "name": name,
         "algorithm": algorithm,

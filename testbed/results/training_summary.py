@@ -121,14 +121,14 @@ def _tiers(
 ) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
     expected = _planned(workload, algorithm, scale)
-    observed = [_by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed(steps)]
+    observed = [by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed(steps)]
     return {
         tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
         for tier, count in expected.items()
     }
 
 
-def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
+def by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
     """Real bytes inside buildings and between them, of emulated ones."""
     crossing = between_groups(pairs, buildings)
     inside = sum(pairs.values()) - crossing
@@ -137,7 +137,7 @@ def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, 
 
 def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]:
     """Real bytes of a step by tier, as the plan has them."""
-    return _by_tier(total(workload.pairs(algorithm).values()), workload.buildings, scale)
+    return by_tier(total(workload.pairs(algorithm).values()), workload.buildings, scale)
 
 
 def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:

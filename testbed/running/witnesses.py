@@ -127,11 +127,15 @@ class Witnesses:
             yield CardClaim(host, "received", received[rank], card.rx_bytes)
 
     def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
-        """Compare what left each building in each step, between two readings that enclose it."""
+        """Compare what left each building in each step, between two readings that enclose it.
+
+        Not in steps in which a replica gave its state away: that is still under way when the step is over.
+        """
         topology, ranks = self.job.topology, self.job.hosts
         starts = [sample for sample in self.links if sample.edge == START]
         ends = [sample for sample in self.links if sample.edge == END]
-        for step in steps:
+        gave = {own["step"] for own in self.samples if own.get("given_bytes") or own.get("checkpoint_bytes")}
+        for step in (step for step in steps if step.index not in gave):
             before = [sample for sample in starts if sample.time_s <= step.start_s + EDGE_S]
             after = [sample for sample in ends if before and sample.time_s > before[-1].time_s]
             if not after:

@@ -1,4 +1,4 @@
-"""Commits of replicas that come and go, requests that were answered, and tokens that were decoded."""
+"""Commits of replicas that come and go, and tokens that were decoded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tests.oracle.arithmetic import nearest_rank
 from tests.oracle.checks import Checks
-from tests.oracle.raw import Record, Step
+from tests.oracle.raw import Record
 from tests.oracle.variant import MeasuredVariant
 
 TOLD_S = 0.02
@@ -64,26 +64,6 @@ def _first_start_s(own: MeasuredVariant, shown: Record) -> float:
     return float(last["time_s"]) - own.run.seconds(own.steps[0].time_s)
 
 
-def check_serving(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
-    """Latencies, where each request is a batch of its own and none was sent twice."""
-    what, step = f"{own.name}: requests", own.middle
-    arrived = _ends(step, re.compile(r"closed (\d+)"), "pause")
-    answered = _ends(step, re.compile(r"answer (\d+)"), "recv")
-    if shown["sent_again"] or set(arrived) != set(answered) or len(arrived) != shown["requests"]:
-        return
-    own_s = [own.run.seconds(answered[number] - arrived[number]) for number in sorted(arrived)]
-    latency = shown["latency"]
-    checks.same(f"{what}: mean latency", latency["mean"], sum(own_s) / len(own_s), 1e-6)
-    for figure, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)):
-        checks.same(f"{what}: latency {figure}", latency[figure], nearest_rank(own_s, share), 1e-6)
-    within = sum(one <= shown["objective_s"] for one in own_s) / len(own_s)
-    checks.same(f"{what}: within the objective", shown["within"], within)
-    lasted_s = own.run.seconds(max(answered.values()) - min(arrived.values()))
-    checks.same(f"{what}: answered per second", shown["answered_per_s"], len(own_s) / lasted_s, 1e-6)
-    parts = sum(shown["mean_parts"].values())
-    checks.same(f"{what}: sum of mean parts", parts, latency["mean"], 1e-6)
-
-
 def check_decoding(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
     """Times of tokens: from one's last combine to the next one's, on the last rank."""
     what, times_s = f"{own.name}: tokens", []
@@ -107,11 +87,3 @@ def check_decoding(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
 
 
 _OF_TOKEN = re.compile(r"(?P<what>\w+) of token (?P<token>\d+), layer (?P<layer>\d+)")
-
-
-def _ends(step: Step, name: re.Pattern[str], operation: str) -> dict[int, float]:
-    return {
-        int(found[1]): float(entry["end_s"])
-        for entry in step.operations
-        if entry["operation"] == operation and (found := name.fullmatch(entry["name"]))
-    }

@@ -53,9 +53,9 @@ def expected(own: MeasuredVariant) -> Expected | None:
     workload = own.settings["workload"]
     if any(workload.get(key) for key in ("plan", "trace", "chakra", "inference", "tuning")):
         return None
-    if get(workload, "parallelism.hierarchy") == "leaves" or get(workload, "parallelism.faults"):
-        return None
     step = own.whole_steps[0]
+    if get(workload, "parallelism.hierarchy") == "leaves" or len(step.parts) < own.ranks or step.disturbed:
+        return None
     itemsize = ITEMSIZES[workload.get("gradient_dtype", "float32")]
     inside = across = within = 0.0
     for entry in step.operations:
@@ -67,7 +67,9 @@ def expected(own: MeasuredVariant) -> Expected | None:
                 across += entry["bytes"]
     for entry, group in _collectives(own, step):
         buildings = [_number(own, member) for member in group.members]
-        found = payload(entry["operation"], group.algorithm, entry["bytes"], buildings)
+        if entry["operation"] == "all_to_all_v" and workload.get("parallelism"):
+            return None  # who gets how many tokens is drawn as the plan is made
+        found = payload(entry["operation"], group.algorithm, entry["bytes"], buildings, itemsize)
         if found is None:
             return None
         inside, across = inside + found.inside, across + found.across
@@ -142,18 +144,24 @@ def _dimension(entry: Record) -> tuple[str, tuple[str, ...]]:
     return "tensor_parallel", ("tensor_parallel",)
 
 
-def _members(parallelism: Record, ranks: int, rank: int, dimensions: Sequence[str]) -> tuple[int, ...]:
-    """The ranks that differ from this one in these dimensions alone, of a mesh whose last dimension is innermost."""
+def degrees_of(parallelism: Record) -> tuple[list[str], dict[str, int], dict[str, int]]:
+    """The order of dimensions, the innermost last; how many ranks each has; how many of it are within a rank."""
     placement = parallelism.get("placement", "production")
     if isinstance(placement, str):
         placement = yaml.load((DATA / "placements.yaml").read_text(), Loader=LOADER)[placement]["order"]
     left = parallelism.get("accelerators_per_rank", 1)
-    degrees = {}
+    outside, within = {}, {}
     for name in reversed(placement):
         degree = parallelism.get(f"{name}_degree", 1)
-        inside = math.gcd(degree, left)
-        left //= inside
-        degrees[name] = degree // inside
+        within[name] = math.gcd(degree, left)
+        left //= within[name]
+        outside[name] = degree // within[name]
+    return placement, outside, within
+
+
+def _members(parallelism: Record, ranks: int, rank: int, dimensions: Sequence[str]) -> tuple[int, ...]:
+    """The ranks that differ from this one in these dimensions alone, of a mesh whose last dimension is innermost."""
+    placement, degrees, _ = degrees_of(parallelism)
     places = list(itertools.product(*(range(degrees[name]) for name in placement)))
     mapping = parallelism.get("mapping")
     numbers = list(mapping) if isinstance(mapping, list) else list(range(ranks))

@@ -111,20 +111,17 @@ def step_of(settings: Record, ranks: int) -> StepOfTraining | None:
     many = workload.get("local_batch_size", 1)
     if (parallelism := workload.get("parallelism")) is None:
         many *= ranks
-        # without `parallelism` all tensors count, as the scenario's computing has it
-        active = counts.active + counts.looked_up
     else:
         degree = {name: parallelism.get(f"{name}_degree", 1) for name in DEGREES}
         many *= degree["data_parallel_replicate"] * degree["data_parallel_shard"]
         many *= get(workload, "schedule.microbatches", 8)
         per_rank = parallelism.get("accelerators_per_rank", 1)
-        active = counts.active
     many *= workload.get("training_steps") or get(workload, "outer.period", 1)
     tokens = many * workload.get("sequence_length", 8192)
     scores = SCORES[workload.get("attention_scores", "left_out")]
     of_scores = 12 * scores * counts.layers * workload.get("sequence_length", 8192) * counts.score_width
     return StepOfTraining(
-        many, tokens, (6 * active + of_scores) * tokens, ranks * per_rank * peak_flops(workload)
+        many, tokens, (6 * counts.active + of_scores) * tokens, ranks * per_rank * peak_flops(workload)
     )
 
 

@@ -41,6 +41,7 @@ class Page(HTMLParser):
         self.tables: list[Table] = []
         self.drawings: list[Drawing] = []
         self.paragraphs: list[str] = []
+        self.title = ""
         self._heading = ""
         self._words: list[str] = []
         self._part = ""
@@ -71,7 +72,7 @@ class Page(HTMLParser):
             self._cell.append("")
         elif tag == "svg":
             self.drawings.append(Drawing(dict(attrs).get("aria-label") or ""))
-        elif tag in ("h2", "h3", "p", "li", "text", "title"):
+        elif tag in ("h1", "h2", "h3", "p", "li", "text", "title"):
             self._words = []
 
     def handle_endtag(self, tag: str) -> None:
@@ -87,6 +88,8 @@ class Page(HTMLParser):
             self._row = None
         elif tag in ("small", "span") and self._cell is not None:
             self._cell.append("")
+        elif tag == "div" and not self.title:
+            self.title = said  # the scenario, and its verdict
         elif tag in ("h2", "h3"):
             self._heading = said
         elif tag in ("p", "li"):

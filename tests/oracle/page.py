@@ -39,6 +39,10 @@ class Shown:
         """Four digits."""
         self._hold(what, text, number, shows(text, number, digits=4))
 
+    def digits(self, what: str, text: str, number: float) -> None:
+        """Three digits."""
+        self._hold(what, text, number, shows(text, number, digits=3))
+
     def percent(self, what: str, text: str, share: float) -> None:
         """One decimal, or two digits of a share below a thousandth."""
         held = shows(text, share, decimals=1) if abs(share) >= 0.001 else shows(text, share, digits=2)

@@ -9,11 +9,14 @@ from pathlib import Path
 from tests.oracle.checks import Checks
 from tests.oracle.html_page import Page
 from tests.oracle.page import Shown, check_page
+from tests.oracle.pauses import check_shown_pauses
 from tests.oracle.printed import check_comparisons, check_printed
 from tests.oracle.raw import RawRun, Record
+from tests.oracle.serving import check_shown_serving
 from tests.oracle.summary import check_variant
 from tests.oracle.tables import check_tables
 from tests.oracle.variant import MeasuredVariant
+from tests.oracle.verdict import check_headline
 
 
 class Oracle:
@@ -36,6 +39,9 @@ class Oracle:
         entries = {entry["name"]: entry for entry in summary["variants"]}
         page = Page(html)
         check_page(page, variants, entries, checks)
+        check_headline(page, printed, summary, checks)
+        check_shown_serving(page, printed, entries, checks)
+        check_shown_pauses(page, printed, variants, entries, checks)
         check_comparisons(" ".join(page.paragraphs), variants, entries, Shown(checks, "page"))
         if printed.lstrip().startswith("{"):
             checks.equal("all: document (terminal)", json.loads(printed), summary)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from tests.oracle.answers import check_decoding, check_replication, check_serving
+from tests.oracle.answers import check_decoding, check_replication
 from tests.oracle.arithmetic import jain, median, nearest_rank
 from tests.oracle.checks import Checks
 from tests.oracle.expected import expected, gradient_bytes
+from tests.oracle.kept import activation_peaks
+from tests.oracle.pauses import check_pauses
 from tests.oracle.quantities import shows
 from tests.oracle.raw import Record
+from tests.oracle.serving import check_serving
 from tests.oracle.variant import MeasuredVariant
+from tests.oracle.verdict import check_verdict
 
 COUNTED = 1.0
 """A figure that is a rounded number of bytes or packets may be off by this much."""
@@ -31,6 +35,8 @@ def check_variant(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
     _connections(own, shown, checks)
     _rates(own, shown, checks)
     _limit(own, shown, checks)
+    check_verdict(own, shown, checks)
+    check_pauses(own, shown, checks)
     if (training := shown.get("training")) is not None:
         _training(own, shown, training, checks)
         for tier, moved in (("building", inside), ("wan", across)):
@@ -202,6 +208,9 @@ def _training(own: MeasuredVariant, shown: Record, training: Record, checks: Che
     split, step_s = training["measured"], own.run.seconds(step.operations_s)
     computing = own.run.seconds(sum(step.computing_s.values()) / own.ranks)
     checks.equal(f"{what}: which", training["median_step"], step.number)
+    if (peaks := activation_peaks(own, step)) is not None:
+        for said, peak in zip(training["peak_activation_bytes"], peaks, strict=True):
+            checks.near(f"{own.name}: peak of activations", said, peak, COUNTED)
     total = split["compute_s"] + split["bubble_s"] + sum(one["seconds"] for one in split["exposed"])
     checks.same(f"{what}: sum of its parts", total, step_s, 1e-6)
     checks.same(f"{what}: computing", split["compute_s"], computing, 1e-6)

@@ -24,6 +24,7 @@ class LinkUse:
     """One direction of a WAN link, of the modelled network: what it carried in each step, what became of packets.
 
     each: by counter, of all steps in their order; bytes are real ones. beyond_s: how far readings were from edges.
+    whole: places of the steps that medians are of.
     """
 
     rate_bps: float
@@ -31,6 +32,7 @@ class LinkUse:
     each: Mapping[str, Sequence[float]]
     queue_peak_bytes: float
     beyond_s: float
+    whole: Sequence[int]
 
     @cached_property
     def shares(self) -> list[float]:
@@ -42,13 +44,13 @@ class LinkUse:
 
     @cached_property
     def bytes(self) -> float:
-        """Of a step, the median."""
-        return median(self.each["bytes"])
+        """Of a whole step, the median."""
+        return median([self.each["bytes"][step] for step in self.whole])
 
     @cached_property
     def utilisation(self) -> float:
-        """Of a step, the median."""
-        return median(self.shares)
+        """Of a whole step, the median."""
+        return median([self.shares[step] for step in self.whole])
 
     def packets(self, cause: str) -> int:
         """Dropped, lost or marked ones in all steps."""
@@ -70,6 +72,18 @@ class MeasuredVariant:
     @cached_property
     def times_s(self) -> list[float]:
         return [self.run.seconds(step.time_s) for step in self.steps]
+
+    @cached_property
+    def parts(self) -> list[Record]:
+        """Networks that the variant was measured in, one after the other: from which trial on, by which seed."""
+        clock, seed = self.run.manifest["clock"], self.run.scenario["seed"]
+        own = [one for one in clock.get("parts", ()) if one["variant"] in (self.name, None)]
+        return own or [{"first_trial": 0, "seed": seed}]
+
+    def seed(self, step: Step) -> int:
+        """Of the network that a step was measured in."""
+        trial = step.parts[0]["trial"]
+        return int([one["seed"] for one in self.parts if one["first_trial"] <= trial][-1])
 
     @cached_property
     def whole_steps(self) -> list[Step]:
@@ -131,6 +145,7 @@ class MeasuredVariant:
                 each,
                 self.run.bytes(max(queue, default=0.0)),
                 self.run.seconds(max(beyond_s)),
+                [place for place, step in enumerate(self.steps) if step in self.whole_steps],
             )
         return found
 
@@ -163,7 +178,7 @@ class MeasuredVariant:
                     self.run.bytes(sum(count for ends, count in step.sent.items() if ends[way] == rank))
                     * 8
                     / (quantity(rate) * self.run.seconds(step.time_s))
-                    for step in self.steps
+                    for step in self.whole_steps
                 ]
                 if median(shares) > best[1]:
                     best = (f"NIC of {host}, {word}", median(shares))

@@ -7,9 +7,11 @@ may be off by an element for each message.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import NamedTuple
 
 SMALL_BYTES = 64 * 1024
+UNEVEN = ("late_counts", "late_counts_at_once", "told_counts", "padded")
 
 
 class Payload(NamedTuple):
@@ -24,7 +26,9 @@ Sent = tuple[int, int, float]
 """From which member to which, how many bytes."""
 
 
-def payload(collective: str, algorithm: str, size: float, buildings: Sequence[int]) -> Payload | None:
+def payload(
+    collective: str, algorithm: str, size: float, buildings: Sequence[int], itemsize: int = 4
+) -> Payload | None:
     """Of one collective; None of an algorithm that the oracle has no formula for.
 
     Args:
@@ -32,6 +36,7 @@ def payload(collective: str, algorithm: str, size: float, buildings: Sequence[in
         algorithm: Its name; "auto" for the testbed's rule.
         size: Bytes of a rank's larger array.
         buildings: Of each member.
+        itemsize: Bytes of an element.
     """
     if len(buildings) == 1:
         return Payload(0.0, 0.0, 0)
@@ -47,10 +52,10 @@ def payload(collective: str, algorithm: str, size: float, buildings: Sequence[in
         sends = _twice(_digits(size, buildings, near_grows=False))
     elif collective == "all_reduce" and algorithm in ("hierarchical", "hierarchical_tree"):
         return _two_tiers(size, buildings)
-    elif collective == "all_to_all" and algorithm in ("direct", "pairwise"):
-        sends = _to_each(size, buildings)
-    elif collective == "all_to_all" and algorithm == "hierarchical":
-        sends = _by_collectors(size, buildings)
+    elif collective == "all_to_all" and algorithm in ("direct", "pairwise", "hierarchical"):
+        sends = (_by_collectors if algorithm == "hierarchical" else _to_each)(size, buildings)
+    elif collective == "all_to_all_v" and algorithm in UNEVEN:
+        sends = _uneven(size, itemsize, algorithm, len(buildings))
     elif collective in ("gather", "scatter") and algorithm == "direct":
         n = len(buildings)
         sends = ((0, member, size / n) for member in range(1, n))
@@ -74,6 +79,8 @@ def automatic(collective: str, size: float, buildings: Sequence[int]) -> str:
         return few if small else "hierarchical" if several else "ring"
     if collective == "all_to_all":
         return "hierarchical" if several and size // len(buildings) <= SMALL_BYTES // 16 else "direct"
+    if collective == "all_to_all_v":
+        return "late_counts"
     if collective in ("gather", "scatter"):
         return "binomial" if small else "direct"
     return "binomial" if small else "chain"
@@ -149,6 +156,21 @@ def _to_each(size: float, buildings: Sequence[int]) -> Iterator[Sent]:
         for there in range(n):
             if here != there:
                 yield here, there, size / n
+
+
+def _uneven(size: float, itemsize: int, algorithm: str, ranks: int) -> Iterator[Sent]:
+    """Each rank has as many elements for each as are drawn by its number, the ranks and the most that there may be.
+
+    A count of 8 bytes goes ahead, but where it is known; "padded" sends the most to everybody.
+    """
+    most = round(size / itemsize) // ranks
+    for here in range(ranks):
+        draw = Random(f"{here}/{ranks}/{most}")
+        for there in range(ranks):
+            count = draw.randint(0, most)
+            if here != there:
+                rows = most if algorithm == "padded" else count
+                yield here, there, itemsize * rows + (0 if algorithm == "told_counts" else 8)
 
 
 def _across_once(size: float, buildings: Sequence[int]) -> Iterator[Sent]:

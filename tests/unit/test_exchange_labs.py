@@ -159,15 +159,30 @@ def test_kinds_come_from_groups_and_defaults(kinds: str, tmp_path: Path) -> None
     assert notes == []
 
 
-def test_a_node_that_shapes_its_interfaces_by_itself_is_named(tmp_path: Path) -> None:
-    command = "tc qdisc add dev e1-1 root netem delay 5ms"
+def test_a_node_may_shape_its_interfaces_by_itself(tmp_path: Path) -> None:
+    command = "tc qdisc add dev ethernet-1/1 root handle 1: netem delay 5ms 1ms loss 0.5% rate 100mbit"
+    lab = PAIR.replace(
+        "a: {kind: nokia_srlinux}", f"a: {{kind: nokia_srlinux, exec: [ip link, '{command}']}}"
+    )
+    spec, notes = imported(tmp_path, lab)
+    (link,) = spec.resolve().wan
+    there = link.a_to_b
+    assert (there.delay_s, there.jitter_s, there.loss, there.rate_bps) == (5e-3, 1e-3, 0.005, 100e6)
+    assert delays(spec)["b", "a"] == 1e-3
+    assert notes == ["left out: exec of 1 node (['ip link'])"]
+    spec, _ = imported(tmp_path, lab, "clab tools netem set -n clab-lab-a -i e1-1 --delay 7ms")
+    assert delays(spec)["a", "b"] == 7e-3  # which is called when the lab is up
+
+
+@pytest.mark.parametrize("more", ["distribution normal", "limit 100", "delay 7", "rate 1mbps"])
+def test_a_node_that_shapes_its_interfaces_in_ways_that_are_not_read_is_named(
+    more: str, tmp_path: Path
+) -> None:
+    command = f"tc qdisc add dev e1-1 root netem delay 5ms {more}"
     lab = PAIR.replace("a: {kind: nokia_srlinux}", f"a: {{kind: nokia_srlinux, exec: [ip link, {command}]}}")
     spec, notes = imported(tmp_path, lab)
     assert delays(spec)["a", "b"] == 1e-3
-    assert notes == [
-        f"left out: {tmp_path / 'lab.clab.yml'}:4: exec of a: {command}",
-        f"left out: exec of 1 node (['ip link', '{command}'])",
-    ]
+    assert notes[0] == f"left out: {tmp_path / 'lab.clab.yml'}:4: exec of a: {command}"
 
 
 def test_nodes_may_be_called_by_numbers(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.config import load_scenario
+from testbed.fabric.readback import FabricCounters
 from testbed.fidelity.step_invariants import StepTime, model_error, steps_alike
 from testbed.fidelity.witness_invariants import (
     Begun,
@@ -23,11 +24,17 @@ from testbed.fidelity.witness_invariants import (
     compute_as_asked,
     step_ends_witnessed,
 )
+from testbed.job.job import job_of
 from testbed.links.protocols import read_protocols
+from testbed.links.wire import DirectionAccount, EngineAccount
 from testbed.model.stated_errors import stated_error
 from testbed.ranks.host_monitor import HostCounts, witnesses
+from testbed.results.summary import StepResult
+from testbed.running.job_run import LinkSample
 from testbed.running.records import shifted
 from testbed.running.step_clock import StepClock
+from testbed.running.witnesses import Witnesses
+from testbed.scale import Scale
 from testbed.transport.wire_counts import WireCounts
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -311,3 +318,38 @@ def test_what_error_is_stated_goes_by_the_scenario_and_how_it_is_played(
         scenario = scenario.changed(changes, "")
     assert stated_error(scenario, by_packets=True) == by_packets
     assert stated_error(scenario, by_packets=False) == by_fluid
+
+
+def test_state_that_a_replica_gives_away_may_be_under_way_when_its_step_is_over() -> None:
+    ends = {"hosts": 1, "nic": {"rate": "1 Gbit/s"}}
+    topology = {
+        "name": "pair",
+        "buildings": {"east": ends, "west": ends},
+        "wan": [{"a": "east", "b": "west", "rate": "1 Gbit/s", "delay": "1 ms"}],
+    }
+    job = job_of(
+        load_scenario(
+            {
+                "name": "pair",
+                "topology": topology,
+                "workload": {"collectives": [{"collective": "all_reduce", "size": "1 MB"}]},
+            }
+        ),
+        Scale(),
+    )
+
+    def reading(time_s: float, edge: str, sent_bytes: int) -> LinkSample:
+        account = DirectionAccount(0, 0, 0, sent_bytes, 0, 0, 0, 0, 0, 0, 0, 0)
+        both = {("east-west-0", way): account for way in ("a_to_b", "b_to_a")}
+        return LinkSample(time_s, FabricCounters((), {}, 0), EngineAccount(time_s, both), edge)
+
+    links = [reading(1.0, "start", 0), reading(2.0, "end", 700), reading(3.0, "start", 700)]
+    links.append(reading(4.0, "end", 1500))
+    steps = [
+        StepResult(number, "ring", number, start_s, start_s + 1.0, 0.0, {(0, 1): sent, (1, 0): 700}, 0, 0)
+        for number, start_s, sent in ((0, 1.0, 1500), (1, 3.0, 700))
+    ]
+    for given, trials in ((800, [1, 1]), (0, [0, 0, 1, 1])):
+        samples = [{"step": 0, "operation": "step", "given_bytes": given}]
+        witnesses_ = Witnesses(job, samples, StepClock(), {}, links, exact=True)
+        assert [claim.trial for claim in witnesses_._links(steps)] == trials

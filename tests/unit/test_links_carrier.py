@@ -53,6 +53,23 @@ def test_a_frame_leaves_after_its_delay_and_not_before() -> None:
     assert carrier.next_release_ns is None
 
 
+@pytest.mark.parametrize("jitter_s", [0.0, 1e-12])
+def test_the_edge_that_a_frame_only_passes_is_left_to_the_next_link(jitter_s: float) -> None:
+    here, elsewhere = (bytes.fromhex(f"02000a00000{last}") for last in (1, 2))
+    first, second = (Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed") for _ in range(2))
+    first.lead(300_000, [here])
+    second.lead(300_000, [elsewhere])
+    # the edge between the two, a third of what a link's path adds, is made up for by the second link alone
+    first.accept(elsewhere + b"payload", 1 * MS)
+    assert first.next_release_ns == pytest.approx(6 * MS - 200_000, abs=1)
+    second.accept(elsewhere + b"payload", 1 * MS)
+    assert second.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
+    alone = Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed")
+    alone.lead(300_000)
+    alone.accept(elsewhere + b"payload", 1 * MS)
+    assert alone.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
+
+
 def test_frames_are_put_on_the_wire_one_after_the_other_at_the_rate() -> None:
     carrier = Carrier(link(rate_bps=8e6, delay_s=0.01), "seed")  # a microsecond per byte
     carrier.accept(b"x" * 1000, 0)

@@ -18,6 +18,7 @@ import yaml
 from rich.console import Console
 
 from testbed.collectives import between_groups, catalogue
+from testbed.collectives.late_counts import rows_traffic, sent_rows
 from testbed.config import Scenario, load_scenario
 from testbed.job.workload import Workload, workload_of
 from testbed.report.html import write_report
@@ -29,13 +30,14 @@ from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVarian
 from testbed.results.summary import gather_steps
 from testbed.results.training_summary import training_summary
 from testbed.scale import Scale
+from testbed.workload import uneven_rows
 from testbed.workload.plan import Computing
 from tests import oracle
 from tests.figures import tables_of
 from tests.oracle import Checks, Oracle, check_run
 from tests.oracle.arithmetic import nearest_rank, student_quantile
 from tests.oracle.flops import counts_of
-from tests.oracle.wire import payload
+from tests.oracle.wire import UNEVEN, payload
 from tests.unit.report_run import SIZE_SCALE, SyntheticRun
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +61,7 @@ def test_the_oracle_imports_nothing_that_it_judges() -> None:
     assert {name.partition(".")[0] for name in imported} == {
         *("tests", "numpy", "yaml", "__future__"),
         *("collections", "copy", "csv", "dataclasses", "functools", "html", "io", "itertools"),
-        *("json", "math", "pathlib", "re", "typing"),
+        *("json", "math", "pathlib", "random", "re", "typing"),
     }
 
 
@@ -206,7 +208,7 @@ def figures_of(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
 
 # What raw records do not tell: who waited for what on the way, which needs the plan, and what is not a measurement.
 UNHELD = re.compile(
-    r"control|verdict|training\.(predicted|measured\.exposed|critical_path|measured\.bubble_s)|predicted\.step"
+    r"control|training\.(predicted|measured\.exposed|critical_path|measured\.bubble_s)|predicted\.step"
 )
 
 
@@ -228,6 +230,29 @@ def test_each_figure_of_a_summary_that_is_altered_is_found(folder: Path) -> None
         if not checks.differences:
             unnoticed.append(name)
     assert unnoticed == []
+
+
+@pytest.mark.parametrize(
+    ("invariant", "measured", "status", "right"),
+    [
+        ("model_error", "+9.0%", "caution", True),
+        ("model_error", "+9.0%", "trusted", False),
+        ("model_error", "+9.0%", "untrusted", False),
+        ("bytes_witnessed", "12 missing", "untrusted", True),
+        ("bytes_witnessed", "12 missing", "caution", False),
+        ("cpu_headroom", "60% of windows", "untrusted", True),
+        ("cpu_headroom", "40% of windows", "untrusted", False),
+        ("payload_correct", "0 wrong", "trusted", True),
+    ],
+)
+def test_a_verdict_that_does_not_follow_from_its_invariants_is_found(
+    folder: Path, invariant: str, measured: str, status: str, right: bool
+) -> None:
+    summary, checks = json.loads((folder / "summary.json").read_text()), Checks()
+    entry = {"name": invariant, "bound": "", "measured": measured, "ok": status == "trusted" and right}
+    summary["variants"][0]["verdict"] = {"status": status, "invariants": [{**entry, "sentence": ""}]}
+    Oracle(folder).check_summary(summary, checks)
+    assert (not checks.differences) == right
 
 
 @pytest.mark.parametrize(
@@ -310,3 +335,12 @@ def test_formulas_have_as_many_bytes_as_plans(buildings: list[int]) -> None:
             across = between_groups(pairs, buildings)
             assert found.across == pytest.approx(across), (collective, algorithm)
             assert found.inside == pytest.approx(sum(pairs.values()) - across), (collective, algorithm)
+    rows = uneven_rows(ranks, block)
+    for algorithm in UNEVEN:
+        pairs = rows_traffic(sent_rows(algorithm, rows, block), 4, algorithm)
+        found = payload("all_to_all_v", algorithm, 4 * block * ranks, buildings)
+        assert found is not None
+        assert (found.across, found.inside + found.across) == (
+            between_groups(pairs, buildings),
+            sum(pairs.values()),
+        )

@@ -25,10 +25,18 @@ def test_a_data_parallel_step_trains_on_each_ranks_sequences() -> None:
     assert rates is not None
     assert rates.tokens_per_s == 32768
     assert rates.sequences_per_s == 4
-    assert rates.mfu == pytest.approx(0.4 * 0.9977 / 2, rel=1e-3)
-    assert rates_words(rates) == "32,770 tokens/s, 4 sequences/s, MFU 20 %"
+    # 6 operations of each token for each of 8.03 billion parameters but those of the embedding and of norms
+    arithmetic = 6 * (8.030e9 - 128_256 * 4096 - 65 * 4096) * 8192
+    assert rates.mfu == pytest.approx(arithmetic / 989e12 / 2, rel=1e-3)
+    assert rates_words(rates) == "32,770 tokens/s, 4 sequences/s, MFU 18.6 %"
+    # the same model has the same MFU for the same rate, however it is spread
+    parallel = "workload.parallelism={data_parallel_replicate_degree: 8}"
+    spread = step_work(load_scenario(QUICKSTART, [parallel, "workload.schedule={microbatches: 1}"]))
+    assert spread is not None
+    assert spread.tokens == work.tokens
+    assert spread.model_flops_utilisation(2.0) == pytest.approx(rates.mfu, rel=1e-12)
     twice = load_scenario(QUICKSTART, ["workload.local_batch_size=2"])
-    assert step_work(twice) == StepWork(2 * work.tokens, 2 * work.computing_s, 0.4, 16)
+    assert step_work(twice) == StepWork(2 * work.tokens, 2 * work.computing_s, work.utilisation, 16)
 
 
 def test_steps_in_a_row_count_all_of_them() -> None:

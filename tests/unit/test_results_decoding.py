@@ -14,7 +14,13 @@ from testbed.model.dry_run import dry_runs
 from testbed.paths import network_of
 from testbed.report.decoding import decoding_rows, decoding_words
 from testbed.results.decoding import Decoding
-from testbed.results.decoding_summary import decoding_summary, quantiles, token_times, tokens_of
+from testbed.results.decoding_summary import (
+    decoded_steps,
+    decoding_figures,
+    quantiles,
+    token_times,
+    tokens_of,
+)
 from testbed.results.result import Variant
 from testbed.results.serving_summary import answers_predicted
 from testbed.results.summary import StepResult
@@ -60,9 +66,8 @@ def summary(job: Job) -> tuple[dict[str, Any], Timeline]:
             for rank, spans in enumerate(timeline.spans)
             for index, (begin_s, end_s) in enumerate(spans)
         ]
-    found = decoding_summary(job, steps, samples, timeline)
-    assert found is not None
-    return found, timeline
+    found = [decoded_steps(job, [step], samples, timeline) for step in steps]  # each of a shard of its own
+    return decoding_figures([one for one in found if one is not None]), timeline
 
 
 @pytest.mark.parametrize("metadata", ["gathered", "resident", "eager"])
@@ -92,7 +97,7 @@ def test_what_decodes_nothing_has_no_tokens() -> None:
         job_of(plain.variant(plain.names[0]), Scale()) if hasattr(plain, "names") else job_of(plain, Scale())
     )
     assert tokens_of(job.workload.plan) == {}
-    assert decoding_summary(job, [], [], None) is None
+    assert decoded_steps(job, [], [], None) is None
 
 
 def test_a_token_ends_with_the_last_rank_that_has_its_rows() -> None:

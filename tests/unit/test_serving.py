@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from testbed.config import ConfigError, load_topology
 from testbed.config.scenario import Scenario, load_scenario
@@ -17,7 +18,7 @@ from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.model.latency import at_share, request_times
 from testbed.model.predicting import predict
-from testbed.model.requests import serving_figures
+from testbed.model.requests import ServedStep, served_step, serving_figures
 from testbed.results.serving import Serving
 from testbed.scale import Scale
 from testbed.workload.plan import QUEUE, Computing, JobPlan
@@ -285,9 +286,10 @@ def test_one_card_on_the_model_waits_as_lindley_says() -> None:
 
 def test_figures_say_what_limits_and_what_a_request_costs() -> None:
     made = job(rate=2000, requests=60)
-    found = Serving.model_validate(serving_figures(made, "ring", predict(made, "ring").spans))
     serving = made.workload.serving
     assert serving is not None
+    step = served_step(made, "ring", predict(made, "ring").spans)
+    found = Serving.model_validate(serving_figures(serving.spec, [step]))
     each_s = serving.computing_s[1] / 10
     assert found.capacity_per_s == pytest.approx(CARDS / each_s)
     assert found.limited_by == "card east2"
@@ -296,6 +298,31 @@ def test_figures_say_what_limits_and_what_a_request_costs() -> None:
     step_s = predict(made, "ring").step_time_s
     assert found.energy_j == pytest.approx(CARDS * 72 * step_s / 60)
     assert at_share([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+    assert at_share(range(1, 201), 0.07) == 14  # though 0.07 * 200 is a little more
+
+
+def test_figures_are_of_all_steps_that_were_measured() -> None:
+    made = [job(rate=2000, requests=requests) for requests in (60, 30)]
+    serving = made[0].workload.serving
+    assert serving is not None
+    kept = TypeAdapter(ServedStep)  # as shards keep them in a file
+    steps = [
+        kept.validate_json(kept.dump_json(served_step(one, "ring", predict(one, "ring").spans)))
+        for one in made
+    ]
+    found, *single = (
+        Serving.model_validate(serving_figures(serving.spec, own)) for own in (steps, steps[:1], steps[1:])
+    )
+    assert found.requests == 90
+    latencies = [one.latency_s for step in steps for one in step.times]
+    assert found.latency.mean == pytest.approx(sum(latencies) / 90)
+    assert found.latency.max == max(one.latency.max for one in single)
+    answering_s = [one.requests / one.answered_per_s for one in single]
+    assert found.answered_per_s == pytest.approx(90 / sum(answering_s))
+    assert found.energy_j == pytest.approx((60 * single[0].energy_j + 30 * single[1].energy_j) / 90)
+    assert found.capacity_per_s == pytest.approx(single[0].capacity_per_s)
+    for together, *own in zip(found.links, *(one.links for one in single), strict=True):
+        assert together.bytes_observed == pytest.approx(sum(one.bytes_observed for one in own) / 2, abs=1)
 
 
 @pytest.mark.parametrize(

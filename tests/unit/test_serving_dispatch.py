@@ -16,9 +16,10 @@ from testbed.exchange.jobs import exported_job
 from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.job.spec import JobSpec
+from testbed.model import Timeline
 from testbed.model.latency import request_times
 from testbed.model.predicting import predict
-from testbed.model.requests import serving_figures
+from testbed.model.requests import served_step, serving_figures
 from testbed.ranks.executor import Done
 from testbed.ranks.faults import RankFaults
 from testbed.ranks.serving_executor import ServingExecutor
@@ -124,7 +125,12 @@ def carried(**inference: Any) -> tuple[Job, dict[str, Any]]:
     made = job(**inference)
     timeline = predict(made, "ring")
     done = made.as_carried(timeline.carried)
-    return done, serving_figures(done, "ring", timeline.spans)
+    return done, figures_of(done, timeline)
+
+
+def figures_of(done: Job, timeline: Timeline) -> dict[str, Any]:
+    assert done.workload.serving is not None
+    return serving_figures(done.workload.serving.spec, [served_step(done, "ring", timeline.spans)])
 
 
 @pytest.mark.parametrize("partition", ["replicate", "sparse_sharded", "pipeline"])
@@ -164,7 +170,7 @@ def test_a_request_s_time_is_the_sum_of_its_parts_where_it_is_sent_again() -> No
     made = job(serve=["east1", "east8"], entry="users1", rate=300, retry={"after": "1.5 ms", "most": 9})
     timeline = predict(made, "ring")
     done = made.as_carried(timeline.carried)
-    figures = serving_figures(done, "ring", timeline.spans)
+    figures = figures_of(done, timeline)
     serving = done.workload.serving
     assert serving is not None
     times = request_times(serving, timeline.spans, Scale())
