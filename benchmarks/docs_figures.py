@@ -1,14 +1,19 @@
 """Hold the docs' figures against the commands that give them, and list those that are stale.
 
-    python benchmarks/docs_figures.py                       # all marked figures that the model gives
-    python benchmarks/docs_figures.py --run                 # and those of runs under the virtual clock: an hour
+    python benchmarks/docs_figures.py                # all marked figures that the model gives: half an hour
+    python benchmarks/docs_figures.py --run          # and those of runs under the virtual clock: two hours
     python benchmarks/docs_figures.py README.md docs/model.md --only quickstart
 
 A page marks figures with a comment in front of a paragraph, a table or a listing. The first form holds each quantity of
-what follows, the second those that are named, which must stand there, too:
+what follows, the second those that are named, which must stand there, too, the third those in the columns of a table
+whose headings begin so. In the fourth each row of a table has a command of its own: `{row}` is the code that the row
+begins with. Decimal numbers without a unit count only in what `python` prints.
 
     <!-- figures of: testbed predict quickstart -->
     <!-- figures of: testbed predict quickstart: 1.977 s, 1.523 s -->
+    <!-- figures of: testbed predict transports/step-70b: columns the model -->
+    <!-- figures of: testbed explore explore/{row}: columns production, atlas -->
+    <!-- figures of: python benchmarks/datagram_model.py -->
     <!-- seconds of CPU of: testbed plan quickstart: 1.2 s -->
 
 A quantity is stale when the command's output has none of its unit that rounds to it, at the digits that the page shows;
@@ -33,9 +38,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs")
-BY_MODEL = ("predict", "plan", "check", "graph", "schema", "sweep")
+BY_MODEL = ("predict", "plan", "check", "graph", "schema", "sweep", "explore")
 MARK = re.compile(
-    r"^<!-- (?P<what>figures|seconds of CPU) of: (?P<command>testbed .+?)(?:: (?P<named>[^:]*\d[^:]*))? -->$"
+    r"^<!-- (?P<what>figures|seconds of CPU) of: (?P<command>(?:testbed|python) .+?)"
+    r"(?:: (?:columns (?P<columns>.+)|(?P<named>[^:]*\d[^:]*)))? -->$"
 )
 # what a command's figures are of: how long it took itself, and with what
 ASIDE = re.compile(r"\bin [\d.]+ m?s\b|calibration of [\d-]+ \(Linux [\d.]+\)|divided by [\d,]+")
@@ -52,7 +58,7 @@ UNITS = {
 }
 QUANTITY = re.compile(
     r"(?<![\w.,-])(?P<number>\d[\d,]*(?:\.\d+)?) ?"
-    r"(?P<unit>[kMGT]?B|[MGT]?bit/s|tokens/s|sequences/s|[num]?s|%|x)(?![\w/])"
+    r"(?:(?P<unit>[kMGT]?B|[MGT]?bit/s|tokens/s|sequences/s|[num]?s|%|x)(?![\w/])|(?![\w/.,]))"
 )
 
 
@@ -85,14 +91,16 @@ class Output(NamedTuple):
     cpu_s: float
 
 
-def quantities(text: str) -> Iterator[Quantity]:
-    """All quantities of a text, in its order."""
+def quantities(text: str, bare: bool = False) -> Iterator[Quantity]:
+    """All quantities of a text, in its order. bare: decimal numbers without a unit, too."""
     for found in QUANTITY.finditer(ASIDE.sub("", text)):
-        kind, factor = UNITS[found["unit"]]
+        if found["unit"] is None and not (bare and "." in found["number"]):
+            continue
+        kind, factor = UNITS[found["unit"]] if found["unit"] else ("no unit", 1.0)
         _, point, decimals = found["number"].partition(".")
         value = float(found["number"].replace(",", ""))
         half = 0.5 * 10.0 ** -len(decimals) if point else 0.5
-        yield Quantity(found[0], kind, value * factor, half * factor)
+        yield Quantity(found[0].strip(), kind, value * factor, half * factor)
 
 
 def agrees(shown: Quantity, found: Sequence[Quantity]) -> bool:
@@ -111,20 +119,40 @@ def marks_of(page: Path) -> Iterator[Mark]:
         if found is None:
             continue
         block = list(_block(lines, number + 1))
+        bare = found["command"].startswith("python")
+        missing: list[str] = []
+        columns = None
+        if found["columns"] is not None:
+            starts = tuple(found["columns"].split(", "))
+            columns = [at for at, name in enumerate(_cells(lines[block[0]])) if name.startswith(starts)]
+            missing = [] if columns else [f"columns {found['columns']}"]
+        figures: dict[str, list[tuple[int, Quantity]]] = {}
         if found["named"] is None:
-            figures = [(place + 1, one) for place in block for one in quantities(lines[place])]
-            missing: list[str] = []
+            for place in block[2:] if columns else block:
+                row = re.match(r"\| *`([^`]+)`", lines[place])
+                if row is None and "{row}" in found["command"]:
+                    continue
+                command = found["command"].replace("{row}", row[1] if row else "")
+                cells = _cells(lines[place])
+                text = lines[place] if columns is None else " | ".join(cells[at] for at in columns)
+                figures.setdefault(command, []).extend((place + 1, one) for one in quantities(text, bare))
         else:
             named = [one.strip() for one in found["named"].split(", ")]
             text = " ".join(" ".join(lines[place] for place in block).split())
-            figures = [(number + 1, one) for word in named for one in quantities(word)]
+            figures[found["command"]] = [(number + 1, one) for word in named for one in quantities(word)]
             missing = [word for word in named if not re.search(_number(word), text)]
-        yield Mark(page, number + 1, found["what"], found["command"], tuple(figures), tuple(missing))
+        for command, held in figures.items():
+            yield Mark(page, number + 1, found["what"], command, tuple(held), tuple(missing))
 
 
 def _number(word: str) -> str:
     """The digits of a quantity, as a sentence may have them: "1.977 and 1.523 s" has 1.977 s."""
     return rf"(?<![\d.]){re.escape(word.split(maxsplit=1)[0].rstrip('x%'))}(?![\d]|\.\d)"
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a table's row."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def _block(lines: Sequence[str], start: int) -> Iterator[int]:
@@ -146,15 +174,13 @@ def _block(lines: Sequence[str], start: int) -> Iterator[int]:
 @cache
 def output_of(command: str) -> Output:
     """Run a command of a page, and keep what it printed for the next page that has it."""
-    words = shlex.split(command)[1:]
+    program, *words = shlex.split(command)
     with tempfile.TemporaryDirectory(prefix="docs-figures-") as folder:
-        if words[0] == "run":
-            words += ["-o", f"{folder}/run"]
-        elif words[0] == "sweep":
-            words += ["-o", f"{folder}/sweep"]
+        if program == "testbed" and words[0] in ("run", "sweep", "explore"):
+            words += ["-o", f"{folder}/{words[0]}"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-m", "testbed", *words],
+            [sys.executable, *(["-m", "testbed"] if program == "testbed" else []), *words],
             capture_output=True,
             text=True,
             check=False,
@@ -176,7 +202,7 @@ def stale_of(mark: Mark) -> Iterator[str]:
         said = " ".join(output.text.split())[-200:]
         yield f"{where}:{mark.line}: {mark.command}: got status {output.status} ({said}), expected 0"
         return
-    found = list(quantities(output.text))
+    found = list(quantities(output.text, mark.command.startswith("python")))
     for line, figure in mark.figures:
         if mark.what == "seconds of CPU":
             if not output.cpu_s / 2 <= figure.value <= 2 * output.cpu_s:
@@ -201,7 +227,7 @@ def marks_in(pages: Sequence[str], only: str = "", runs: bool = False) -> list[M
         mark
         for file in files
         for mark in marks_of(file)
-        if only in mark.command and mark.command.split()[1] in allowed
+        if only in mark.command and (mark.command.startswith("python") or mark.command.split()[1] in allowed)
     ]
 
 

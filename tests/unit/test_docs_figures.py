@@ -77,6 +77,51 @@ def test_figures_that_agree_at_the_digits_shown_are_not_stale(page: Path) -> Non
     assert stale(page) == ["page.md:16: got 0.53 s, expected about 9.8 s of CPU of `testbed plan one`"]
 
 
+TABLES = """\
+<!-- figures of: testbed predict one: columns the model, again -->
+<!-- figures of: testbed predict two: columns 1 Gbit/s -->
+
+| | the model | measured | again, in ms | 1 Gbit/s |
+|---|---|---|---|---|
+| a | 1.98 s | 7 s | 1977 ms | 1.52 s |
+
+<!-- figures of: testbed predict {row}: columns step -->
+
+| point | step | searched in |
+|---|---|---|
+| `one` | 1.977 s | 5 s |
+| `two` | 1.53 s | 6 s |
+
+<!-- figures of: python benchmarks/three.py -->
+
+| 1e-4 | 3.87 | 64 |
+"""
+
+
+def test_columns_and_rows_of_tables_have_commands_of_their_own(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = docs_figures.Output(0, "| 0.0001 | 3.87 |", 1.0)
+    answers = {**ANSWERS, "python benchmarks/three.py": three}
+    monkeypatch.setattr(docs_figures, "output_of", answers.__getitem__)
+    page.write_text(TABLES)
+    assert [(mark.command.split(" ", 1)[1], len(mark.figures)) for mark in docs_figures.marks_of(page)] == [
+        ("predict one", 2),
+        ("predict two", 1),
+        ("predict one", 1),
+        ("predict two", 1),
+        ("benchmarks/three.py", 1),
+    ]
+    wrong = "page.md:13: got 1.53 s, expected 1.524 s as the nearest of `testbed predict two`"
+    assert stale(page) == [wrong]
+    page.write_text(TABLES.replace("3.87", "3.89").replace("columns 1 Gbit/s", "columns 2 Gbit/s"))
+    assert stale(page) == [
+        "page.md:2: columns 2 Gbit/s: got a mark, expected it in what follows, too",
+        wrong,
+        "page.md:17: got 3.89, expected 3.87 as the nearest of `python benchmarks/three.py`",
+    ]
+
+
 @pytest.mark.parametrize(
     ("here", "there", "said"),
     [
