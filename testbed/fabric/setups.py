@@ -11,12 +11,14 @@ from testbed.links.setup import Setup
 from testbed.links.shaping import shape_commands
 
 # In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
-# alike; and connections that sat out a compute phase keep their window, as training hosts are set up.
+# alike; connections that sat out a compute phase keep their window, as training hosts are set up; and a first packet that
+# is lost is sent again with its ECN bits, else DCTCP falls back to Reno for the whole connection.
 HOST_SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
     "net.ipv4.tcp_no_metrics_save": "1",
     "net.ipv4.tcp_slow_start_after_idle": "0",
+    "net.ipv4.tcp_ecn_fallback": "0",
 }
 
 
