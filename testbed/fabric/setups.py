@@ -11,8 +11,8 @@ from testbed.links.setup import Setup
 from testbed.links.shaping import shape_commands
 
 # In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
-# alike; connections that sat out a compute phase keep their window, as training hosts are set up; and a lost SYN is sent
-# again with its ECN bits, else DCTCP falls back to Reno for the whole connection.
+# alike; connections that sat out a compute phase keep their window, as training hosts are set up; and a SYN that is
+# lost is sent again with its ECN bits, else DCTCP falls back to Reno for the whole connection.
 HOST_SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
