@@ -33,8 +33,10 @@ LINES = {
     "\tif (ptrace(PTRACE_GETREGSET, pid) == 0)\n\t\thave_xstate_support = 1;\n",
     "drivers/char/random.c": "static ssize_t get_random_bytes_user(struct iov_iter *iter)\n{\n"
     "\tcrng_make_state(chacha_state, (u8 *)&chacha_state[4], CHACHA_KEY_SIZE);\n}\n"
-    "\tfast_mix(pool, entropy,\n\t\t (regs ? instruction_pointer(regs) : _RET_IP_) ^ swab(irq));\n"
     "\t_mix_pool_bytes(command_line, strlen(command_line));\n",
+    "include/linux/sched/signal.h": "struct signal_struct {\n\trefcount_t\t\tsigcnt;\n",
+    "kernel/fork.c": "\n\tsig->nr_threads = 1;\n",
+    "kernel/irq/handle.c": "\n\tadd_interrupt_randomness(desc->irq_data.irq);\n",
     "fs/binfmt_elf.c": "\tget_random_bytes(k_rand_bytes, sizeof(k_rand_bytes));\n",
     "drivers/infiniband/sw/rxe/rxe_req.c": '#include "rxe_queue.h"\n\tif (psn > RXE_MAX_UNACKED_PSNS)\n',
     "drivers/infiniband/sw/rxe/rxe_net.c": "static struct rxe_recv_sockets recv_sockets;\n"
