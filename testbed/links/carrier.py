@@ -184,12 +184,12 @@ class Carrier:
             self._into_fibre(frame, self._free_ns)
 
     def lead(self, lead_ns: int, ends: Collection[bytes] = ()) -> None:
-        """Take this off the delay of frames; of those to others than `ends`, if there are any, a third less.
+        """Take this off the delay of frames; of those to others than `ends`, if there are any, half.
 
         See `LinkEngine.compensate`.
         """
         self._lead_ns, self._ends = lead_ns, frozenset(ends)
-        self._passing_ns = 2 * lead_ns // 3 if ends else lead_ns
+        self._passing_ns = lead_ns // 2 if ends else lead_ns
 
     def _into_fibre(self, frame: bytes, sent_ns: float) -> None:
         lead_ns = self._lead_ns if frame[:6] in self._ends else self._passing_ns

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 
 import networkx
@@ -62,14 +62,15 @@ def run_in(fabric: Fabric, host: str, *arguments: str) -> str:
     return done.stdout
 
 
-def round_trip_s(topology: Topology, here: str, there: str) -> float:
-    """By the path of least delay, each way."""
+def round_trip(topology: Topology, here: str, there: str) -> tuple[float, int]:
+    """Return the delay and the number of links by the path of least delay, there and back."""
     graph = networkx.DiGraph()
     for link in topology.wan:
         graph.add_edge(link.a, link.b, delay_s=link.a_to_b.delay_s)
         graph.add_edge(link.b, link.a, delay_s=link.b_to_a.delay_s)
-    ways = [(here, there), (there, here)]
-    return math.fsum(networkx.shortest_path_length(graph, *way, weight="delay_s") for way in ways)
+    paths = [networkx.shortest_path(graph, *way, weight="delay_s") for way in ((here, there), (there, here))]
+    links = [graph.edges[link]["delay_s"] for path in paths for link in pairwise(path)]
+    return math.fsum(links), len(links)
 
 
 def one_way(topology: Topology, here: str, there: str) -> tuple[float, float]:
@@ -90,8 +91,10 @@ def test_every_host_reaches_every_other_by_name(fabric: Fabric) -> None:
 def test_ping_sees_the_configured_round_trip_on_every_building_pair(fabric: Fabric) -> None:
     first = {building.name: building.hosts[0].name for building in fabric.topology.populated}
     for here, there in combinations(first, 2):
-        expected_s = round_trip_s(fabric.topology, here, there)
+        expected_s, links = round_trip(fabric.topology, here, there)
         margin_s = max(0.02 * expected_s, 0.0005)
+        if not clock_here():  # what an edge between two links takes varies with how busy the machine is
+            margin_s += 0.0002 * (links - 2)
         measure = partial(fastest_ping_s, fabric, first[here], first[there])
         assert_within(measure, expected_s - margin_s, expected_s + margin_s)
 

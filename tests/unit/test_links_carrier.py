@@ -59,9 +59,9 @@ def test_the_edge_that_a_frame_only_passes_is_left_to_the_next_link(jitter_s: fl
     first, second = (Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed") for _ in range(2))
     first.lead(300_000, [here])
     second.lead(300_000, [elsewhere])
-    # the edge between the two, a third of what a link's path adds, is made up for by the second link alone
+    # the edge between the two, half of what a link's path adds, is made up for by the second link alone
     first.accept(elsewhere + b"payload", 1 * MS)
-    assert first.next_release_ns == pytest.approx(6 * MS - 200_000, abs=1)
+    assert first.next_release_ns == pytest.approx(6 * MS - 150_000, abs=1)
     second.accept(elsewhere + b"payload", 1 * MS)
     assert second.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
     alone = Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed")
