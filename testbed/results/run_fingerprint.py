@@ -24,6 +24,7 @@ from testbed.version import VERSION
 PACKAGE = Path(__file__).parents[1]
 SHORT_DIGITS = 12
 PIECE_BYTES = 1 << 20
+_NO_CODE = {"__pycache__", "shipped"}
 
 
 class RunFingerprint(ResultModel):
@@ -102,11 +103,15 @@ def file_hash(file: Path) -> str:
 
 @functools.cache
 def code_hash() -> str:
-    """Return the beginning of the SHA-256 of the package's files, the same for a checkout and an installed wheel."""
+    """Return the beginning of the SHA-256 of the package's files, the same for a checkout and an installed wheel.
+
+    Topologies and scenarios, which a wheel has in the package, are no code.
+    """
     found = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*")):
-        if file.is_file() and file.suffix not in (".pyc", ".so") and "__pycache__" not in file.parts:
-            found.update(f"{file.relative_to(PACKAGE)}\0".encode())
+        place = file.relative_to(PACKAGE)
+        if file.is_file() and file.suffix not in (".pyc", ".so") and not _NO_CODE & set(place.parts):
+            found.update(f"{place}\0".encode())
             found.update(file.read_bytes() + b"\0")
     return found.hexdigest()[:SHORT_DIGITS]
 
