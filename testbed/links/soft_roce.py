@@ -5,8 +5,10 @@ Facts of linux/rdma/rdma_netlink.h.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from testbed.links.errors import LinkError
 from testbed.links.netlink import Netlink, Request, put, text
 
 NETLINK_RDMA = 20
@@ -39,7 +41,11 @@ def add_soft_roce(name: str, interface: str) -> None:
     with Netlink(NETLINK_RDMA) as netlink:
         netlink.carry_out([Request(_NEW_LINK, 0, body, f"rdma link add {name} type rxe netdev {interface}")])
     # as it comes, who reads them within 10 ms of somebody else gets what that one got
-    (_counters(name) / "lifespan").write_text("0")
+    lifespan = _counters(name) / "lifespan"
+    try:
+        lifespan.write_text("0")
+    except OSError as error:
+        raise LinkError(f"{lifespan}: cannot be set to 0: {os.strerror(error.errno or 0)}") from error
 
 
 def packets_sent(name: str) -> int:

@@ -152,9 +152,9 @@ class LinkEngine(Protocol):
 
         Args:
             excess_s: Of both switches and the engine between them, by link and direction.
-            ends: Ethernet addresses of those who are at home at the far end. Frames to others go on from there, so the
-                third of the excess that is the far switch's is left to the next link. A direction that is not named has
-                no such others.
+            ends: Ethernet addresses of those who are at home at the far end. Frames to others go on from there, so half
+                of the excess, about the far switch's, is left to the next link. A direction that is not named has no
+                such others.
         """
 
     def darken(self, links: Collection[str]) -> None:

@@ -39,7 +39,12 @@ def test_however_many_ranks_one_process_carries_they_take_the_same_nanoseconds(
 def test_small_messages_pay_for_software(person: Person) -> None:
     medians = []
     for name, cost in (("free", "0 s"), ("dear", "100 us")):
-        options = ("--set", SMALLER, "--set", f"transport.software_cost={{per_message: {cost}, per_gigabyte: 0 s}}")
+        options = (
+            "--set",
+            SMALLER,
+            "--set",
+            f"transport.software_cost={{per_message: {cost}, per_gigabyte: 0 s}}",
+        )
         done = run(person, name, "--set", "algorithms=[ring]", "--trials", "1", *options)
         assert done.returncode == 0, done.stdout + done.stderr
         medians.append(load(person.home / name, "summary.json")["variants"][0]["step_time_s"]["median"])
