@@ -19,8 +19,8 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
-from testbed.transport import MeshSettings, TcpTransport
-from testbed.transport.bootstrap import bootstrap
+from testbed.comm.transport import MeshSettings, TcpTransport
+from testbed.comm.transport.bootstrap import bootstrap
 
 TIMEOUT_S = 300.0
 WAYS = {"star": ("star", True), "star, lazy": ("star", False), "ring_hybrid": ("ring_hybrid", False)}

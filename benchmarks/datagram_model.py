@@ -13,10 +13,10 @@ import random
 import statistics
 from collections.abc import Callable
 
-from testbed.paths.recovering import Recovering
-from testbed.testing.datagrams import Channel, Fate
-from testbed.transport.datagram.controls import Limits
-from testbed.transport.datagram.controls.base import Window
+from testbed.comm.transport.datagram.controls import Limits
+from testbed.comm.transport.datagram.controls.base import Window
+from testbed.contrib.conformance.datagrams import Channel, Fate
+from testbed.net.paths.datagram_recovery import Recovering
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 RATE_BPS, ROUND_TRIP_S, PACKET_BYTES = 400e9, 0.025, 4096

@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 
 import testbed
-from testbed.config import load_scenario, preset_transport
-from testbed.config.units import parse_size
-from testbed.job.job import job_of
-from testbed.model import simulate
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.routed import routed
-from testbed.results.decoding import Decoding
-from testbed.results.decoding_summary import token_times as times_of
-from testbed.results.decoding_summary import tokens_of
-from testbed.scale import Scale
+from testbed.measure.results.decoding_result import Decoding
+from testbed.measure.results.decoding_summary import token_times as times_of
+from testbed.measure.results.decoding_summary import tokens_of
+from testbed.prediction.calibration import VIRTUAL, find_calibration
+from testbed.prediction.path_inputs import routed
+from testbed.prediction.simulation import simulate
+from testbed.spec.presets import preset_transport
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.spec.units import parse_size
+from testbed.workload.job.job import job_of
 
 ROW = "14 KiB"  # of a token: 7168 numbers of 2 bytes, as of DeepSeek-V3
 CELLS = list(itertools.product((1, 4), (128, 256), (4, 8, 16)))  # experts per token, batch, hosts

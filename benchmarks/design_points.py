@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.catalogue import baselines
-from testbed.config import load_scenario
-from testbed.explorer.confirming import kendall_tau
-from testbed.explorer.keeping import RESULT
-from testbed.report.compare import speedup_interval
-from testbed.report.figures import time_text
-from testbed.results.shards import SEED_STEP
+from testbed.cli.experiments.search_confirmation import kendall_tau
+from testbed.cli.experiments.search_log import RESULT
+from testbed.measure.results.shards import SEED_STEP
+from testbed.show.report.compare import speedup_interval
+from testbed.show.report.formatting import time_text
+from testbed.spec.catalogue import baselines
+from testbed.spec.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out

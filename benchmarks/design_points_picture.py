@@ -13,7 +13,7 @@ import math
 import re
 from pathlib import Path
 
-from testbed.report.svg import Drawing, standalone
+from testbed.show.report.svg import Drawing, standalone
 
 PAGE = Path(__file__).parents[1] / "docs" / "design-points.md"
 PICTURE = PAGE.parent / "design-points" / "measured.svg"

@@ -13,9 +13,9 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.explorer.keeping import RESULT
-from testbed.report.sensitivity import sensitivity_chart
-from testbed.report.svg import CHART_WIDTH, standalone
+from testbed.cli.experiments.search_log import RESULT
+from testbed.show.report.sensitivity import sensitivity_chart
+from testbed.show.report.svg import CHART_WIDTH, standalone
 
 PICTURES = Path(__file__).parents[1] / "docs" / "design-points"
 STYLE = """

@@ -18,16 +18,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from testbed.replicas.effective import (
+from testbed.comm.replicas.effective_training import (
     PAPER_MTBF_S,
     PAPER_RESTART_EFFECTIVE,
     PAPER_RESTART_S,
     PAPER_TOLERANT_EFFECTIVE,
     FailureCost,
 )
-from testbed.report.svg import Axis, Drawing, standalone
-from testbed.results.replication import ReplicaLoss, Replication
-from testbed.results.result import Result
+from testbed.measure.results.replication_result import ReplicaLoss, Replication
+from testbed.measure.results.result import Result
+from testbed.show.report.svg import Axis, Drawing, standalone
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 60, 190, 20, 320, 860, 360
 MORE_REPLICAS = 64

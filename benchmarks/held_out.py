@@ -33,18 +33,19 @@ from typing import Any
 
 import yaml
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.explorer.confirming import kendall_tau
-from testbed.explorer.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
-from testbed.explorer.space import Space
-from testbed.explorer.usual import usual_space
-from testbed.job.job import job_of
-from testbed.model.calibration import find_calibration
-from testbed.model.predicting import MOST_PACKETS, prepared
-from testbed.model.predictions import predict_all
-from testbed.report.compare import half_width
-from testbed.results.shards import cut
-from testbed.scale import Scale
+from testbed.cli.experiments.search_confirmation import kendall_tau
+from testbed.measure.results.shards import cut
+from testbed.prediction.calibration import find_calibration
+from testbed.prediction.search.default_space import usual_space
+from testbed.prediction.search.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
+from testbed.prediction.search.space import Space
+from testbed.prediction.step_prediction import MOST_PACKETS, prepared
+from testbed.prediction.variant_predictions import predict_all
+from testbed.show.report.compare import half_width
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import job_of
 
 POINTS = Path(__file__).with_name("held_out")
 AMONG, SLOWEST, DRAWS = 40, 4.0, 200_000

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import testbed
-from testbed.job.job import job_of
-from testbed.model import simulate
-from testbed.results.result import Result
-from testbed.scale import Scale
+from testbed.measure.results.result import Result
+from testbed.prediction.simulation import simulate
+from testbed.spec.scale import Scale
+from testbed.workload.job.job import job_of
 
 HOP_S, FAR_HOP_S, LAUNCH = 3.4e-6, 9.6e-6, "8.4 us"
 NODES, EACH = 4, 8

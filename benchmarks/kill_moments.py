@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
+from testbed.spec.scenario import load_scenario
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "faults" / "replica-loss.yaml"
 DEATHS, APART_STEPS, STEP_S = 10, 6, 1.3

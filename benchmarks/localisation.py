@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
-from testbed.diagnosis import Diagnosis, Evidence, diagnose, read_evidence, read_stalled
-from testbed.flight import FLIGHT, STALLED, RankDump
-from testbed.running.stalls import SURE
+from testbed.comm.flight_recorder import FLIGHT, STALLED, RankDump
+from testbed.measure.diagnosis import Diagnosis, Evidence, diagnose, read_evidence, read_stalled
+from testbed.measure.execution.stalls import SURE
+from testbed.spec.scenario import load_scenario
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "faults" / "localise.yaml"
 CLOCK_ERROR_S = 1e-3

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import testbed
-from testbed.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, standalone
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"

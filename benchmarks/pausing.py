@@ -21,12 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.config import Topology, TopologySpec
-from testbed.directions import Pause
-from testbed.links import network_namespace
-from testbed.links.timing import SO_RCVBUFFORCE
-from testbed.paths.pauses import pausing_circle
-from testbed.virtual import Guest, GuestSettings, clock_here, find_image
+from testbed.clock import clock_here
+from testbed.net.links import network_namespace
+from testbed.net.links.one_way_delay import SO_RCVBUFFORCE
+from testbed.net.paths.pauses import pausing_circle
+from testbed.net.virtual.guest import Guest, GuestSettings
+from testbed.net.virtual.image import find_image
+from testbed.spec.link_direction import Pause
+from testbed.spec.topology import Topology, TopologySpec
 
 FRAME, PAYLOAD = 9014, 8972
 PORT = 5000
@@ -81,7 +83,7 @@ def blast(fabric: Any, flows: Sequence[Flow], settle_s: float, measured_s: float
 
 def circle() -> dict[str, Any]:
     """Inside a guest: what arrives early, and after that."""
-    from testbed.fabric.network import Fabric  # noqa: PLC0415
+    from testbed.net.fabric.network import Fabric  # noqa: PLC0415
 
     names = [f"b{number}x" for number in range(RING)]
     building = {"hosts": 1, "nic": {"rate": "100 Mbit/s", "pause": {}}}
@@ -107,7 +109,7 @@ def network(name: str, nics: Mapping[str, Any], wan: Mapping[str, Any]) -> Topol
 
 def jam(delay: str, pauses: bool) -> dict[str, Any]:
     """Inside a guest."""
-    from testbed.fabric.network import Fabric  # noqa: PLC0415 (outside a guest nothing is built)
+    from testbed.net.fabric.network import Fabric  # noqa: PLC0415 (outside a guest nothing is built)
 
     more: dict[str, Any] = {"pause": {}} if pauses else {}
     nic = {"rate": "100 Mbit/s", **more}
@@ -135,7 +137,7 @@ def dropped(fabric: Any) -> int:
 
 def buffers() -> Iterable[dict[str, Any]]:
     """Inside a guest: a row per threshold, the last without any limit to speak of."""
-    from testbed.fabric.network import Fabric  # noqa: PLC0415
+    from testbed.net.fabric.network import Fabric  # noqa: PLC0415
 
     buildings = {
         "east": {"hosts": 1, "nic": {"rate": "1 Gbit/s", "pause": {}}},

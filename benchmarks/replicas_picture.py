@@ -11,8 +11,8 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.report.replicas import replicas_chart
-from testbed.report.svg import standalone
+from testbed.show.report.replicas import replicas_chart
+from testbed.show.report.svg import standalone
 
 MARGIN = 8
 STYLE = """

@@ -21,10 +21,10 @@ from typing import Any
 
 import yaml
 
-from testbed.capture.assembling import ROOFLINE, UTILISATION
-from testbed.capture.capturing import Request, capture
-from testbed.catalogue import accelerators
-from testbed.traces import Compute
+from testbed.contrib.capture.session import Request, capture
+from testbed.contrib.capture.trace_assembly import ROOFLINE, UTILISATION
+from testbed.spec.catalogue import accelerators
+from testbed.workload.traces import Compute
 
 PUBLISHED = Path(__file__).with_name("roofline_error") / "published.yaml"
 WAYS = (UTILISATION, ROOFLINE)

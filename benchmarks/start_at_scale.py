@@ -7,8 +7,8 @@ Prints the table of docs/transports.md.
 
 from __future__ import annotations
 
-from testbed.model.starting import FIGURE_21, PUBLISHED, growth, start_of, usual_groups
-from testbed.running.start_request import WAYS
+from testbed.measure.execution.start_request import WAYS
+from testbed.prediction.startup_cost import FIGURE_21, PUBLISHED, growth, start_of, usual_groups
 
 SIZES = (1_024, 4_096, 8_192, 32_768, 98_304)
 WORDS = {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import testbed
-from testbed.results.result import Result
+from testbed.measure.results.result import Result
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "unlike-buildings.yaml"
 WAYS = {"replicas": "replicas-by-speed", "pipeline": "pipeline-by-speed"}

@@ -9,9 +9,9 @@ import argparse
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.report.charts import median_step, steps_of, timeline_chart
-from testbed.report.data import load_run
-from testbed.report.figures import time_text
+from testbed.show.report.charts import median_step, steps_of, timeline_chart
+from testbed.show.report.data import load_run
+from testbed.show.report.formatting import time_text
 
 TITLE, WIDTH = 26, 1160
 STYLE = """

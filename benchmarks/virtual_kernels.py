@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.virtual.image import CACHE_VARIABLE, KernelImage, caches, recipe
-from testbed.virtual.isolation import SECCOMP_VARIABLE
-from testbed.virtual.versions import SECCOMP_SINCE, numbers
+from testbed.net.virtual.image import CACHE_VARIABLE, KernelImage, caches, recipe
+from testbed.net.virtual.isolation import SECCOMP_VARIABLE
+from testbed.net.virtual.versions import SECCOMP_SINCE, numbers
 
 TESTBED = Path(sys.executable).with_name("testbed")
 

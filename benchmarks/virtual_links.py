@@ -20,9 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.config import TopologySpec
-from testbed.config.units import format_rate, parse_rate
-from testbed.virtual import Guest, GuestSettings, clock_here, find_image
+from testbed.clock import clock_here
+from testbed.net.virtual.guest import Guest, GuestSettings
+from testbed.net.virtual.image import find_image
+from testbed.spec.topology import TopologySpec
+from testbed.spec.units import format_rate, parse_rate
 
 RATES = (
     "1 Mbit/s",
@@ -50,8 +52,8 @@ def round_trip_s(rate_bps: float, frame_bytes: int) -> float:
 
 def measure(rate: str) -> dict[str, Any]:
     """Inside a guest: build, measure."""
-    from testbed.fabric.network import Fabric  # noqa: PLC0415 (outside a guest nothing is built)
-    from testbed.links import network_namespace  # noqa: PLC0415
+    from testbed.net.fabric.network import Fabric  # noqa: PLC0415 (outside a guest nothing is built)
+    from testbed.net.links import network_namespace  # noqa: PLC0415
 
     document = {
         "name": "pair",

@@ -45,7 +45,7 @@ sys.path.insert(0, sys.argv.pop(1))
 frequency = float(sys.argv.pop(1))
 profile = cProfile.Profile(ticks, 1 / frequency)
 profile.enable()
-from testbed.running.inside import main
+from testbed.measure.execution.guest_entry import main
 status = main()
 profile.disable()
 print(f"{(ticks() - began) / frequency:.2f} s in all", file=sys.stderr)
@@ -135,11 +135,12 @@ def profile(ranks: int) -> None:
     """Run the part of a run that is inside of the guest, profiled."""
     from dataclasses import asdict  # noqa: PLC0415
 
-    from testbed.config import load_scenario  # noqa: PLC0415
-    from testbed.results.shards import cut  # noqa: PLC0415
-    from testbed.running.choosing import guest_settings  # noqa: PLC0415, F401
-    from testbed.scale import UNSCALED  # noqa: PLC0415
-    from testbed.virtual import Guest, GuestSettings, find_image  # noqa: PLC0415
+    from testbed.measure.execution.resolve_backend import guest_settings  # noqa: PLC0415, F401
+    from testbed.measure.results.shards import cut  # noqa: PLC0415
+    from testbed.net.virtual.guest import Guest, GuestSettings  # noqa: PLC0415
+    from testbed.net.virtual.image import find_image  # noqa: PLC0415
+    from testbed.spec.scale import UNSCALED  # noqa: PLC0415
+    from testbed.spec.scenario import load_scenario  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "scenario.yaml")

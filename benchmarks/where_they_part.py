@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.config import load_scenario
-from testbed.job.job import Job, job_of
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predicting import MOST_PACKETS, predict
-from testbed.model.routed import routed
-from testbed.results.records import SAMPLES
-from testbed.scale import Scale
+from testbed.measure.results.records import SAMPLES
+from testbed.prediction.calibration import VIRTUAL, find_calibration
+from testbed.prediction.path_inputs import routed
+from testbed.prediction.step_prediction import MOST_PACKETS, predict
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import Job, job_of
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import group_traffic
 

@@ -22,12 +22,13 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_topology, preset_transport
-from testbed.job.resolving import modelled_software
-from testbed.model import simulate
-from testbed.paths import network_of
-from testbed.report.svg import Axis, Drawing, standalone
-from testbed.scale import Scale
+from testbed.net.paths import network_of
+from testbed.prediction.simulation import simulate
+from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.spec.presets import preset_transport
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
+from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.plan import GroupCollective, JobPlan
 
 ROOT = Path(__file__).parents[1]

@@ -14,11 +14,12 @@ from testbed.version import VERSION
 
 if TYPE_CHECKING:
     from testbed.api import RunningNetwork, explore, load, predict, run, sweep, up
-    from testbed.config import ConfigError, Scenario
-    from testbed.explorer import Exploration
-    from testbed.model.predictions import Prediction
-    from testbed.results.result import Result
-    from testbed.sweeps.result import Sweep
+    from testbed.measure.results.result import Result
+    from testbed.measure.results.sweep_result import Sweep
+    from testbed.prediction.search import Exploration
+    from testbed.prediction.variant_predictions import Prediction
+    from testbed.spec.errors import ConfigError
+    from testbed.spec.scenario import Scenario
 
 __version__ = VERSION
 __all__ = [

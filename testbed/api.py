@@ -12,25 +12,27 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from testbed.config import ConfigError, Scenario, load_scenario  # noqa: F401 (testbed.ConfigError)
-from testbed.config.policy import DEFAULT_POLICY
-from testbed.experiments import predicting, sweeping
-from testbed.experiments import running as experiment
-from testbed.experiments.engines import engine_named
-from testbed.experiments.running import Listener
-from testbed.experiments.sweeping import SweepRequest
-from testbed.explorer import Exploration, Search, Standing
-from testbed.fabric.entering import command_inside
-from testbed.fabric.network import Fabric
-from testbed.model.predicting import MOST_PACKETS
-from testbed.model.predictions import Prediction, Predictions  # noqa: F401 (testbed.Prediction)
-from testbed.results.directory import default_path
-from testbed.results.result import Result
-from testbed.running.choosing import choose_network_without_ranks
-from testbed.running.progress import Progress
-from testbed.running.request import Request
-from testbed.sweeps.axes import axes_of
-from testbed.sweeps.result import Sweep
+from testbed.cli.experiments import predict as predicting
+from testbed.cli.experiments import run as experiment
+from testbed.cli.experiments import sweep as sweeping
+from testbed.cli.experiments.executor_choice import engine_named
+from testbed.cli.experiments.run import Listener
+from testbed.cli.experiments.sweep import SweepRequest
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.request import Request
+from testbed.measure.execution.resolve_backend import choose_network_without_ranks
+from testbed.measure.results.result import Result
+from testbed.measure.results.run_directory import default_path
+from testbed.measure.results.sweep_result import Sweep
+from testbed.net.fabric.exec_in_host import command_inside
+from testbed.net.fabric.network import Fabric
+from testbed.prediction.search import Exploration, Search, Standing
+from testbed.prediction.step_prediction import MOST_PACKETS
+from testbed.prediction.variant_predictions import Prediction, Predictions  # noqa: F401 (testbed.Prediction)
+from testbed.spec.errors import ConfigError  # noqa: F401 (testbed.ConfigError)
+from testbed.spec.policy import DEFAULT_POLICY
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.sweep_axes import axes_of
 
 Source = str | Path | Mapping[str, Any]
 

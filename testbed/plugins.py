@@ -69,15 +69,15 @@ def told_apart(names: Sequence[str]) -> dict[str, str]:
 
 
 REGISTRIES = {
-    "workloads": "testbed.job.workloads:WORKLOADS",
+    "workloads": "testbed.workload.job.kinds:WORKLOADS",
     "schedules": "testbed.workload.schedules:SCHEDULES",
-    "collectives": "testbed.collectives.registry:COLLECTIVES",
-    "policies": "testbed.controller.policies:POLICIES",
-    "transports": "testbed.transport.kinds:TRANSPORTS",
-    "congestion_controls": "testbed.paths.congestion:CONGESTION_CONTROLS",
-    "panels": "testbed.report.panels:PANELS",
-    "protocols": "testbed.transport.protocols:PROTOCOLS",
-    "bootstraps": "testbed.transport.bootstraps:BOOTSTRAPS",
+    "collectives": "testbed.comm.collectives.registry:COLLECTIVES",
+    "policies": "testbed.net.controller.policies:POLICIES",
+    "transports": "testbed.comm.transport.kinds:TRANSPORTS",
+    "congestion_controls": "testbed.net.paths.congestion:CONGESTION_CONTROLS",
+    "panels": "testbed.show.report.panels:PANELS",
+    "protocols": "testbed.comm.transport.protocols:PROTOCOLS",
+    "bootstraps": "testbed.comm.transport.bootstraps:BOOTSTRAPS",
 }
 """Where each registry stands, MODULE:NAME."""
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from testbed.fabric.state import ENVIRONMENT_MARK, load_all
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, load_all
 
 # The kernel removes a dead namespace's interfaces a little after its last process.
 PATIENCE_S = 5.0

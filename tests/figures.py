@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from testbed.results.result import Result
+from testbed.measure.results.result import Result
 from tests.oracle import check_run
 
 

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from testbed.torch import Roofline, computing
-from testbed.torch.job import BackendError
+from testbed.contrib.torch import Roofline, computing
+from testbed.contrib.torch.launch_env import BackendError
 
 NUMBERS = (
     torch.bfloat16,

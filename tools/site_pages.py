@@ -18,9 +18,9 @@ from typing import Any
 import typer
 
 import testbed
-from testbed.cli.lazy import LazyCommand
+from testbed.cli.lazy_commands import LazyCommand
 from testbed.cli.main import app
-from testbed.report.gallery import write_gallery
+from testbed.show.report.gallery import write_gallery
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "files"

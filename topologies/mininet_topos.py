@@ -37,10 +37,10 @@ _LONGEST_INTERFACE_NAME = 15
 
 
 def resolve_topology(file: str, size_scale: float) -> dict[str, Any]:
-    """A topology file as `testbed.config.Topology`, in plain data. RuntimeError when it cannot be read."""
+    """A topology file as `testbed.spec.topology.Topology`, in plain data. RuntimeError when it cannot be read."""
     command = [
         "-m",
-        "testbed.config",
+        "testbed.spec",
         "resolve",
         os.path.join(_FOLDER, file),
         "--size-scale",

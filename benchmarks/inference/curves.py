@@ -19,9 +19,9 @@ from xml.etree import ElementTree
 
 from measuring import SCENARIOS, measured, predicted
 
-from testbed.config import load_scenario
-from testbed.report.requests import load_chart
-from testbed.report.svg import standalone
+from testbed.show.report.requests import load_chart
+from testbed.show.report.svg import standalone
+from testbed.spec.scenario import load_scenario
 
 SCENARIO = "partitions.yaml"
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
@@ -128,7 +128,7 @@ def main() -> None:
         writer.writerows(rows)
     chart = load_chart(variants)
     assert chart is not None
-    style = files("testbed.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
+    style = files("testbed.show.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
     (options.folder / f"{stem}.svg").write_text(standalone(ElementTree.fromstring(chart), style))
     lines = [
         "| setup | full at | limited by | most within, by the model | of those tried | J | $ a million |",

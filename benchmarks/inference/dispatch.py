@@ -13,8 +13,8 @@ from pathlib import Path
 
 from measuring import SCENARIOS, measured, predicted
 
-from testbed.config import load_scenario
-from testbed.results.serving import Serving
+from testbed.measure.results.serving_result import Serving
+from testbed.spec.scenario import load_scenario
 from testbed.workload.serving.queueing import md1_wait_s, mdc_wait_s
 
 SCENARIO, CARDS, SERVICE_S = "dispatch.yaml", 6, 1e-3

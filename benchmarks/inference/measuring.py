@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import Scenario, load_scenario
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predictions import predict_all
-from testbed.results.result import Result, Variant
-from testbed.scale import Scale
+from testbed.measure.results.result import Result, Variant
+from testbed.prediction.calibration import VIRTUAL, find_calibration
+from testbed.prediction.variant_predictions import predict_all
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 

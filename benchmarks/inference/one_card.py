@@ -20,7 +20,7 @@ from pathlib import Path
 
 from measuring import measured
 
-from testbed.results.result import Variant
+from testbed.measure.results.result import Variant
 from testbed.workload.serving import drawn_arrivals
 from testbed.workload.serving.queueing import md1_wait_s, recent_wait_s, recent_waits_s
 

@@ -1,6 +1,6 @@
 """When a message is whole with each transport, over an empty path that loses packets: closed forms, and what is drawn.
 
-Datagrams by `testbed.paths.recovering`; RoCE by its go-back-N, whose losses are drawn; TCP by `tcp_rounds`.
+Datagrams by `testbed.net.paths.datagram_recovery`; RoCE by its go-back-N, whose losses are drawn; TCP by `tcp_rounds`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from tcp_rounds import Rounds, bbr
 
-from testbed.paths.recovering import Recovering
-from testbed.transport.datagram.recoveries import RECOVERIES
-from testbed.transport.rdma.card import CardSettings, ack_timeout_s
-from testbed.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
+from testbed.comm.transport.datagram.recoveries import RECOVERIES
+from testbed.comm.transport.rdma.card import CardSettings, ack_timeout_s
+from testbed.comm.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
+from testbed.net.paths.datagram_recovery import Recovering
 
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")
 PACKET_BYTES = PAYLOADS_BYTES[0]

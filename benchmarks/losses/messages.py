@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from testbed.config import TransportSpec, load_topology
-from testbed.job.resolving import endpoints_on, wiring_of
-from testbed.job.wiring import THIS_NAMESPACE, join
-from testbed.scale import UNSCALED
-from testbed.transport import Transport, wait_all
+from testbed.comm.transport import Transport, wait_all
+from testbed.spec.scale import UNSCALED
+from testbed.spec.topology import load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import endpoints_on, wiring_of
+from testbed.workload.job.endpoints import THIS_NAMESPACE, join
 
 DATA, ANSWER = 1, 2
 TIMEOUT_S = 3000.0

@@ -20,9 +20,9 @@ from forms import PACKET_BYTES, TRANSPORTS, Completion, completion
 from forms import Path as NetworkPath
 from packets import FOUND as ON_PACKETS
 
-from testbed.paths.recovering import Recovering
-from testbed.report.svg import Axis, Drawing, standalone
-from testbed.transport.rdma.packets import HEADERS_BYTES
+from testbed.comm.transport.rdma.packets import HEADERS_BYTES
+from testbed.net.paths.datagram_recovery import Recovering
+from testbed.show.report.svg import Axis, Drawing, standalone
 
 COLOURS = dict(
     zip(

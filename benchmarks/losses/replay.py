@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/losses/replay.py FOLDER [--only NAME ...]
 
 From the captures of the WAN link: which bytes were lost, at which of their sendings, when messages began, and when
-their last byte had crossed the link. The model's sender (`testbed/model/packets`) is given messages of that size at
+their last byte had crossed the link. The model's sender (`prediction/packets`) is given messages of that size at
 that time over the scenario's path, on which the same bytes are lost at the same sendings; what it takes for all
 messages of a variant is held against what the kernel took. No figure is drawn, so that a difference is the model's.
 """
@@ -23,16 +23,16 @@ from typing import NamedTuple
 from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
-from testbed.config import load_scenario
-from testbed.job.job import job_of
-from testbed.model.agenda import Agenda
-from testbed.model.packets.line import Line
-from testbed.model.packets.scoreboard import Packet
-from testbed.model.packets.sender import Sender
-from testbed.model.predicting import prepared
-from testbed.model.waiting import Event
-from testbed.paths.packet_paths import PacketHop, PacketPath
-from testbed.scale import Scale
+from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.prediction.event_queue import Agenda
+from testbed.prediction.events import Event
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.sender import Sender
+from testbed.prediction.step_prediction import prepared
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 
 IDLE_S = 2e-3  # after which what is sent is another message, if all is acknowledged
 LEAST_BYTES = 100_000  # of messages that are told of

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.config import load_scenario
-from testbed.explorer.evaluation import DRAWS
-from testbed.job.job import job_of
-from testbed.model.calibration import find_calibration
-from testbed.model.predicting import predict, predict_tail_s
-from testbed.scale import Scale
+from testbed.prediction.calibration import find_calibration
+from testbed.prediction.search.evaluation import DRAWS
+from testbed.prediction.step_prediction import predict, predict_tail_s
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 
 SHARES = 0.5, 0.9, 0.95, 0.98, 0.99, 1.0
 

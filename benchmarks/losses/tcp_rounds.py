@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.paths.recovering import Recovering
+from testbed.net.paths.datagram_recovery import Recovering
 
 FIRST_PACKETS = 10.0
 RENO_KEPT, CUBIC_KEPT, CUBIC_SCALE = 0.5, 0.7, 0.4

@@ -19,15 +19,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives import ALL_REDUCE, automatic, traffic
-from testbed.config import TopologySpec
-from testbed.fabric.errors import FabricError
-from testbed.fabric.network import Fabric
-from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.job.resolving import endpoints_on
-from testbed.ranks.programs import Programs
-from testbed.running.choosing import choose_network_backend
+from testbed.comm.collectives import ALL_REDUCE, automatic, traffic
+from testbed.measure.execution.resolve_backend import choose_network_backend
+from testbed.measure.fidelity.lower_bound import bottleneck_s
+from testbed.measure.ranks.programs import Programs
+from testbed.net.fabric.errors import FabricError
+from testbed.net.fabric.network import Fabric
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned
+from testbed.spec.topology import TopologySpec
+from testbed.workload.job.endpoint_resolution import endpoints_on
 
 HERE = Path(__file__).parent
 PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"

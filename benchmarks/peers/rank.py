@@ -24,9 +24,9 @@ class Ours:
     def __init__(self, algorithm: str = "auto") -> None:
         import psutil
 
-        from testbed.collectives import Communicator
-        from testbed.transport import MeshSettings, TcpTransport
-        from testbed.transport.bootstrap import bootstrap
+        from testbed.comm.collectives import Communicator
+        from testbed.comm.transport import MeshSettings, TcpTransport
+        from testbed.comm.transport.bootstrap import bootstrap
 
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         interface = psutil.net_if_addrs()[os.environ["GLOO_SOCKET_IFNAME"]]

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from testbed.torch import Roofline, computing
+from testbed.contrib.torch import Roofline, computing
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH = 144, 4, 4, 64, 4
 STEP_S = 0.1  # of the accelerator, forward and backward

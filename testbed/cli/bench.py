@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from testbed.cli.columns import print_rows
 from testbed.cli.options import (
     AUTO_SCALE,
     RUN_CLOCK,
@@ -23,18 +22,15 @@ from testbed.cli.options import (
     SizeScaleOption,
     TopologyOption,
 )
+from testbed.cli.text_table import print_rows
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
     StallOption,
     go_on_in_guest,
 )
-from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
-from testbed.config import PRESETS
-from testbed.config.policy import DEFAULT_POLICY
-from testbed.job.tuning import tuning_of
-from testbed.plugins import registry, short
-from testbed.running.bench_request import (
+from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
+from testbed.measure.execution.bench_request import (
     USUAL_KIND,
     USUAL_PROTOCOL,
     algorithms_named,
@@ -49,9 +45,13 @@ from testbed.running.bench_request import (
     wants_guest,
     write_rows,
 )
-from testbed.running.bench_run import BenchOptions, BenchRun, Row
-from testbed.running.choosing import choose_network
-from testbed.running.packing import ranks_asked
+from testbed.measure.execution.bench_run import BenchOptions, BenchRun, Row
+from testbed.measure.execution.rank_packing import ranks_asked
+from testbed.measure.execution.resolve_backend import choose_network
+from testbed.plugins import registry, short
+from testbed.spec.policy import DEFAULT_POLICY
+from testbed.spec.presets import PRESETS
+from testbed.workload.job.tuning_choice import tuning_of
 
 HEADINGS = (
     ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),

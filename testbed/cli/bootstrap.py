@@ -11,15 +11,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from testbed.cli.columns import print_rows
 from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, JsonFileOption, SeedOption
+from testbed.cli.text_table import print_rows
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, go_on_in_guest
-from testbed.config.units import format_size
-from testbed.model.starting import growth
-from testbed.running.bench_request import guest_for, wants_guest
-from testbed.running.choosing import choose_network_without_ranks
-from testbed.running.start_request import WAYS, connection_buffers_bytes, guest_bytes_for, tries_of
-from testbed.running.start_run import StartRow, StartRun
+from testbed.measure.execution.bench_request import guest_for, wants_guest
+from testbed.measure.execution.resolve_backend import choose_network_without_ranks
+from testbed.measure.execution.start_request import WAYS, connection_buffers_bytes, guest_bytes_for, tries_of
+from testbed.measure.execution.start_run import StartRow, StartRun
+from testbed.prediction.startup_cost import growth
+from testbed.spec.units import format_size
 
 HEADINGS = (
     (

@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.carrying import telling
+from testbed.cli.experiments import calibrate as experiment
 from testbed.cli.options import MODEL_CLOCK, JobsOption, OutputOption
-from testbed.experiments import calibrating as experiment
-from testbed.report import print_summary
-from testbed.report.figures import time_text
-from testbed.results.directory import default_path
+from testbed.cli.run_output import telling
+from testbed.measure.results.run_directory import default_path
+from testbed.show.report import print_summary
+from testbed.show.report.formatting import time_text
 
 
 def add_commands(app: typer.Typer) -> None:

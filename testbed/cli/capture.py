@@ -12,11 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.capture.capturing import Captured, Request, capture
-from testbed.catalogue import accelerators
+from testbed.contrib.capture.session import Captured, Request, capture
 from testbed.errors import BadInput, did_you_mean
-from testbed.report.figures import size_text, time_text
-from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.show.report.formatting import size_text, time_text
+from testbed.spec.catalogue import accelerators
+from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 
 from testbed.cli.options import JsonOption
-from testbed.config.units import parse_duration
-from testbed.diagnosis import diagnose as judge
-from testbed.diagnosis import read_evidence
-from testbed.diagnosis.words import diagnosis_lines
+from testbed.comm.flight_recorder.pytorch import write_pytorch
 from testbed.errors import BadInput
-from testbed.flight.pytorch import write_pytorch
-from testbed.report.diagnosis import write_diagnosis
-from testbed.results.directory import hand_over
-from testbed.running.dumping import dump_running
+from testbed.measure.diagnosis import diagnose as judge
+from testbed.measure.diagnosis import read_evidence
+from testbed.measure.diagnosis.text import diagnosis_lines
+from testbed.measure.execution.flight_dumps import dump_running
+from testbed.measure.results.run_directory import hand_over
+from testbed.show.report.diagnosis import write_diagnosis
+from testbed.spec.units import parse_duration
 
 DumpsArgument = Annotated[
     Path,

@@ -10,11 +10,8 @@ import typer
 from rich.console import Console
 
 from testbed.cli.options import AUTO_SCALE, OverridesOption
-from testbed.config import Scenario, TopologySpec
-from testbed.config.files import load
-from testbed.config.units import parse_delay, parse_rate
 from testbed.errors import BadInput
-from testbed.exchange import (
+from testbed.show.exchange import (
     Given,
     MetricsForm,
     export_astra_sim,
@@ -29,8 +26,12 @@ from testbed.exchange import (
     log_to_wandb,
     parse_hosts,
 )
-from testbed.traces import JobTrace
-from testbed.traces.chakra import write_job
+from testbed.spec.file_kinds import load
+from testbed.spec.scenario import Scenario
+from testbed.spec.topology import TopologySpec
+from testbed.spec.units import parse_delay, parse_rate
+from testbed.workload.traces import JobTrace
+from testbed.workload.traces.chakra import write_job
 
 Tracker = Literal["mlflow", "wandb"]
 Target = Literal[

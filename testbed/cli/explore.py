@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from testbed.cli.carrying import telling
-from testbed.cli.columns import console_of_tables
+from testbed.cli.experiments import explore as experiment
+from testbed.cli.experiments.executor_choice import engine_named
 from testbed.cli.options import (
     MODEL_CLOCK,
     WORKERS,
@@ -25,15 +25,15 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.config import load_scenario
-from testbed.experiments import exploring as experiment
-from testbed.experiments.engines import engine_named
-from testbed.explorer import Standing
-from testbed.report import print_summary
-from testbed.report.answer import BEST, answer, best_of, difference, found_words, paired
-from testbed.report.exploration import PAGE, compared_rows
-from testbed.report.figures import size_text, time_text
-from testbed.results.directory import default_path
+from testbed.cli.run_output import telling
+from testbed.cli.text_table import console_of_tables
+from testbed.measure.results.run_directory import default_path
+from testbed.prediction.search import Standing
+from testbed.show.report import print_summary
+from testbed.show.report.answer import BEST, answer, best_of, difference, found_words, paired
+from testbed.show.report.exploration import PAGE, compared_rows
+from testbed.show.report.formatting import size_text, time_text
+from testbed.spec.scenario import load_scenario
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from testbed import doctor
 from testbed.cli.options import (
     AUTO_SCALE,
     DatapathOption,
@@ -21,20 +20,21 @@ from testbed.cli.options import (
     PolicyOption,
     SizeScaleOption,
 )
-from testbed.config import LossBursts
-from testbed.config.figures import rate_text, size_text, time_text
-from testbed.config.policy import DEFAULT_POLICY
-from testbed.config.units import format_fraction, format_size
-from testbed.fabric.daemon import take_down
-from testbed.fabric.entering import command_inside
-from testbed.fabric.errors import need_root
-from testbed.fabric.finding import find
-from testbed.fabric.readback import inspect as read_back
-from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
-from testbed.results.directory import RUNS
-from testbed.results.listing import killed
-from testbed.running.choosing import choose_network_without_ranks, command_given
-from testbed.scale import Scale
+from testbed.measure.execution.resolve_backend import choose_network_without_ranks, command_given
+from testbed.measure.results.run_directory import RUNS
+from testbed.measure.results.run_listing import killed
+from testbed.net import doctor
+from testbed.net.fabric.daemon import take_down
+from testbed.net.fabric.errors import need_root
+from testbed.net.fabric.exec_in_host import command_inside
+from testbed.net.fabric.lookup import find
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned, living
+from testbed.net.fabric.readback import inspect as read_back
+from testbed.spec.formatting import rate_text, size_text, time_text
+from testbed.spec.link_direction import LossBursts
+from testbed.spec.policy import DEFAULT_POLICY
+from testbed.spec.scale import Scale
+from testbed.spec.units import format_fraction, format_size
 
 EVENTS = ("duplicate", "reorder", "corrupt")
 

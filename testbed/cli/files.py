@@ -8,14 +8,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import Scenario, TopologySpec, json_schema
-from testbed.config.files import load
-from testbed.model.dry_run import workloads_of
-from testbed.report.graph import Form, drawn
-from testbed.results.result import Result
-from testbed.scale import Scale
+from testbed.cli.unused_inputs import tell_left_out
+from testbed.measure.results.result import Result
+from testbed.prediction.dry_run import workloads_of
+from testbed.show.report.graph import Form, drawn
+from testbed.spec.file_kinds import json_schema, load
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.spec.topology import TopologySpec
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -21,17 +21,18 @@ from testbed.cli.options import (
     TopologyOption,
 )
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
-from testbed.config import TransportSpec
-from testbed.config.policy import DEFAULT_POLICY
 from testbed.errors import BadInput
-from testbed.job.tuning import tuning_of
-from testbed.results.directory import default_path
-from testbed.results.failed import failed_path
-from testbed.running.bench_request import congestion_control_for, wants_guest
-from testbed.running.choosing import choose_network, guest_settings
-from testbed.running.program_run import check_words, guest_bytes, program_given, run_programs
-from testbed.running.torch_programs import TorchOptions, algorithms_of
-from testbed.virtual import Guest, GuestSettings, find_image
+from testbed.measure.execution.bench_request import congestion_control_for, wants_guest
+from testbed.measure.execution.program_run import check_words, guest_bytes, program_given, run_programs
+from testbed.measure.execution.resolve_backend import choose_network, guest_settings
+from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of
+from testbed.measure.results.failed_run import failed_path
+from testbed.measure.results.run_directory import default_path
+from testbed.net.virtual.guest import Guest, GuestSettings
+from testbed.net.virtual.image import find_image
+from testbed.spec.policy import DEFAULT_POLICY
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.tuning_choice import tuning_of
 
 SEED = 1
 # what a guest has of its own

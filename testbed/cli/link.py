@@ -9,10 +9,10 @@ from rich.console import Console
 
 from testbed.cli.fabric import direction_row
 from testbed.cli.options import FabricOption
-from testbed.config import ConfigError, Problem
-from testbed.fabric.changing import ALL, change_link, settings_asked
-from testbed.fabric.finding import find
-from testbed.links.wire import direction_to_json
+from testbed.net.fabric.live_changes import ALL, change_link, settings_asked
+from testbed.net.fabric.lookup import find
+from testbed.net.links.wire import direction_to_json
+from testbed.spec.errors import ConfigError, Problem
 
 
 def add_commands(app: typer.Typer) -> None:

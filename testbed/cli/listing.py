@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.options import JsonOption
-from testbed.config import ConfigError, Problem
-from testbed.config.figures import size_text
-from testbed.config.units import parse_duration
-from testbed.fabric.finding import host_names, link_names
-from testbed.fabric.state import FabricState, load_all
-from testbed.results.directory import RUNS
-from testbed.results.listing import Entry, entries, remove, to_prune
+from testbed.measure.results.run_directory import RUNS
+from testbed.measure.results.run_listing import Entry, entries, remove, to_prune
+from testbed.net.fabric.lookup import host_names, link_names
+from testbed.net.fabric.ownership import FabricState, load_all
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.formatting import size_text
+from testbed.spec.units import parse_duration
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of runs.")]
 DAY_S = 86400.0

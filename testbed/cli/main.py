@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.interrupts import raise_on_signals, signal_behind
-from testbed.cli.lazy import LazyGroup
+from testbed.cli.lazy_commands import LazyGroup
 from testbed.errors import TestbedError
 from testbed.version import VERSION
 

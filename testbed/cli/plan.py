@@ -12,21 +12,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.bars import searching
-from testbed.cli.left_out import tell_left_out
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import Scenario, load_scenario
-from testbed.config.model import look
-from testbed.config.presets import preset_changes
-from testbed.job.workloads.trace import ranks_of_trace
-from testbed.model.dry_run import dry_runs, schedule_csv
-from testbed.model.work import step_work
-from testbed.report.figures import size_text, time_text
-from testbed.report.rates import work_words
-from testbed.report.terminal import print_not_emulated, print_training_steps
-from testbed.results.serving_summary import answers_predicted
-from testbed.results.training_summary import limited_words, prediction
-from testbed.scale import Scale
+from testbed.cli.progress_bar import searching
+from testbed.cli.unused_inputs import tell_left_out
+from testbed.measure.results.serving_summary import answers_predicted
+from testbed.measure.results.training_summary import limited_words, prediction
+from testbed.prediction.dry_run import dry_runs, schedule_csv
+from testbed.prediction.step_flops import step_work
+from testbed.show.report.formatting import size_text, time_text
+from testbed.show.report.terminal import print_not_emulated, print_training_steps
+from testbed.show.report.throughput import work_words
+from testbed.spec.base_model import look
+from testbed.spec.presets import preset_changes
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.kinds.trace import ranks_of_trace
 
 PROVEN = 1e-3  # of a step: what the rounding of times leaves open
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.options import FabricOption, JsonOption
-from testbed.directions import QueueClass
-from testbed.fabric.changing import change_policy, controller_of, policy_asked
-from testbed.fabric.finding import find
-from testbed.links.wire import classes_from_json
+from testbed.net.fabric.live_changes import change_policy, controller_of, policy_asked
+from testbed.net.fabric.lookup import find
+from testbed.net.links.wire import classes_from_json
+from testbed.spec.link_direction import QueueClass
 
 SETTINGS = Annotated[
     list[str] | None,

@@ -15,20 +15,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.bars import searching
-from testbed.cli.columns import console_of_tables
-from testbed.cli.left_out import tell_left_out
+from testbed.cli.experiments import predict as predicting
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK, JsonOption, OverridesOption
-from testbed.config import load_scenario
-from testbed.experiments import predicting
-from testbed.model.predicting import MOST_PACKETS
-from testbed.model.work import step_work
-from testbed.report.answer import short_queue_words
-from testbed.report.figures import size_text, time_text
-from testbed.report.rates import work_words
-from testbed.report.requests import serving_words
-from testbed.report.terminal import FEW, print_training_steps
-from testbed.results.serving import Serving
+from testbed.cli.progress_bar import searching
+from testbed.cli.text_table import console_of_tables
+from testbed.cli.unused_inputs import tell_left_out
+from testbed.measure.results.serving_result import Serving
+from testbed.prediction.step_flops import step_work
+from testbed.prediction.step_prediction import MOST_PACKETS
+from testbed.show.report.answer import short_queue_words
+from testbed.show.report.formatting import size_text, time_text
+from testbed.show.report.requests import serving_words
+from testbed.show.report.terminal import FEW, print_training_steps
+from testbed.show.report.throughput import work_words
+from testbed.spec.scenario import load_scenario
 
 
 def add_commands(app: typer.Typer) -> None:

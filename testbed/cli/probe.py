@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from testbed.cli.options import FabricOption, JsonOption
-from testbed.config.figures import time_text
-from testbed.fabric.finding import find
-from testbed.fabric.tracing import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
+from testbed.net.fabric.flow_trace import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
+from testbed.net.fabric.lookup import find
+from testbed.spec.formatting import time_text
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.carrying import EXIT_UNTRUSTED, print_result, telling
-from testbed.cli.left_out import tell_left_out
+from testbed.cli.experiments import run as experiment
+from testbed.cli.experiments.executor_choice import engine_named
 from testbed.cli.options import (
     RUN_CLOCK,
     WORKERS,
@@ -24,14 +24,14 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, telling
+from testbed.cli.unused_inputs import tell_left_out
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
-from testbed.config import load_scenario
-from testbed.doctor.busy import busiest, busy_words
-from testbed.experiments import running as experiment
-from testbed.experiments.engines import engine_named
-from testbed.results.directory import default_path
-from testbed.running.request import Request
+from testbed.measure.execution.request import Request
+from testbed.measure.results.run_directory import default_path
+from testbed.net.doctor.busy_processes import busiest, busy_words
+from testbed.spec.scenario import load_scenario
 
 BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # of a machine that has other things to do
 

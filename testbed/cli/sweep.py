@@ -11,8 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.bars import bar_on
-from testbed.cli.carrying import EXIT_UNTRUSTED, telling
+from testbed.cli.experiments import sweep as experiment
+from testbed.cli.experiments.executor_choice import engine_named
 from testbed.cli.options import (
     WORKERS,
     JobsOption,
@@ -21,16 +21,16 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.config import load_scenario
-from testbed.experiments import sweeping as experiment
-from testbed.experiments.engines import engine_named
-from testbed.report.figures import size_text, time_text
-from testbed.report.sweep import CAPTION, PAGE, TABLE, lacking
-from testbed.report.sweep_answer import answer
-from testbed.report.sweep_series import Curves, Maps, Panel, laid_out
-from testbed.results.directory import default_path
-from testbed.sweeps.axes import parse_axes
-from testbed.sweeps.result import Sweep, SweepFigure
+from testbed.cli.progress_bar import bar_on
+from testbed.cli.run_output import EXIT_UNTRUSTED, telling
+from testbed.measure.results.run_directory import default_path
+from testbed.measure.results.sweep_result import Sweep, SweepFigure
+from testbed.show.report.formatting import size_text, time_text
+from testbed.show.report.sweep import CAPTION, PAGE, TABLE, lacking
+from testbed.show.report.sweep_answer import answer
+from testbed.show.report.sweep_series import Curves, Maps, Panel, laid_out
+from testbed.spec.scenario import load_scenario
+from testbed.spec.sweep_axes import parse_axes
 
 MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all
 

@@ -10,11 +10,11 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from testbed.cli.bars import bar_on
-from testbed.running.choosing import command_given, guest_settings
-from testbed.virtual import Ended, Guest, GuestSettings, find_image
-from testbed.virtual.build import build as build_kernel
-from testbed.virtual.guest import STALL_TIMEOUT_S
+from testbed.cli.progress_bar import bar_on
+from testbed.measure.execution.resolve_backend import command_given, guest_settings
+from testbed.net.virtual.build import build as build_kernel
+from testbed.net.virtual.guest import STALL_TIMEOUT_S, Ended, Guest, GuestSettings
+from testbed.net.virtual.image import find_image
 
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory of the virtual clock's guest, such as '4 GiB'.")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from testbed.results.directory import PARTIAL_SUFFIX
+from testbed.measure.results.run_directory import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
-    from testbed.live.server import LivePage
+    from testbed.show.live.server import LivePage
 
 PortOption = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Of the page, on this machine's loopback; 0: any.")
@@ -67,7 +67,7 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
 
 def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
     """As it is made; what serves it is loaded when a page is wanted, which most runs do without."""
-    from testbed.live.server import LivePage  # noqa: PLC0415
+    from testbed.show.live.server import LivePage  # noqa: PLC0415
 
     return LivePage(folder, port, expected=expected)
 

@@ -14,17 +14,17 @@ import math
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from testbed.collectives import AUTO, collective_of
-from testbed.workload.block_plans import BlockPlanner
-from testbed.workload.computing import LayerComputing, computing_s
+from testbed.comm.collectives import AUTO, collective_of
+from testbed.workload.intra_node import NOTHING, Around
+from testbed.workload.layer_compute import LayerComputing, computing_s
+from testbed.workload.local_sgd import WHOLE_BITS
 from testbed.workload.options import Group, Options
-from testbed.workload.outer import WHOLE_BITS
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
-from testbed.workload.patterns import Chain
 from testbed.workload.plan import GroupCollective, Inside, Message, Operation, altered
+from testbed.workload.plan_patterns import Chain
 from testbed.workload.schedules import Action, Kind
+from testbed.workload.sequence_parallel import BlockPlanner
 from testbed.workload.stages import Part
-from testbed.workload.within import NOTHING, Around
 
 FSDP = "fsdp"
 _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}

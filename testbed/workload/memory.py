@@ -16,7 +16,7 @@ from testbed.workload.parallelism import CONTEXT, EXPERT, SHARD, TENSOR, Mesh
 from testbed.workload.stages import VALUE_BYTES, Layer, split_layers
 
 if TYPE_CHECKING:
-    from testbed.config import ModelSpec
+    from testbed.spec.transformer import ModelSpec
 
 OPTIMIZER_BYTES = 12
 

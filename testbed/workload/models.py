@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.catalogue import models
+from testbed.spec.catalogue import models
 
 if TYPE_CHECKING:  # the names only: counting needs none of what checks files
-    from testbed.config import ModelSpec
+    from testbed.spec.transformer import ModelSpec
 
 
 @dataclass(frozen=True)

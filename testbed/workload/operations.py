@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from testbed.collectives.late_counts import sent_rows
+from testbed.comm.collectives.algorithms.all_to_all_v import sent_rows
 
 COMPUTE = "compute"
 COMPUTING = (COMPUTE, "forward", "backward", "full_backward", "backward_input", "backward_weight")

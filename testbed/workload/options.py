@@ -6,10 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from testbed.scale import UNSCALED, Scale
-from testbed.workload.blocks import BlockWise
-from testbed.workload.outer import Outer
-from testbed.workload.within import WithinRank
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.workload.intra_node import WithinRank
+from testbed.workload.local_sgd import Outer
+from testbed.workload.sequence_blocks import BlockWise
 
 
 class SendToken(NamedTuple):

@@ -2,7 +2,7 @@
 
 As on an accelerator, operations of one stream come one after the other, and streams go on side by side; a stream that
 is a queue takes them in the order in which they can begin. The same plan
-is carried out by ranks on a network, and by a model of both: `tracking` says for either of them what may start when.
+is carried out by ranks on a network, and by a model of both: `dependency_tracker` says for both what may start when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from testbed.collectives.tuning import TuningTable
+from testbed.comm.collectives.tuning import TuningTable
 from testbed.workload.operations import (
     COMPUTE,
     COMPUTING,
@@ -33,7 +33,7 @@ from testbed.workload.operations import (
     operation_document,
     operation_of,
 )
-from testbed.workload.patterns import Alike
+from testbed.workload.plan_patterns import Alike
 
 __all__ = [
     "COMPUTE",

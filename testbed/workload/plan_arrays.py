@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from testbed.collectives import collective_of
+from testbed.comm.collectives import collective_of
 from testbed.workload.plan import Block, GroupCollective, JobPlan, Message, RankPlan
 
 ArrayKey = tuple[str, int, str, int]

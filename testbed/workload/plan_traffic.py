@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from testbed.collectives import AUTO, TuningTable, collective_of, traffic
-from testbed.collectives.late_counts import rows_traffic
+from testbed.comm.collectives import AUTO, TuningTable, collective_of, traffic
+from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic
 from testbed.plugins import is_of_file
 from testbed.workload.plan import GroupCollective, JobPlan
 

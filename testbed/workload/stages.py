@@ -29,7 +29,8 @@ from testbed.workload.models import (
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh, ParallelismError
 
 if TYPE_CHECKING:
-    from testbed.config import ModelSpec, WorkloadSpec
+    from testbed.spec.transformer import ModelSpec
+    from testbed.spec.workload import WorkloadSpec
 
 VALUE_BYTES = 2
 SCORES = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}

@@ -18,8 +18,8 @@ from mininet.log import setLogLevel
 from mininet.net import Mininet
 from mininet.node import OVSBridge
 
-from testbed.config import Topology, TopologySpec
-from testbed.fabric.network import Fabric
+from testbed.net.fabric.network import Fabric
+from testbed.spec.topology import Topology, TopologySpec
 
 BUILDINGS = ("north", "east", "south", "west")
 RATE_MBPS = 100

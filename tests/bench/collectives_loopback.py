@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Communicator, count_wrong, fill
-from testbed.transport import MeshSettings, TcpTransport, wait_all
+from testbed.comm.collectives import Communicator, count_wrong, fill
+from testbed.comm.transport import MeshSettings, TcpTransport, wait_all
 
 Program = Callable[[TcpTransport, int, int], dict[str, float]]
 

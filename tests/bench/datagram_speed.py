@@ -23,12 +23,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from testbed.links import network_namespace
-from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, shape_commands
-from testbed.transport import MeshSettings, TcpTransport, wait_all
-from testbed.transport.datagram.settings import DatagramSettings
-from testbed.transport.datagram.transport import DatagramTransport
+from testbed.comm.transport import MeshSettings, TcpTransport, wait_all
+from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.transport import DatagramTransport
+from testbed.net.links import network_namespace
+from testbed.net.links.setup import Setup
+from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.line import LEFT, MTU, RIGHT, back_to_back, direction, running, two_hosts
 from tests.net.namespaces import Namespace
 

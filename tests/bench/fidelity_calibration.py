@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from testbed.fidelity import MonitorProcess, MonitorWindow, judge, read_windows
-from testbed.fidelity.invariants import SCARCE_IDLE, cpu_headroom, foreign_load, scheduler_lag
+from testbed.measure.fidelity import MonitorProcess, MonitorWindow, judge, read_windows
+from testbed.measure.fidelity.invariants import SCARCE_IDLE, cpu_headroom, foreign_load, scheduler_lag
 
 RANKS = 8
 ROUNDS = 100

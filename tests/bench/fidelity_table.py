@@ -23,13 +23,13 @@ from pathlib import Path
 from scapy.layers.inet import UDP
 from scapy.utils import PcapReader
 
-from testbed.config import Direction
-from testbed.fabric.selftest import EXCESS_PACKETS, EXCESS_PAUSE_S
-from testbed.fidelity.probe import SPREADS
-from testbed.links import LinkError
-from testbed.links.command import inside
-from testbed.links.timing import one_way_times
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.measure.fidelity.probe import SPREADS
+from testbed.net.fabric.selftest import EXCESS_PACKETS, EXCESS_PAUSE_S
+from testbed.net.links import LinkError
+from testbed.net.links.namespace_commands import inside
+from testbed.net.links.one_way_delay import one_way_times
+from testbed.spec.link_direction import Direction
 from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, direction, running, stream, two_hosts
 

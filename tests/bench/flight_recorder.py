@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Communicator
-from testbed.flight import Recorder
-from testbed.flight.ring import ring_bytes
+from testbed.comm.collectives import Communicator
+from testbed.comm.flight_recorder import Recorder
+from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from tests.unit.ranks import Places, forked
 
 RANKS = 2

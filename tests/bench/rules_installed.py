@@ -13,10 +13,10 @@ import argparse
 import statistics
 import sys
 
-from testbed.config import TopologySpec
-from testbed.controller import ControllerProcess, Flow, compute_rules
-from testbed.controller.snapshot import snapshot_of
-from testbed.controller.view import flows_to_data
+from testbed.net.controller import ControllerProcess, Flow, compute_rules
+from testbed.net.controller.network_snapshot import snapshot_of
+from testbed.net.controller.policy_view import flows_to_data
+from testbed.spec.topology import TopologySpec
 from tests.net.controller_bridges import site
 
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from testbed.config import load_scenario
-from testbed.model.dry_run import dry_runs
-from testbed.report.svg import Drawing
-from testbed.results.training_summary import prediction
-from testbed.scale import Scale
+from testbed.measure.results.training_summary import prediction
+from testbed.prediction.dry_run import dry_runs
+from testbed.show.report.svg import Drawing
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "crosspipe.yaml"
 FORWARD_MS, ONE_FORWARD_GBIT, NONE_GBIT = 38, 212, 12_400

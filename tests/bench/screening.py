@@ -17,11 +17,11 @@ import statistics
 import time
 from pathlib import Path
 
-from testbed.config import Scenario, load_scenario
-from testbed.explorer import Configuration, Evaluation, evaluate
-from testbed.explorer.confirming import kendall_tau
-from testbed.garbage import seldom_collected
-from testbed.model.closed_form import Screener
+from testbed.cli.experiments.search_confirmation import kendall_tau
+from testbed.gc_control import seldom_collected
+from testbed.prediction.closed_form import Screener
+from testbed.prediction.search import Configuration, Evaluation, evaluate
+from testbed.spec.scenario import Scenario, load_scenario
 
 
 def main() -> None:

@@ -35,12 +35,12 @@ from pymoo.operators.repair.rounding import RoundingRepair
 from pymoo.operators.sampling.rnd import IntegerRandomSampling
 from pymoo.optimize import minimize
 
-from testbed.config import Scenario, load_scenario
-from testbed.engines import Processes
-from testbed.explorer import Configuration, Evaluation, Infeasible, Search
-from testbed.explorer.space import Space
-from testbed.explorer.trying import Tried, Tries
-from testbed.model.closed_form import Screener
+from testbed.prediction.closed_form import Screener
+from testbed.prediction.executors import Processes
+from testbed.prediction.search import Configuration, Evaluation, Infeasible, Search
+from testbed.prediction.search.evaluator import Tried, Tries
+from testbed.prediction.search.space import Space
+from testbed.spec.scenario import Scenario, load_scenario
 from tests.bench.search_regret import on_budget
 
 SEEDS = (1, 2, 3)

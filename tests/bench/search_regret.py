@@ -17,12 +17,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.config import Scenario, load_scenario
-from testbed.engines import Processes
-from testbed.explorer import Evaluation, Infeasible, Search
-from testbed.explorer.space import Space
-from testbed.explorer.trying import Standing, Tries
-from testbed.model.closed_form import Screener
+from testbed.prediction.closed_form import Screener
+from testbed.prediction.executors import Processes
+from testbed.prediction.search import Evaluation, Infeasible, Search
+from testbed.prediction.search.evaluator import Standing, Tries
+from testbed.prediction.search.space import Space
+from testbed.spec.scenario import Scenario, load_scenario
 
 SEEDS = (1, 2, 3)
 

@@ -16,12 +16,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
-from testbed.explorer import evaluate
-from testbed.explorer.evaluation import MEMORY, Evaluation
-from testbed.explorer.search import Search
-from testbed.model import prepared
-from testbed.model.compiled import building
+from testbed.prediction import simulation_cache
+from testbed.prediction.compiled import build
+from testbed.prediction.search import evaluate
+from testbed.prediction.search.evaluation import MEMORY, Evaluation
+from testbed.prediction.search.search import Search
+from testbed.spec.scenario import load_scenario
 
 
 class _Here:
@@ -38,10 +38,10 @@ class _Here:
     def map(self, some: Any) -> Iterator[Any]:
         """One after the other."""
         for one in some:
-            known, began_s = len(prepared._known), time.process_time()
+            known, began_s = len(simulation_cache._known), time.process_time()
             found = evaluate(self.scenario, one)
             took_s = time.process_time() - began_s
-            if len(prepared._known) > known:
+            if len(simulation_cache._known) > known:
                 self.seconds["played"].append(took_s)
             elif isinstance(found, Evaluation) or found.constraint == MEMORY:
                 self.seconds["known"].append(took_s)
@@ -56,9 +56,9 @@ def main() -> None:
     parser.add_argument("--python", action="store_true")
     options = parser.parse_args()
     if options.python:
-        building.COMPILERS = ()
-        building.user_cache = lambda what: Path("/nowhere") / what  # type: ignore[attr-defined]
-    print("by the compiled loop" if building.loop() else "by Python alone")
+        build.COMPILERS = ()
+        build.user_cache = lambda what: Path("/nowhere") / what  # type: ignore[attr-defined]
+    print("by the compiled loop" if build.loop() else "by Python alone")
     for file in options.scenarios:
         here: Any = _Here()
         Search(load_scenario(file), engine=here).run()

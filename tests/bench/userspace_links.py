@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from testbed.config import Direction
-from testbed.links import LinkWire
-from testbed.links.command import inside, run_script
-from testbed.links.setup import Setup
-from testbed.links.timing import one_way_times
-from testbed.links.userspace import UserspaceEngine
+from testbed.net.links import LinkWire
+from testbed.net.links.namespace_commands import inside, run_script
+from testbed.net.links.one_way_delay import one_way_times
+from testbed.net.links.setup import Setup
+from testbed.net.links.userspace import UserspaceEngine
+from testbed.spec.link_direction import Direction
 from tests.net.iperf import iperf_server
 from tests.net.namespaces import Namespace, namespaces
 

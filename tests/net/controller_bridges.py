@@ -18,12 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.config import Topology, probe_address
-from testbed.config.topology import mac_address
-from testbed.controller import EdgePorts
-from testbed.links import network_namespace
-from testbed.links.command import run_script
-from testbed.links.timing import SO_RCVBUFFORCE
+from testbed.net.controller import EdgePorts
+from testbed.net.links import network_namespace
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.one_way_delay import SO_RCVBUFFORCE
+from testbed.spec.topology import Topology, mac_address, probe_address
 from tests.net.namespaces import Namespace, namespaces
 
 LOCAL, PROBE, FIRST_WAN = 1, 2, 3

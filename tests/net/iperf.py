@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-from testbed.links.command import inside
+from testbed.net.links.namespace_commands import inside
 
 
 @contextlib.contextmanager

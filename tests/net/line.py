@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config import Direction
-from testbed.links import LinkEngine, LinkWire
-from testbed.links.command import inside, run_script
-from testbed.links.netem import NetemEngine
-from testbed.links.packets import receive_stamped
-from testbed.links.setup import Setup
-from testbed.links.timing import udp_pair
-from testbed.links.userspace import UserspaceEngine
+from testbed.net.links import LinkEngine, LinkWire
+from testbed.net.links.namespace_commands import inside, run_script
+from testbed.net.links.netem import NetemEngine
+from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.packets import receive_stamped
+from testbed.net.links.setup import Setup
+from testbed.net.links.userspace import UserspaceEngine
+from testbed.spec.link_direction import Direction
 from tests.net.namespaces import Namespace, namespaces
 
 MTU = 9000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pyroute2 import IPRoute
 
-from testbed.links import network_namespace
+from testbed.net.links import network_namespace
 
 # Says when it is in its namespaces, then lives until its standard input, held by the test run, ends.
 _KEEPER = "echo ready; exec cat"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
 
 ATTEMPTS = 6
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import collective_of, traffic
+from testbed.comm.collectives import collective_of, traffic
 from tests.net.runs import ROOT, command, run_testbed
 
 pytestmark = pytest.mark.net

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.model.starting import connections_of
+from testbed.prediction.startup_cost import connections_of
 from tests.net.runs import ROOT, run_testbed
 
 pytestmark = pytest.mark.net

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.fabric.state import ENVIRONMENT_MARK, load_all
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, load_all
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
@@ -120,7 +120,7 @@ def controllers(fabric: str) -> list[psutil.Process]:
         try:
             if (
                 process.environ().get(ENVIRONMENT_MARK) == fabric
-                and "testbed.controller" in process.cmdline()
+                and "testbed.net.controller" in process.cmdline()
             ):
                 found.append(process)
         except psutil.Error:

@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from testbed.config import Topology, TopologySpec
-from testbed.fabric.network import Fabric
-from testbed.fabric.state import load_all
-from testbed.links.timing import one_way_times
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.net.fabric.network import Fabric
+from testbed.net.fabric.ownership import load_all
+from testbed.net.links.one_way_delay import one_way_times
+from testbed.spec.topology import Topology, TopologySpec
 from tests.net.patience import assert_within
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from testbed.links import LinkError, network_namespace
-from testbed.links.command import run_script
-from testbed.links.commands import translate
-from testbed.links.dumps import disciplines, netem_ills, netem_seed
-from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
-from testbed.links.netlink import FORMS, LINK, QDISC, Netlink
-from testbed.links.rtnetlink import OFFLOADS, ROOT, State
-from testbed.links.rtnetlink import Namespace as Kernel
-from testbed.links.setup import Setup, batch
-from testbed.links.shaping import Shape, shape_commands
+from testbed.net.links import LinkError, network_namespace
+from testbed.net.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netlink import FORMS, LINK, QDISC, Netlink
+from testbed.net.links.netlink_requests import translate
+from testbed.net.links.rtnetlink import OFFLOADS, ROOT, State
+from testbed.net.links.rtnetlink import Namespace as Kernel
+from testbed.net.links.rtnetlink_dumps import disciplines, netem_ills, netem_seed
+from testbed.net.links.setup import Setup, batch
+from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.conftest import skip_without
 from tests.net.namespaces import Namespace, namespaces
 

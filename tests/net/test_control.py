@@ -13,13 +13,13 @@ from itertools import pairwise
 
 import pytest
 
-from testbed.config import Topology, TopologySpec
-from testbed.control import Control
-from testbed.fabric.faults import HEALTHY, Condition, Faults
-from testbed.fabric.network import Fabric
-from testbed.links.packets import receive_stamped
-from testbed.links.timing import udp_pair
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.net.fabric.faults import HEALTHY, Condition, Faults
+from testbed.net.fabric.network import Fabric
+from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.packets import receive_stamped
+from testbed.spec.control_delays import Control
+from testbed.spec.topology import Topology, TopologySpec
 from tests.net.conftest import skip_without
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.config import Topology, TopologySpec
-from testbed.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
-from testbed.controller import Flow as Demand
-from testbed.controller.rules import Packet
-from testbed.controller.snapshot import snapshot_of
-from testbed.controller.table import Network, wires
-from testbed.controller.view import flows_to_data
+from testbed.net.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
+from testbed.net.controller import Flow as Demand
+from testbed.net.controller.network_snapshot import snapshot_of
+from testbed.net.controller.policy_view import flows_to_data
+from testbed.net.controller.rules import Packet
+from testbed.net.controller.table_simulator import Network, wires
+from testbed.spec.topology import Topology, TopologySpec
 from tests.net.controller_bridges import (
     Flow,
     Seen,
@@ -330,7 +330,7 @@ def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
 def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
-        "from testbed.controller import LinkPolicy\n\nclass Broken(LinkPolicy):\n"
+        "from testbed.net.controller import LinkPolicy\n\nclass Broken(LinkPolicy):\n"
         "    def choose(self, ends):\n        return ends[99]\n"
     )
     with site(TWO) as built, library.installed(built, "shortest") as controller:

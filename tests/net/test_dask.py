@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from testbed.engines import EngineError, Processes, WorkStopped
-from testbed.engines.cluster import Cluster
-from testbed.experiments import sweeping
-from testbed.experiments.running import Listener
-from testbed.links.command import inside, run_script
-from testbed.running.guests_elsewhere import worker_is
-from testbed.running.progress import Progress
-from testbed.sweeps.axes import parse_axes
-from testbed.sweeps.result import Sweep
+from testbed.cli.experiments import sweep
+from testbed.cli.experiments.run import Listener
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.remote_guests import worker_is
+from testbed.measure.results.sweep_result import Sweep
+from testbed.net.links.namespace_commands import inside, run_script
+from testbed.prediction.executors import EngineError, Processes, WorkStopped
+from testbed.prediction.executors.dask_cluster import Cluster
+from testbed.spec.sweep_axes import parse_axes
 from tests.net.namespaces import namespaces
 from tests.unit.test_sweeps import BARE
 
@@ -90,11 +90,11 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def swept(folder: Path, engine: Any, told: Any = lambda *_: None) -> Sweep:
-    request = sweeping.SweepRequest(
+    request = sweep.SweepRequest(
         BARE, (), parse_axes(["topology.wan.0.delay=1ms..40ms:log:8"]), folder, engine=engine
     )
     listener = Listener(Progress(lambda line: None, lambda done, total: None))
-    return sweeping.sweep(sweeping.plan(request), told, listener)
+    return sweep.sweep(sweep.plan(request), told, listener)
 
 
 def test_a_worker_that_dies_loses_nothing(two_workers: Any, tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from testbed.links import network_namespace
-from testbed.links.counts import read_node
-from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, shape_commands
-from testbed.testing.threads import finish, in_threads
-from testbed.transport import MeshSettings, Transport
-from testbed.transport.datagram.transport import DatagramTransport
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.comm.transport import MeshSettings, Transport
+from testbed.comm.transport.datagram.transport import DatagramTransport
+from testbed.contrib.conformance.threads import finish, in_threads
+from testbed.net.links import network_namespace
+from testbed.net.links.counters import read_node
+from testbed.net.links.setup import Setup
+from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.line import LEFT, MTU, RIGHT, back_to_back
 
 pytestmark = pytest.mark.net

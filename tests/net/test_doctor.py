@@ -12,8 +12,8 @@ import time
 import psutil
 import pytest
 
-from testbed.doctor import choose, probe_all
-from testbed.doctor.throwaway import BRIDGE_PREFIX, remove_abandoned_bridges, throwaway_bridges
+from testbed.net.doctor import choose, probe_all
+from testbed.net.doctor.throwaway import BRIDGE_PREFIX, remove_abandoned_bridges, throwaway_bridges
 
 pytestmark = pytest.mark.net
 
@@ -22,12 +22,12 @@ PATIENCE_S = 10.0
 
 HOLD = """
 import time
-from testbed.doctor.throwaway import throwaway_bridges, throwaway_namespace
+from testbed.net.doctor.throwaway import throwaway_bridges, throwaway_namespace
 with throwaway_namespace() as pid, throwaway_bridges(["system", "netdev"]) as bridges:
     print(pid, *bridges.values(), flush=True)
     time.sleep(60)
 """
-PROBE = "from testbed.doctor import probe_all; print('begin', flush=True); probe_all()"
+PROBE = "from testbed.net.doctor import probe_all; print('begin', flush=True); probe_all()"
 
 
 def start(code: str) -> subprocess.Popen[str]:

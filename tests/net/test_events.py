@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import load_topology
-from testbed.fabric.faults import HEALTHY, Condition, Faults
-from testbed.fabric.network import Fabric
-from testbed.links.timing import one_way_times
+from testbed.net.fabric.faults import HEALTHY, Condition, Faults
+from testbed.net.fabric.network import Fabric
+from testbed.net.links.one_way_delay import one_way_times
+from testbed.spec.topology import load_topology
 from tests.net.runs import ROOT, SMALLER, run_testbed, write_scenario
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Topology, TopologySpec
-from testbed.config.events import EventSpec
-from testbed.fabric.faults import HEALTHY, Condition, Faults
-from testbed.fabric.network import Fabric
-from testbed.links import LinkError
-from testbed.links.command import run_script
-from testbed.links.netns import network_namespace
-from testbed.links.silence import forget_connections
-from testbed.links.timing import one_way_times, udp_pair
-from testbed.running.conditions import changed_by, condition
-from testbed.scale import UNSCALED
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.measure.execution.event_timeline import changed_by, condition
+from testbed.net.fabric.faults import HEALTHY, Condition, Faults
+from testbed.net.fabric.network import Fabric
+from testbed.net.links import LinkError
+from testbed.net.links.abrupt_close import forget_connections
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import network_namespace
+from testbed.net.links.one_way_delay import one_way_times, udp_pair
+from testbed.spec.events import EventSpec
+from testbed.spec.scale import UNSCALED
+from testbed.spec.topology import Topology, TopologySpec
 from tests.net.conftest import skip_without
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from testbed.config import load_scenario
-from testbed.fabric.network import Fabric
-from testbed.job.spec import JobSpec, Step
-from testbed.job.wiring import RankEndpoint, Wiring
-from testbed.results.shards import whole
-from testbed.running.choosing import choose_network_backend
-from testbed.running.launching import LauncherProcess
-from testbed.running.progress import Progress
-from testbed.running.shard_run import ShardRun
-from testbed.scale import Scale
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.measure.execution.launcher_process import LauncherProcess
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.resolve_backend import choose_network_backend
+from testbed.measure.execution.shard_run import ShardRun
+from testbed.measure.results.shards import whole
+from testbed.net.fabric.network import Fabric
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.endpoints import RankEndpoint, Wiring
+from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import Computing, JobPlan
 from tests.net.namespaces import namespaces
 

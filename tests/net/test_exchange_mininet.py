@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import load_topology
-from testbed.exchange import export_mininet
+from testbed.show.exchange import export_mininet
+from testbed.spec.topology import load_topology
 from tests.net.test_topologies_mininet import REPOSITORY, kernel_has_netem, run_in_sandbox
 
 pytestmark = [

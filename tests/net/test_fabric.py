@@ -18,12 +18,13 @@ from pathlib import Path
 import networkx
 import pytest
 
-from testbed.config import Host, Topology, load_topology
-from testbed.fabric.errors import FabricError
-from testbed.fabric.network import Fabric
-from testbed.fabric.state import clean_abandoned, load_all
-from testbed.links.shaping import Shape, shape_commands
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.net.fabric.errors import FabricError
+from testbed.net.fabric.network import Fabric
+from testbed.net.fabric.ownership import clean_abandoned, load_all
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.spec.buildings import Host
+from testbed.spec.topology import Topology, load_topology
 from tests.net.iperf import iperf_server
 from tests.net.patience import assert_within
 
@@ -183,8 +184,12 @@ def nothing(interfaces: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("testbed.fabric.setups.shape_commands", wrong_rate, r"rate_bps: asked for .*, the system has"),
-        ("testbed.links.offload.switch_off", nothing, r"offload: asked for off, the system has on"),
+        (
+            "testbed.net.fabric.namespace_setup.shape_commands",
+            wrong_rate,
+            r"rate_bps: asked for .*, the system has",
+        ),
+        ("testbed.net.links.offload.switch_off", nothing, r"offload: asked for off, the system has on"),
     ],
 )
 def test_a_setting_that_does_not_take_is_an_error_and_leaves_nothing(
@@ -201,8 +206,8 @@ def test_a_setting_that_does_not_take_is_an_error_and_leaves_nothing(
 BUILD_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from testbed.config import load_topology
-from testbed.fabric.network import Fabric
+from testbed.spec.topology import load_topology
+from testbed.net.fabric.network import Fabric
 fabric = Fabric(load_topology(Path(sys.argv[1])).resolve(), progress=lambda line: print(line, flush=True))
 fabric.up()
 print("up", fabric.state.id, flush=True)

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.config import Building, Direction, Topology, WanLink, probe_address
-from testbed.fidelity import (
+from testbed.measure.fidelity import (
     LinkMeasurement,
     MonitorProcess,
     MonitorWindow,
@@ -25,11 +24,15 @@ from testbed.fidelity import (
     probe,
     read_windows,
 )
-from testbed.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
-from testbed.links.command import run_script
-from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, shape_commands
-from testbed.links.timing import probe_s
+from testbed.measure.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.one_way_delay import probe_s
+from testbed.net.links.setup import Setup
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.spec.buildings import Building
+from testbed.spec.link_direction import Direction
+from testbed.spec.topology import Topology, probe_address
+from testbed.spec.wan_links import WanLink
 from tests.net.namespaces import namespaces
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

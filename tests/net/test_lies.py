@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from testbed.fabric.readback import engine_of
-from testbed.fabric.state import FabricState, load_all
-from testbed.links.command import run_script
+from testbed.net.fabric.ownership import FabricState, load_all
+from testbed.net.fabric.readback import engine_of
+from testbed.net.links.namespace_commands import run_script
 from tests.net.runs import SMALLER, end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = [
@@ -62,7 +62,7 @@ def drop_for_a_while(state: FabricState, run: subprocess.Popen[str]) -> None:
 
 
 def stop_the_engine(state: FabricState, run: subprocess.Popen[str]) -> None:
-    (engine,) = owned(run, "testbed.links.emulator")
+    (engine,) = owned(run, "testbed.net.links.emulator")
     for _ in range(4):  # some of it hits a step, and not only the checks between two
         engine.send_signal(signal.SIGSTOP)
         time.sleep(0.8)
@@ -117,14 +117,14 @@ def assert_named(summary: dict[str, Any], names: set[str]) -> None:
 
 WRONG_RANK = """
 import sys
-if "testbed.ranks.launcher" in sys.orig_argv:
-    import testbed.collectives
-    honest = testbed.collectives.fill
+if "testbed.measure.ranks.launcher" in sys.orig_argv:
+    import testbed.comm.collectives
+    honest = testbed.comm.collectives.fill
     def fill(array, rank, salt=0, op="sum"):
         honest(array, rank, salt, op)
         if rank == 1:
             array[array.size // 2] += 1
-    testbed.collectives.fill = fill
+    testbed.comm.collectives.fill = fill
 """
 
 

@@ -18,14 +18,13 @@ from typing import Any
 
 import pytest
 
-from testbed.config import LossBursts
-from testbed.directions import QueueClass
-from testbed.links import LinkError, LinkWire
-from testbed.links.command import inside
-from testbed.links.ingress import IngressDelay, add_ingress_delays
-from testbed.links.setup import Setup
-from testbed.links.timing import udp_pair
-from testbed.links.userspace import UserspaceEngine
+from testbed.net.links import LinkError, LinkWire
+from testbed.net.links.ingress import IngressDelay, add_ingress_delays
+from testbed.net.links.namespace_commands import inside
+from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.setup import Setup
+from testbed.net.links.userspace import UserspaceEngine
+from testbed.spec.link_direction import LossBursts, QueueClass
 from tests.net.iperf import iperf_server
 from tests.net.line import (
     BACK,

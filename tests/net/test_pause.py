@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from testbed.config import TopologySpec
-from testbed.fabric.errors import FabricError
-from testbed.fabric.network import Fabric
-from testbed.links import network_namespace
-from testbed.links.timing import SO_RCVBUFFORCE, SO_SNDBUFFORCE
-from testbed.links.wire import DirectionAccount
-from testbed.virtual import clock_here
+from testbed.clock import clock_here
+from testbed.net.fabric.errors import FabricError
+from testbed.net.fabric.network import Fabric
+from testbed.net.links import network_namespace
+from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE
+from testbed.net.links.wire import DirectionAccount
+from testbed.spec.topology import TopologySpec
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]
 

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
-from testbed.flight import RankDump
-from testbed.job.errors import RunError
-from testbed.running.dumping import dump_running
+from testbed.comm.flight_recorder import RankDump
+from testbed.measure.execution.flight_dumps import dump_running
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned, load_all
+from testbed.workload.job.errors import RunError
 from tests.net.runs import (
     ROOT,
     end,
@@ -118,12 +118,12 @@ def assert_nothing_left(run: subprocess.Popen[str], folder: Path, fabric_id: str
 
 VICTIMS = {
     "rank": (
-        "testbed.ranks.launcher",
+        "testbed.measure.ranks.launcher",
         -1,
         r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)",
     ),
-    "launcher": ("testbed.ranks.launcher", 0, "launcher of the ranks was killed by signal 9"),
-    "link engine": ("testbed.links.emulator", 0, "link engine .* was killed by signal 9"),
+    "launcher": ("testbed.measure.ranks.launcher", 0, "launcher of the ranks was killed by signal 9"),
+    "link engine": ("testbed.net.links.emulator", 0, "link engine .* was killed by signal 9"),
 }
 
 
@@ -131,7 +131,7 @@ def test_a_run_outlives_its_controller(tmp_path: Path) -> None:
     run, said = start(tmp_path, trials=8)
     try:
         wait_for_words(run, said, "step")
-        (controller,) = owned(run, "testbed.controller")
+        (controller,) = owned(run, "testbed.net.controller")
         controller.kill()
         assert run.wait(100) in (0, 3), "".join(said)
         (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -184,7 +184,9 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
         assert re.search(message, "".join(said)), "".join(said)
         assert_nothing_left(run, tmp_path, fabric_id)
         left = sorted(path.name for path in tmp_path.iterdir())
-        if words == "testbed.ranks.launcher" and which == 0:  # who would have said what ranks did last
+        if (
+            words == "testbed.measure.ranks.launcher" and which == 0
+        ):  # who would have said what ranks did last
             assert left == ["small.yaml"]
             return
         assert left == ["out.failed", "small.yaml"], left

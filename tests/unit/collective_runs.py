@@ -1,9 +1,9 @@
-"""What the testbed's own suite of collectives has beside `testbed.testing.driving`: names of all algorithms."""
+"""What the suite of collectives has beside `conformance.single_thread`: names of all algorithms."""
 
 from __future__ import annotations
 
-from testbed.collectives import COLLECTIVES
-from testbed.testing.driving import filled, finish, joined, layouts, run, run_on
+from testbed.comm.collectives import COLLECTIVES
+from testbed.contrib.conformance.single_thread import filled, finish, joined, layouts, run, run_on
 
 __all__ = ["ALGORITHMS", "filled", "finish", "joined", "layouts", "run", "run_on"]
 

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from testbed.config import Building, Direction, Host, Topology, WanLink
-from testbed.config.topology import host_address, mac_address
-from testbed.controller.edges import EdgePorts
+from testbed.net.controller.edges import EdgePorts
+from testbed.spec.buildings import Building, Host
+from testbed.spec.link_direction import Direction
+from testbed.spec.topology import Topology, host_address, mac_address
+from testbed.spec.wan_links import WanLink
 
 Link = tuple[str, str, float] | tuple[str, str, float, float]
 """(building a, building b, delay in seconds from a to b, and from b to a where that differs)."""

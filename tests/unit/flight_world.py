@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from testbed.flight import (
+from testbed.comm.flight_recorder import (
     COMPLETED,
     FAILED,
     NetworkPaths,
@@ -24,7 +24,7 @@ from testbed.flight import (
     Recorder,
     read_ring,
 )
-from testbed.flight.ring import ring_bytes
+from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 
 NIC_BPS, WAN_BPS = 8e9, 16e9
 LAN_S, WAN_S = 20e-6, 3e-3

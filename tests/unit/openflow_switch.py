@@ -12,9 +12,9 @@ from os_ken.ofproto import ofproto_v1_3 as protocol
 from os_ken.ofproto import ofproto_v1_3_parser as parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
-from testbed.controller.app import RuleInstaller
-from testbed.controller.openflow import FlowEntry, flow_mod
-from testbed.controller.rules import Rule
+from testbed.net.controller.app import RuleInstaller
+from testbed.net.controller.openflow import FlowEntry, flow_mod
+from testbed.net.controller.rules import Rule
 
 DATAPATH = ProtocolDesc(version=protocol.OFP_VERSION)
 HEADER = struct.Struct("!BBHI")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.transport import Transport
-from testbed.transport.protocols import MessageProtocol
+from testbed.comm.transport import Transport
+from testbed.comm.transport.protocols import MessageProtocol
 
 
 class Own(MessageProtocol):

@@ -6,14 +6,14 @@ import heapq
 import math
 from random import Random
 
-from testbed.model.agenda import Agenda
-from testbed.model.packets.line import Line
-from testbed.model.packets.sender import Sender
-from testbed.model.waiting import Event
-from testbed.paths.congestion import Growth
-from testbed.paths.congestion.reno import RenoGrowth
-from testbed.paths.packet_paths import PacketHop, PacketPath
-from testbed.transport.wire import PACKET_HEADERS_BYTES
+from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
+from testbed.net.paths.congestion import Growth
+from testbed.net.paths.congestion.reno import RenoGrowth
+from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.prediction.event_queue import Agenda
+from testbed.prediction.events import Event
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.sender import Sender
 
 PAYLOAD = 8934
 FRAME = PAYLOAD + PACKET_HEADERS_BYTES  # 9000 bytes

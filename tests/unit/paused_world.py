@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from testbed.directions import Direction, Pause
-from testbed.links.pausing import PausingCarrier, carriers
-from testbed.links.wire import DirectionAccount
+from testbed.net.links.paused_link import PausingCarrier, carriers
+from testbed.net.links.wire import DirectionAccount
+from testbed.spec.link_direction import Direction, Pause
 
 Key = tuple[str, str]
 FRAME_BYTES = 1000

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from testbed.testing.threads import in_threads
-from testbed.transport import (
+from testbed.comm.transport import (
     CostedTransport,
     MemoryNetwork,
     MeshSettings,
@@ -22,9 +21,10 @@ from testbed.transport import (
     TcpTransport,
     Transport,
 )
-from testbed.transport.datagram.settings import DatagramSettings
-from testbed.transport.datagram.transport import DatagramTransport
-from testbed.transport.sockets import IPPROTO_MPTCP
+from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.transport import DatagramTransport
+from testbed.comm.transport.sockets import IPPROTO_MPTCP
+from testbed.contrib.conformance.threads import in_threads
 
 Program = Callable[[Any], Any]
 Settings = TypeVar("Settings", StripeSettings, DatagramSettings)

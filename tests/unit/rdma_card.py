@@ -10,8 +10,16 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from testbed.transport import TransportError
-from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, CardCounts, Completion, QueuePair
+from testbed.comm.transport import TransportError
+from testbed.comm.transport.rdma.verbs import (
+    RECEIVED,
+    SENT,
+    WRITTEN,
+    Address,
+    CardCounts,
+    Completion,
+    QueuePair,
+)
 
 SLOT_BYTES, SLOTS = 8192 + 64, 64
 

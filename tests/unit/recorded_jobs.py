@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from testbed.config import Scenario, load_scenario
-from testbed.traces import Collective, Compute, JobTrace, Node, PointToPoint
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
 
 REPLICATE, PIPELINE, SHARD = "replicate", "pipeline", "shard"
 

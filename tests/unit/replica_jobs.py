@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives.engine import Engine
-from testbed.replicas import Membership, Policy, ReplicaGroup, RingSettings, Session, SessionSettings
-from testbed.replicas.coordinator import Coordinator, Switchboard
-from testbed.transport import MemoryNetwork, PeerCounters, Request, Transport, TransportError
+from testbed.comm.collectives.progress_engine import Engine
+from testbed.comm.replicas import Membership, Policy, ReplicaGroup, RingSettings, Session, SessionSettings
+from testbed.comm.replicas.coordinator import Coordinator, Switchboard
+from testbed.comm.transport import MemoryNetwork, PeerCounters, Request, Transport, TransportError
 from tests.unit.ranks import Places
 
 NUMEL = 1000

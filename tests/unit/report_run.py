@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.results.result import Variant
+from testbed.measure.results.result import Variant
 
 SIZE_SCALE = 4000.0
 GRADIENT_BYTES = 32_121_044_992
@@ -351,7 +351,7 @@ def many_buildings() -> SyntheticRun:
 
 
 if __name__ == "__main__":
-    from testbed.report import write_report
+    from testbed.show.report import write_report
 
     for run in (SyntheticRun(), three_buildings(), four_buildings(), many_buildings()):
         print(write_report(run.write(Path(sys.argv[1]) / run.name)))

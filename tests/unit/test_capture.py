@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from testbed.capture.assembling import assemble, computing, measured, peaks_of
-from testbed.capture.classes import RankClass, class_of, difference, next_leaders, renamed
-from testbed.capture.recorder.tape import MAIN, Tape, common_module
-from testbed.catalogue import accelerators
+from testbed.contrib.capture.rank_classes import RankClass, class_of, difference, next_leaders, renamed
+from testbed.contrib.capture.recorder.tape import MAIN, Tape, common_module
+from testbed.contrib.capture.trace_assembly import assemble, computing, measured, peaks_of
 from testbed.errors import BadInput
-from testbed.traces import Collective, Compute, PointToPoint
-from testbed.traces.matching import first_mismatch
+from testbed.spec.catalogue import accelerators
+from testbed.workload.traces import Collective, Compute, PointToPoint
+from testbed.workload.traces.consistency import first_mismatch
 
 KERNEL = ("bfloat16", 8e9, 100.0, 1e-3)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from testbed.capture.assembling import computing
-from testbed.capture.profiles import is_trace, of_rank, read_profile, read_profiles
-from testbed.catalogue import accelerators
+from testbed.contrib.capture.profiler_traces import is_trace, of_rank, read_profile, read_profiles
+from testbed.contrib.capture.trace_assembly import computing
 from testbed.errors import BadInput
+from testbed.spec.catalogue import accelerators
 
 MAIN, AUTOGRAD = 100, 101
 Event = dict[str, Any]

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from testbed.capture.capturing import Captured, CaptureError, RanksDoNotMatch, Request, capture
-from testbed.capture.profiles import read_profile
-from testbed.config.architecture import ModelSpec
-from testbed.config.workload import WorkloadSpec
+from testbed.contrib.capture.profiler_traces import read_profile
+from testbed.contrib.capture.session import Captured, CaptureError, RanksDoNotMatch, Request, capture
 from testbed.errors import BadInput
-from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.spec.transformer import ModelSpec
+from testbed.spec.workload import WorkloadSpec
 from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, make_mesh
 from testbed.workload.stages import Sizes, model_stages
+from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scenarios" / "captured"

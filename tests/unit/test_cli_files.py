@@ -10,16 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.config import ConfigError, load_scenario, load_topology
-from testbed.config.examples import copy_example
-from testbed.config.shipped import located, shipped
 from testbed.errors import BadInput
-from testbed.model.dry_run import dry_runs, schedule_csv
-from testbed.scale import Scale
-from testbed.traces import Compute, JobTrace
-from testbed.traces.chakra import write_job
-from testbed.traces.trace import RankTrace
+from testbed.prediction.dry_run import dry_runs, schedule_csv
+from testbed.spec.errors import ConfigError
+from testbed.spec.examples import copy_example
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.spec.shipped import located, shipped
+from testbed.spec.topology import load_topology
 from testbed.workload.schedules import read_csv
+from testbed.workload.traces import Compute, JobTrace
+from testbed.workload.traces.chakra import write_job
+from testbed.workload.traces.trace import RankTrace
 
 
 def said(*arguments: str) -> str:

@@ -21,19 +21,20 @@ from testbed.cli import fabric as fabrics
 from testbed.cli import listing as commands
 from testbed.cli.listing import age_s, age_text, few
 from testbed.cli.main import app
-from testbed.config import ConfigError, load_scenario
-from testbed.doctor.busy import busiest, busy_words
-from testbed.fabric.errors import FabricError, UnknownHost
-from testbed.fabric.finding import chosen
-from testbed.fabric.state import FabricState
-from testbed.links.process import process_started
-from testbed.report import print_summary
-from testbed.report.figures import signed_percent_text
-from testbed.results.directory import OWNER, RunDirectory
-from testbed.results.errors import RunExists
-from testbed.results.listing import entries, killed, to_prune
-from testbed.results.result import InvariantRecord, Result, VerdictRecord
-from testbed.running.request import Request, prepare
+from testbed.measure.execution.request import Request, prepare
+from testbed.measure.results.errors import RunExists
+from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
+from testbed.measure.results.run_directory import OWNER, RunDirectory
+from testbed.measure.results.run_listing import entries, killed, to_prune
+from testbed.net.doctor.busy_processes import busiest, busy_words
+from testbed.net.fabric.errors import FabricError, UnknownHost
+from testbed.net.fabric.lookup import chosen
+from testbed.net.fabric.ownership import FabricState
+from testbed.processes import process_started
+from testbed.show.report import print_summary
+from testbed.show.report.formatting import signed_percent_text
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import load_scenario
 from testbed.version import VERSION
 from tests.unit.report_run import SyntheticRun
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.model.dry_run import workloads_of
-from testbed.running.request import machines_of
-from testbed.scale import Scale
+from testbed.measure.execution.request import machines_of
+from testbed.prediction.dry_run import workloads_of
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

@@ -14,10 +14,10 @@ import typer.main
 from typer.testing import CliRunner
 
 import testbed.api
-from testbed.cli.lazy import COMMANDS, LazyCommand
+from testbed.cli.lazy_commands import COMMANDS, LazyCommand
 from testbed.cli.main import app
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK
-from testbed.config.policy import DEFAULT_POLICY
+from testbed.spec.policy import DEFAULT_POLICY
 
 # the same word for another thing, as nccl-tests have it
 OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol"), ("launch", "--protocol")}

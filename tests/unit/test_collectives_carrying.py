@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from testbed.collectives.carrying import Group, carry_out
-from testbed.collectives.data import Array, Blocks
-from testbed.collectives.engine import Position
-from testbed.collectives.plan import Round, Transfer, even
-from testbed.transport import Request
+from testbed.comm.collectives.data import Array, Blocks
+from testbed.comm.collectives.plan import Round, Transfer, even
+from testbed.comm.collectives.plan_executor import Group, carry_out
+from testbed.comm.collectives.progress_engine import Position
+from testbed.comm.transport import Request
 
 
 class Sending:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives import DTYPES, count_wrong, fill
-from testbed.collectives.check import PERIOD
+from testbed.comm.collectives import DTYPES, count_wrong, fill
+from testbed.comm.collectives.test_patterns import PERIOD
 
 NUMEL = 40_000  # more than one internal block
 SIZE = 5

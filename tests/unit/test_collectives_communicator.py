@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from testbed.collectives import (
+from testbed.comm.collectives import (
     Array,
     CollectiveTimeout,
     Communicator,
@@ -19,8 +19,8 @@ from testbed.collectives import (
     fill,
     traffic,
 )
+from testbed.comm.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from testbed.plugins import PluginError
-from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.ranks import Places, forked, in_memory, over_tcp
 

@@ -13,8 +13,8 @@ import ml_dtypes  # noqa: F401 (numpy knows bfloat16 by name from then on)
 import numpy as np
 import pytest
 
-from testbed.collectives import AUTO, DTYPES, OPERATIONS, Communicator, count_wrong, traffic
-from testbed.transport import MemoryNetwork
+from testbed.comm.collectives import AUTO, DTYPES, OPERATIONS, Communicator, count_wrong, traffic
+from testbed.comm.transport import MemoryNetwork
 from tests.unit.collective_runs import ALGORITHMS, filled, finish, joined, layouts, run
 
 SIZES = range(1, 18)

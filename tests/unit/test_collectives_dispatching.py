@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives import Communicator
-from testbed.collectives.dispatching import Handle
-from testbed.testing.driving import communicators_of, finish
+from testbed.comm.collectives import Communicator
+from testbed.comm.collectives.dispatch_combine import Handle
+from testbed.contrib.conformance.single_thread import communicators_of, finish
 
 SIZE, MOST, WIDTH = 3, 12, 2
 # of each rank: rows of its slices, which slices go where

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives import CollectiveTimeout, Communicator, Revoked
-from testbed.collectives.agreement import Agreement, Vote
-from testbed.collectives.scopes import Scopes
-from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
+from testbed.comm.collectives import CollectiveTimeout, Communicator, Revoked
+from testbed.comm.collectives.agreement import Agreement, Vote
+from testbed.comm.collectives.failure_scopes import Scopes
+from testbed.comm.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.ranks import (
     Places,
     Program,

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.collectives import Communicator, P2POp, TuningTable, traffic
-from testbed.collectives.catalogue import automatic
-from testbed.collectives.tuning import Entry
-from testbed.transport import (
+from testbed.comm.collectives import Communicator, P2POp, TuningTable, traffic
+from testbed.comm.collectives.algorithm_choice import automatic
+from testbed.comm.collectives.tuning import Entry
+from testbed.comm.transport import (
     Aborted,
     MemoryNetwork,
     PeerLost,

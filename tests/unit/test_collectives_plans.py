@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives import AUTO, automatic, between_groups, traffic, wan_bytes
-from testbed.collectives.baseline import BASELINE_RING, baseline_rounds
-from testbed.collectives.catalogue import pieces_for, plan_of
-from testbed.collectives.checking import check_plans
-from testbed.collectives.gathering import factors
-from testbed.collectives.plan import Plan, Strand, blocks_of, even, in_channels, runs_of
-from testbed.collectives.registry import PlanRequest
-from testbed.collectives.trees import Tree
+from testbed.comm.collectives import AUTO, automatic, between_groups, traffic, wan_bytes
+from testbed.comm.collectives.algorithm_choice import pieces_for, plan_of
+from testbed.comm.collectives.algorithms.all_gather import factors
+from testbed.comm.collectives.algorithms.trees import Tree
+from testbed.comm.collectives.isolated_all_reduce import BASELINE_RING, baseline_rounds
+from testbed.comm.collectives.plan import Plan, Strand, blocks_of, even, in_channels, runs_of
+from testbed.comm.collectives.plan_check import check_plans
+from testbed.comm.collectives.registry import PlanRequest
 from testbed.plugins import PluginError
 from tests.unit.collective_runs import ALGORITHMS, layouts
 

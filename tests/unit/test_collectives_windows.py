@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives import CollectiveTimeout, Communicator, Revoked, Window
-from testbed.flight import Recorder, read_ring
-from testbed.flight.ring import ring_bytes
-from testbed.transport import MemoryNetwork, PeerLost, TrafficClass, Transport, TransportError
-from testbed.transport.onesided import WINDOWS, Exposed, is_one_sided, is_put, put_tag, signal_tag
-from testbed.transport.wire import GOODBYE_TAG, NOTE_TAG
+from testbed.comm.collectives import CollectiveTimeout, Communicator, Revoked, Window
+from testbed.comm.flight_recorder import Recorder, read_ring
+from testbed.comm.flight_recorder.ring_buffer import ring_bytes
+from testbed.comm.transport import MemoryNetwork, PeerLost, TrafficClass, Transport, TransportError
+from testbed.comm.transport.onesided import WINDOWS, Exposed, is_one_sided, is_put, put_tag, signal_tag
+from testbed.comm.transport.wire import GOODBYE_TAG, NOTE_TAG
 from tests.unit.ranks import (
     Program,
     in_memory,

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.config import ConfigError, Host, Topology, load_scenario
-from testbed.config.allocation import AllocationSpec, NoRoom, allocate, busy_hosts
-from testbed.config.topology import TopologySpec
+from testbed.spec.allocation import AllocationSpec, NoRoom, allocate, busy_hosts
+from testbed.spec.buildings import Host
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import Topology, TopologySpec
 
 HALL = {"hosts": 12, "nic": {"rate": "400 Gbit/s"}, "clos": {"zones": 2, "leaves": 2, "spines": 1}}
 REGION = {

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, changing, load_scenario
-from testbed.config.explore import ExploreSpec
-from testbed.explorer.evaluation import searched
+from testbed.prediction.search.evaluation import searched
+from testbed.spec import overrides
+from testbed.spec.errors import ConfigError
+from testbed.spec.explore import ExploreSpec
+from testbed.spec.scenario import Scenario, load_scenario
 
 EXPLORED = ("dense-70b-region", "moe-region", "recorded-8b-region")
 
@@ -22,7 +24,7 @@ def explored(name: str) -> tuple[Scenario, ExploreSpec]:
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are never put together."""
-    monkeypatch.setattr(changing._Parts, "changed", lambda self, asked: None)
+    monkeypatch.setattr(overrides._Parts, "changed", lambda self, asked: None)
 
 
 def outcome(scenario: Scenario, changes: Mapping[str, object]) -> object:

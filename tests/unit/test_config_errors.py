@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, expand, load_scenario, load_topology
-from testbed.config.algorithms import names_of
+from testbed.spec.algorithms import names_of
+from testbed.spec.errors import ConfigError
+from testbed.spec.file_kinds import expand
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import load_topology
 
 TOPOLOGY = """\
 name: pair

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from testbed.config import ConfigError, load_scenario, load_topology
-from testbed.config.events import ACTIONS, EventSpec, targets_of
-from testbed.config.failures import FailureSpec, drawn_events
+from testbed.spec.errors import ConfigError
+from testbed.spec.events import ACTIONS, EventSpec, targets_of
+from testbed.spec.failure_processes import FailureSpec, drawn_events
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import load_topology
 
 REPOSITORY = Path(__file__).parents[2]
 TWO = load_topology(REPOSITORY / "topologies" / "two-buildings.yaml").resolve()

@@ -12,22 +12,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from testbed.config import (
-    Direction,
-    Host,
-    Scenario,
-    TopologySpec,
-    describe_kind,
-    expand,
-    expand_data,
-    json_schema,
-    load_scenario,
-    load_topology,
-    probe_address,
-)
-from testbed.config.__main__ import main
-from testbed.control import INSTANT, Control
-from testbed.scale import Scale
+from testbed.spec.__main__ import main
+from testbed.spec.buildings import Host
+from testbed.spec.control_delays import INSTANT, Control
+from testbed.spec.file_kinds import describe_kind, expand, expand_data, json_schema
+from testbed.spec.link_direction import Direction
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.topology import TopologySpec, load_topology, probe_address
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
@@ -295,10 +287,10 @@ def test_mappings_are_merged_as_yaml_has_it(tmp_path: Path) -> None:
 
 def test_the_reference_in_docs_is_current() -> None:
     # in a process of its own: names are in the order in which what has them was imported
-    command = [sys.executable, "-m", "testbed.config", "reference"]
+    command = [sys.executable, "-m", "testbed.spec", "reference"]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
     assert (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8") == said, (
-        "run: python -m testbed.config reference > docs/configuration.md"
+        "run: python -m testbed.spec reference > docs/configuration.md"
     )
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from testbed.catalogue import presets
 from testbed.cli.main import app
-from testbed.config import ConfigError, Scenario, load_scenario, preset_transport
-from testbed.job.resolving import modelled_software
-from testbed.scale import Scale
+from testbed.spec.catalogue import presets
+from testbed.spec.errors import ConfigError
+from testbed.spec.presets import preset_transport
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.endpoint_resolution import modelled_software
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.config import ConfigError, load_scenario, load_topology
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import load_topology
 
 BACKBONE = """\
 name: backbone

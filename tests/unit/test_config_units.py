@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.config import units
+from testbed.spec import units
 
 positive = st.floats(min_value=1e-12, max_value=1e18, allow_nan=False)
 

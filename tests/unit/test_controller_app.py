@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from os_ken.ofproto import ofproto_v1_3
 
-from testbed.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
+from testbed.net.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
 from tests.unit.openflow_switch import Dialogue, Switch, entries
 
 TO_WEST = Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),), "to west")

@@ -10,15 +10,9 @@ from hypothesis import given
 from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
-from testbed.controller.desired import DesiredState, Difference
-from testbed.controller.openflow import (
-    FlowMod,
-    flow_mod,
-    flow_removal,
-    groups_of,
-    rule_of,
-)
-from testbed.controller.rules import Ecmp, Match, Output, Rule
+from testbed.net.controller.openflow import FlowMod, flow_mod, flow_removal, groups_of, rule_of
+from testbed.net.controller.reconcile import DesiredState, Difference
+from testbed.net.controller.rules import Ecmp, Match, Output, Rule
 from tests.unit.openflow_switch import entries, entry
 from tests.unit.test_controller_rules import rules
 

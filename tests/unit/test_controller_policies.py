@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.config import Topology, probe_address
-from testbed.controller.computing import compute_rules
-from testbed.controller.edges import EdgePorts
-from testbed.controller.errors import ControllerError, NoPathError
-from testbed.controller.policies import POLICIES
-from testbed.controller.rules import Ecmp, Packet
-from testbed.controller.table import Journey, Network, Port, wires
-from testbed.controller.view import View
+from testbed.net.controller.edges import EdgePorts
+from testbed.net.controller.errors import ControllerError, NoPathError
+from testbed.net.controller.policies import POLICIES
+from testbed.net.controller.policy_view import View
+from testbed.net.controller.rule_compiler import compute_rules
+from testbed.net.controller.rules import Ecmp, Packet
+from testbed.net.controller.table_simulator import Journey, Network, Port, wires
+from testbed.spec.topology import Topology, probe_address
 from tests.unit.controller_topologies import Link, edge_ports, topology
 
 UNKNOWN_ADDRESSES = ("10.1.7.7", "10.0.0.200", "10.77.0.1", "10.254.200.1", "192.0.2.1", "255.255.255.255")

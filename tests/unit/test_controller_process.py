@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.controller import ControllerError, ControllerProcess, Match, Output, Rule
-from testbed.controller.rules import dumps
+from testbed.net.controller import ControllerError, ControllerProcess, Match, Output, Rule
+from testbed.net.controller.rules import dumps
 
 RULES = {5: [Rule(200, Match(ipv4_dst="10.0.0.1/32"), (Output(1),)), Rule(0, Match())]}
-COMMAND = [sys.executable, "-m", "testbed.controller"]
+COMMAND = [sys.executable, "-m", "testbed.net.controller"]
 END_TIMEOUT_S = 10.0
 
 
@@ -112,7 +112,7 @@ def test_bad_rules_are_refused(tmp_path: Path, text: str, complaint: str) -> Non
 def test_it_dies_with_the_one_who_started_it() -> None:
     program = """
 import os, sys
-from testbed.controller import ControllerProcess
+from testbed.net.controller import ControllerProcess
 process = ControllerProcess({})
 process.start()
 print(process.pid, process.port, flush=True)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.controller.hashing import TCP, UDP
-from testbed.controller.rules import (
+from testbed.net.controller.ecmp_hash import TCP, UDP
+from testbed.net.controller.rules import (
     MAX_DSCP,
     MAX_PORT,
     MAX_SEED,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Packet, Rule, SetDscp
-from testbed.controller.table import AmbiguousRulesError, Network, Switch, Table
+from testbed.net.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Packet, Rule, SetDscp
+from testbed.net.controller.table_simulator import AmbiguousRulesError, Network, Switch, Table
 
 PACKET = Packet("10.0.0.1", "10.1.0.1")
 WIRES = {(1, 3): (2, 3), (2, 3): (1, 3), (1, 4): (2, 4), (2, 4): (1, 4)}

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.config import Topology
-from testbed.controller import Flow, PolicyChoice, PolicyError, View, compute
-from testbed.controller.policies import POLICIES
-from testbed.controller.policies.base import by_rate
-from testbed.controller.policies.explicit import Te
-from testbed.controller.policies.spreading import interleaved
-from testbed.controller.table import Journey, Network, wires
-from testbed.controller.view import both_ways
-from testbed.directions import QueueClass
+from testbed.net.controller import Flow, PolicyChoice, PolicyError, View, compute
+from testbed.net.controller.policies import POLICIES
+from testbed.net.controller.policies.base import by_rate
+from testbed.net.controller.policies.explicit import Te
+from testbed.net.controller.policies.multipath import interleaved
+from testbed.net.controller.policy_view import both_ways
+from testbed.net.controller.table_simulator import Journey, Network, wires
+from testbed.spec.link_direction import QueueClass
+from testbed.spec.topology import Topology
 from tests.unit.controller_topologies import Link, edge_ports, rated, topology
 
 GBPS = 1e9
@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_one_clear_error(policy: str, options: dict[str, An
 
 
 OWN = '''
-from testbed.controller import LinkPolicy, Policy, Route
+from testbed.net.controller import LinkPolicy, Policy, Route
 
 
 class LastPlane(LinkPolicy):

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.testing.datagrams import LIMITS, Channel
-from testbed.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
-from testbed.transport.datagram.controls.aimd import Aimd
-from testbed.transport.datagram.controls.base import Window
-from testbed.transport.datagram.controls.credits import LOAD, UNIT_PACKETS
-from testbed.transport.datagram.controls.dcqcn import NOTICE_S, TIMER_S, Dcqcn
-from testbed.transport.datagram.controls.swift import Swift
-from testbed.transport.datagram.recoveries import News
-from testbed.transport.datagram.round_trips import RoundTrips
-from testbed.transport.datagram.spraying import Spray, State
+from testbed.comm.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
+from testbed.comm.transport.datagram.controls.aimd import Aimd
+from testbed.comm.transport.datagram.controls.base import Window
+from testbed.comm.transport.datagram.controls.credits import LOAD, UNIT_PACKETS
+from testbed.comm.transport.datagram.controls.dcqcn import NOTICE_S, TIMER_S, Dcqcn
+from testbed.comm.transport.datagram.controls.swift import Swift
+from testbed.comm.transport.datagram.recoveries import News
+from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.spraying import Spray, State
+from testbed.contrib.conformance.datagrams import LIMITS, Channel
 
 
 def round_trips(round_trip_s: float = 0.01) -> RoundTrips:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from testbed.testing.datagrams import Channel
-from testbed.transport.datagram.controls import CONTROLS, Limits
-from testbed.transport.datagram.controls.aimd import Aimd
-from testbed.transport.datagram.controls.dcqcn import (
+from testbed.comm.transport.datagram.controls import CONTROLS, Limits
+from testbed.comm.transport.datagram.controls.aimd import Aimd
+from testbed.comm.transport.datagram.controls.dcqcn import (
     COUNTER_BYTES,
     FAST_STEPS,
     NOTICE_S,
@@ -20,9 +19,10 @@ from testbed.transport.datagram.controls.dcqcn import (
     TIMER_S,
     Dcqcn,
 )
-from testbed.transport.datagram.controls.swift import Swift
-from testbed.transport.datagram.recoveries import Item, News
-from testbed.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.controls.swift import Swift
+from testbed.comm.transport.datagram.recoveries import Item, News
+from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.contrib.conformance.datagrams import Channel
 
 PACKET_BYTES = 1000
 RATE_BPS, DELAY_S = 40e9, 5e-6  # as in DCQCN's paper

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.testing.datagrams import Channel, Fate
-from testbed.transport.datagram.codes import CODES, Code, code_of
-from testbed.transport.datagram.controls.base import Limits, Window
-from testbed.transport.datagram.packets import ACK, Ack, read_ack
-from testbed.transport.datagram.receiver import Receiver
-from testbed.transport.datagram.recoveries import RECOVERIES, Item, Parity
-from testbed.transport.datagram.recoveries.erasure import Erasure
-from testbed.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.codes import CODES, Code, code_of
+from testbed.comm.transport.datagram.controls.base import Limits, Window
+from testbed.comm.transport.datagram.packets import ACK, Ack, read_ack
+from testbed.comm.transport.datagram.receiver import Receiver
+from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity
+from testbed.comm.transport.datagram.recoveries.erasure import Erasure
+from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.contrib.conformance.datagrams import Channel, Fate
 
 SELECTIVE = ["selective_repeat", "nack", "erasure", "xor"]
 

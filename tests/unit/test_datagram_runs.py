@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.transport.base import PeerCounters, Request
-from testbed.transport.datagram import udp
-from testbed.transport.datagram.outgoing import OutgoingMessages
-from testbed.transport.datagram.packets import ASKS, DATA, DATA_KIND, GRANTED_KIND, Ack, Data, read_ack
-from testbed.transport.datagram.packets import CREDIT as CREDITS
-from testbed.transport.datagram.runs import put_together
-from testbed.transport.datagram.udp import BATCH, HEADER_STRIDE, Inbox, Outbox, Trains
+from testbed.comm.transport.base import PeerCounters, Request
+from testbed.comm.transport.datagram import udp
+from testbed.comm.transport.datagram.coalescing import put_together
+from testbed.comm.transport.datagram.packets import ASKS, DATA, DATA_KIND, GRANTED_KIND, Ack, Data, read_ack
+from testbed.comm.transport.datagram.packets import CREDIT as CREDITS
+from testbed.comm.transport.datagram.send_buffer import OutgoingMessages
+from testbed.comm.transport.datagram.udp import BATCH, HEADER_STRIDE, Inbox, Outbox, Trains
 
 SECRET, SIZE = 77, 40
 

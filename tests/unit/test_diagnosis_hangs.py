@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from testbed.diagnosis import diagnose
-from testbed.flight import COMPLETED, FAILED, SCHEDULED, STARTED, Entry, GroupRecord, PeerTraffic, RankDump
+from testbed.comm.flight_recorder import (
+    COMPLETED,
+    FAILED,
+    SCHEDULED,
+    STARTED,
+    Entry,
+    GroupRecord,
+    PeerTraffic,
+    RankDump,
+)
+from testbed.measure.diagnosis import diagnose
 
 PAIR = GroupRecord(1, "tensor 0", (0, 1))
 ALL = GroupRecord(2, "everybody", (0, 1, 2, 3))

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.diagnosis import diagnose, read_evidence
-from testbed.flight import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump, dump_name
-from testbed.flight.pytorch import from_pytorch, to_pytorch, write_pytorch
-from testbed.flight.pytorch_files import read_dumps
+from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump, dump_name
+from testbed.comm.flight_recorder.pytorch import from_pytorch, to_pytorch, write_pytorch
+from testbed.comm.flight_recorder.pytorch_files import read_dumps
+from testbed.measure.diagnosis import diagnose, read_evidence
 from tests.unit.flight_world import World, faulty
 
 

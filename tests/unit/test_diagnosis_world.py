@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from testbed.diagnosis import Diagnosis, diagnose
+from testbed.measure.diagnosis import Diagnosis, diagnose
 from tests.unit.flight_world import World, faulty
 
 KINDS = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Scenario
-from testbed.job.job import Job, job_of
-from testbed.model import calibrating
-from testbed.model.predicting import predict
-from testbed.paths.losses import control_of
-from testbed.scale import Scale
+from testbed.net.paths.losses import control_of
+from testbed.prediction import calibration_run
+from testbed.prediction.step_prediction import predict
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.workload.job.job import Job, job_of
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def scalable(tmp_path: Path) -> str:
 
 
 def job(loss: str, **transport: Any) -> Job:
-    document = copy.deepcopy(dict(calibrating._BASE))
+    document = copy.deepcopy(dict(calibration_run._BASE))
     document |= {"transport": {"timeout": "120 s", **transport}}
     document["topology"]["wan"][0] |= {"loss": loss, "delay": "20 ms"}
     document["workload"] = {"exchange": {"messages": 2, "size": "16 MB"}}

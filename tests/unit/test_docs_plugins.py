@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import testbed
 from testbed.cli.main import app
-from testbed.collectives.checking import WrongPlan
-from testbed.testing import check_algorithm
+from testbed.comm.collectives.plan_check import WrongPlan
+from testbed.contrib.conformance import check_algorithm
 
 PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import TransportSpec
-from testbed.job.resolving import multipath_of, options_of, wiring_of
-from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint, join
+from testbed.comm.transport import Transport, wait_all
+from testbed.comm.transport.kinds import transport_kind
+from testbed.comm.transport.socket_view import Unobserved
+from testbed.contrib.conformance import check_transport
+from testbed.contrib.conformance.threads import in_threads
 from testbed.plugins import PluginError
-from testbed.scale import Scale
-from testbed.testing import check_transport
-from testbed.testing.threads import in_threads
-from testbed.transport import Transport, wait_all
-from testbed.transport.kinds import transport_kind
-from testbed.transport.observing import Unobserved
+from testbed.spec.scale import Scale
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import multipath_of, options_of, wiring_of
+from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint, join
 
 REPOSITORY = Path(__file__).parents[2]
 OPTIONS = {"small_bytes": 1000, "wait_s": 0.05}

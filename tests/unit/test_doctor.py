@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from testbed.doctor import Capability, choose, evidence, probes
-from testbed.doctor.capability import NEEDED
-from testbed.doctor.capacity import (
+from testbed.net.doctor import Capability, choose, evidence, probes
+from testbed.net.doctor.capability import NEEDED
+from testbed.net.doctor.capacity import (
     HostFacts,
     parse_cfs_quota,
     parse_cpu_max,
@@ -19,10 +19,10 @@ from testbed.doctor.capacity import (
     parse_memory_left,
     parse_own_groups,
 )
-from testbed.doctor.commands import Outcome, run
-from testbed.doctor.report import as_json, print_table
-from testbed.doctor.throwaway import abandoned_bridges
-from testbed.virtual import KernelImage
+from testbed.net.doctor.commands import Outcome, run
+from testbed.net.doctor.report import as_json, print_table
+from testbed.net.doctor.throwaway import abandoned_bridges
+from testbed.net.virtual.image import KernelImage
 
 GIB = 1 << 30
 ALL_CAPABILITIES = 0x1FFFFFFFFFF

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, load_scenario
-from testbed.engines import EngineError, Processes
-from testbed.engines.cluster import Cluster, difference
-from testbed.experiments.engines import engine_named
-from testbed.results.parts import FINISHED
-from testbed.running import guest_shard
-from testbed.running.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
-from testbed.running.guests_elsewhere import worker_is
-from testbed.running.request import Request, prepare
-from testbed.scale import Scale
-from testbed.virtual import Ended, GuestSettings
+from testbed.cli.experiments.executor_choice import engine_named
+from testbed.measure.execution import guest_shard
+from testbed.measure.execution.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
+from testbed.measure.execution.remote_guests import worker_is
+from testbed.measure.execution.request import Request, prepare
+from testbed.measure.results.parts import FINISHED
+from testbed.net.virtual.guest import Ended, GuestSettings
+from testbed.prediction.executors import EngineError, Processes
+from testbed.prediction.executors.dask_cluster import Cluster, difference
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import testbed
-from testbed.config import ConfigError, Problem
-from testbed.controller import PolicyError
 from testbed.errors import BadInput, TestbedError
-from testbed.job.errors import RunError
-from testbed.links.errors import SettingMismatch
-from testbed.results.errors import RunExists
-from testbed.virtual import NoKernelError
+from testbed.measure.results.errors import RunExists
+from testbed.net.controller import PolicyError
+from testbed.net.links.errors import SettingMismatch
+from testbed.net.virtual.errors import NoKernelError
+from testbed.spec.errors import ConfigError, Problem
+from testbed.workload.job.errors import RunError
 
 SOURCES = Path(testbed.__file__).parent
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.errors import BadInput
-from testbed.exchange.metrics import run_metrics
-from testbed.exchange.trackers import SERIES, log_to_mlflow, log_to_wandb, tracked
-from testbed.results.manifest import Manifest
-from testbed.results.records import LINKS, read_links
-from testbed.results.result import Result
+from testbed.measure.results.manifest import Manifest
+from testbed.measure.results.records import LINKS, read_links
+from testbed.measure.results.result import Result
+from testbed.show.exchange.metrics import run_metrics
+from testbed.show.exchange.trackers import SERIES, log_to_mlflow, log_to_wandb, tracked
 from tests.unit.report_run import SyntheticRun
 
 # as the synthetic run's manifest says

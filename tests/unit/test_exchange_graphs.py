@@ -19,10 +19,11 @@ import networkx
 import pytest
 import yaml
 
-from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import Given, export_graphml, import_topology
-from testbed.exchange.places import great_circle_km
+from testbed.show.exchange import Given, export_graphml, import_topology
+from testbed.show.exchange.places import great_circle_km
+from testbed.spec.errors import ConfigError
+from testbed.spec.topology import TopologySpec, load_topology
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
 GIVEN = Given(rate_bps=1e9, delay_s=1e-3)

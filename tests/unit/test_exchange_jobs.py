@@ -15,17 +15,18 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.config import load_scenario, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import export_astra_sim, exported_job
-from testbed.exchange.astra_sim import dimensions_of
-from testbed.exchange.routes import next_links, shortest_s
-from testbed.model.dry_run import dry_runs
-from testbed.results.errors import BadResult
-from testbed.scale import UNSCALED
-from testbed.traces import Collective, Compute, JobTrace, PointToPoint
-from testbed.traces.chakra import read_job
-from testbed.traces.chakra.files import read_file
+from testbed.measure.results.errors import BadResult
+from testbed.prediction.dry_run import dry_runs
+from testbed.show.exchange import export_astra_sim, exported_job
+from testbed.show.exchange.astra_sim import dimensions_of
+from testbed.show.exchange.routes import next_links, shortest_s
+from testbed.spec.scale import UNSCALED
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import load_topology
+from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
+from testbed.workload.traces.chakra import read_job
+from testbed.workload.traces.chakra.files import read_file
 from tests.unit.report_run import measured_variant
 from tests.unit.test_workload_planning import write_topology
 

@@ -18,10 +18,11 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import Given, import_topology
-from testbed.exchange.interface_names import linux_name
+from testbed.show.exchange import Given, import_topology
+from testbed.show.exchange.interface_names import linux_name
+from testbed.spec.errors import ConfigError
+from testbed.spec.topology import TopologySpec, load_topology
 
 GIVEN = Given(rate_bps=1e9, delay_s=1e-3, nic_bps=10e9)
 

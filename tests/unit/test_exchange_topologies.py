@@ -16,9 +16,8 @@ import networkx
 import pytest
 import yaml
 
-from testbed.config import ConfigError, TopologySpec, load_topology
 from testbed.errors import BadInput
-from testbed.exchange import (
+from testbed.show.exchange import (
     Given,
     export_containerlab,
     export_graphml,
@@ -26,8 +25,10 @@ from testbed.exchange import (
     import_topology,
     parse_hosts,
 )
-from testbed.exchange.places import great_circle_km
-from testbed.exchange.routed import routed
+from testbed.show.exchange.linux_routers import routed
+from testbed.show.exchange.places import great_circle_km
+from testbed.spec.errors import ConfigError
+from testbed.spec.topology import TopologySpec, load_topology
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from testbed.config import Scenario, load_scenario
-from testbed.experiments.halving import halve
-from testbed.explorer import Exploration, Search
-from testbed.explorer.confirming import WITHIN, candidates
+from testbed.cli.experiments.search_confirmation import WITHIN, candidates
+from testbed.cli.experiments.successive_halving import halve
+from testbed.prediction.search import Exploration, Search
+from testbed.spec.scenario import Scenario, load_scenario
 from tests.unit.report_run import measured_variant
 from tests.unit.test_explorer import SCENARIO
 

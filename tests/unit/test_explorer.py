@@ -16,13 +16,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from testbed.catalogue import baselines
+from testbed.cli.experiments.explore import explore
+from testbed.cli.experiments.search_confirmation import agreement, confirmation, kendall_tau
+from testbed.cli.experiments.search_log import Keeper
 from testbed.cli.main import app
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.config.figures import time_text
-from testbed.engines import Processes, WorkStopped
-from testbed.experiments.exploring import explore
-from testbed.explorer import (
+from testbed.measure.results.result import Variant
+from testbed.net.virtual.image import CACHE_VARIABLE
+from testbed.prediction.closed_form import Screener
+from testbed.prediction.executors import Processes, WorkStopped
+from testbed.prediction.search import (
     Configuration,
     Evaluation,
     Infeasible,
@@ -33,19 +35,18 @@ from testbed.explorer import (
     evaluate_tail_s,
     searched,
 )
-from testbed.explorer.confirming import agreement, confirmation, kendall_tau
-from testbed.explorer.evaluation import short
-from testbed.explorer.keeping import Keeper
-from testbed.explorer.search import Result
-from testbed.explorer.space import Space, chosen_by, own_values
-from testbed.job.job import job_of
-from testbed.model.closed_form import Screener
-from testbed.model.predicting import predict
-from testbed.model.work import step_work
-from testbed.report.answer import paired
-from testbed.results.result import Variant
-from testbed.scale import Scale
-from testbed.virtual.image import CACHE_VARIABLE
+from testbed.prediction.search.evaluation import short
+from testbed.prediction.search.search import Result
+from testbed.prediction.search.space import Space, chosen_by, own_values
+from testbed.prediction.step_flops import step_work
+from testbed.prediction.step_prediction import predict
+from testbed.show.report.answer import paired
+from testbed.spec.catalogue import baselines
+from testbed.spec.errors import ConfigError
+from testbed.spec.formatting import time_text
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import job_of
 from tests.unit.report_run import measured_variant
 
 SCENARIO: dict[str, Any] = {
@@ -635,7 +636,7 @@ def test_what_the_model_leaves_out_is_asked_once(tmp_path: Path, monkeypatch: py
         asked.append(scenario.name)
         return ("events",)
 
-    monkeypatch.setattr("testbed.explorer.evaluation.unmodelled", unmodelled)
+    monkeypatch.setattr("testbed.prediction.search.evaluation.unmodelled", unmodelled)
     folder = tmp_path / "explored"
     refused = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(folder)])
     assert "got events, expected a step that the model knows" in str(refused.exception)

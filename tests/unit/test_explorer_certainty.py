@@ -9,12 +9,12 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from testbed.catalogue import model_errors
 from testbed.cli.main import app
-from testbed.config import load_scenario
-from testbed.explorer import Search
-from testbed.explorer.certainty import model_errors_of
-from testbed.model.stated_errors import errors_of
+from testbed.prediction.search import Search
+from testbed.prediction.search.model_error import model_errors_of
+from testbed.prediction.stated_errors import errors_of
+from testbed.spec.catalogue import model_errors
+from testbed.spec.scenario import load_scenario
 from tests.unit.test_explorer import SCENARIO, written
 
 ROOT = Path(__file__).parents[2]

@@ -12,15 +12,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from testbed.cli.experiments.search_confirmation import confirmation, kendall_tau
+from testbed.cli.experiments.search_log import Keeper, OtherSearch
 from testbed.cli.main import app
-from testbed.config import ConfigError, load_scenario
-from testbed.exchange import export_chakra, exported_job
-from testbed.explorer import Configuration, Evaluation, Search, evaluate, searched
-from testbed.explorer.confirming import confirmation, kendall_tau
-from testbed.explorer.keeping import Keeper, OtherSearch
-from testbed.explorer.space import Space, own_values
-from testbed.model.closed_form_recorded import RecordedScreener
-from testbed.traces import Collective, Compute, JobTrace
+from testbed.prediction.closed_form_recorded import RecordedScreener
+from testbed.prediction.search import Configuration, Evaluation, Search, evaluate, searched
+from testbed.prediction.search.space import Space, own_values
+from testbed.show.exchange import export_chakra, exported_job
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import load_scenario
+from testbed.workload.traces import Collective, Compute, JobTrace
 from tests.unit.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)

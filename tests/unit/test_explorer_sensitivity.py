@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from testbed.explorer import Configuration, Evaluation, Infeasible
-from testbed.explorer.sensitivity import choices_of, document, sensitivity
-from testbed.report.sensitivity import sensitivity_chart
+from testbed.prediction.search import Configuration, Evaluation, Infeasible
+from testbed.prediction.search.sensitivity import choices_of, document, sensitivity
+from testbed.show.report.sensitivity import sensitivity_chart
 
 SHARDS, STAGES = (
     "workload.parallelism.data_parallel_shard_degree",

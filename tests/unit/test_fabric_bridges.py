@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Host, Topology, TopologySpec, load_topology
-from testbed.config.loading import Document, Origin
-from testbed.config.model import validate
-from testbed.fabric.bridges import CARD, UPLINK, Cable, bridges, cables
-from testbed.fabric.plan import make_plan
-from testbed.scale import Scale
+from testbed.net.fabric.bridges import CARD, UPLINK, Cable, bridges, cables
+from testbed.net.fabric.plan import make_plan
+from testbed.spec.base_model import validate
+from testbed.spec.buildings import Host
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.topology import Topology, TopologySpec, load_topology
+from testbed.spec.yaml_loader import Document, Origin
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 CLOS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from testbed.fabric.carriers import Carriers
+from testbed.net.fabric.link_state_delay import Carriers
 
 
 class Line:

@@ -8,23 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Direction, load_topology
-from testbed.controller.client import ControllerApi
-from testbed.directions import QueueClass
-from testbed.fabric import state as states
-from testbed.fabric.changing import (
+from testbed.measure.execution.resolve_backend import command_given
+from testbed.net.controller.client import ControllerApi
+from testbed.net.fabric import ownership as states
+from testbed.net.fabric.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
+from testbed.net.fabric.exec_in_host import command_inside
+from testbed.net.fabric.flow_trace import Flow, Trace, check_trace
+from testbed.net.fabric.live_changes import (
     changed_directions,
     controller_of,
     policy_asked,
     settings_asked,
     with_classes,
 )
-from testbed.fabric.entering import command_inside
-from testbed.fabric.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
-from testbed.fabric.state import CONTROLLER_FILE, FabricState
-from testbed.fabric.tracing import Flow, Trace, check_trace
-from testbed.running.choosing import command_given
-from testbed.scale import Scale
+from testbed.net.fabric.ownership import CONTROLLER_FILE, FabricState
+from testbed.spec.errors import ConfigError
+from testbed.spec.link_direction import Direction, QueueClass
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
 
 TOPOLOGY = load_topology("three-buildings").resolve()
 NOW: dict[tuple[str, str], Direction] = {

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from testbed.fabric.state import ENVIRONMENT_MARK, marked
-from testbed.links.process import process_started
+from testbed.net.fabric.ownership import ENVIRONMENT_MARK, marked
+from testbed.processes import process_started
 
 
 @pytest.mark.parametrize("former", [None, "00ab"])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from testbed.fabric import tunnel
+from testbed.net.fabric import tunnel
 
 Frame = tuple[bytes, int, float, int]
 

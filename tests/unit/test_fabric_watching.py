@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import load_topology
-from testbed.fabric.fingerprint import EVERYTHING
-from testbed.fabric.plan import make_plan
-from testbed.fabric.verify import ROOT_NAME, namespace_settings
-from testbed.fabric.watching import left_out
-from testbed.links import SettingMismatch
-from testbed.links.htb import HtbClass
-from testbed.links.shaped import compare_classes
-from testbed.links.shaping import Shape, shape_commands
+from testbed.net.fabric.change_watch import left_out
+from testbed.net.fabric.fingerprint import EVERYTHING
+from testbed.net.fabric.plan import make_plan
+from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
+from testbed.net.links import SettingMismatch
+from testbed.net.links.htb import HtbClass
+from testbed.net.links.shaped import compare_classes
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 PLAN = make_plan(load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(), "tb1234", link_engine="netem")

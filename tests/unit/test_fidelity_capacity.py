@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.config import load_topology
-from testbed.fidelity.capacity import (
+from testbed.measure.fidelity.capacity import (
     GUEST_STEP_BYTES,
     VIRTUAL_BYTES,
     HostCapacity,
@@ -16,7 +15,8 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.scale import Scale
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
 
 TWO_BUILDINGS = load_topology(Path(__file__).parents[2] / "topologies" / "two-buildings.yaml")
 LAPTOP = HostCapacity(cores=2, memory_bytes=8 * 1024**3)

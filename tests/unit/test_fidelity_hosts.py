@@ -10,19 +10,25 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_topology
-from testbed.fabric.bridges import CARD, bridges, cables
-from testbed.fidelity.building_invariants import conservation_in_buildings
-from testbed.fidelity.foreign import Foreign, in_steps, no_foreign_traffic, outside_steps
-from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.packet_balance import building_of, grown, packet_balances
-from testbed.fidelity.rank_invariants import Attempt, BaselineTimes, network_as_before, ranks_awake, stalls
-from testbed.links.counts import NodeCounts, PortCounts
-from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
-from testbed.ranks.host_monitor import HostCounts, HostMonitor, traffic
-from testbed.running.host_evidence import pauses_of, why_not_again
-from testbed.transport.observing import Unobserved
-from testbed.transport.wire_counts import WireCounts
+from testbed.comm.transport.socket_view import Unobserved
+from testbed.comm.transport.wire_counts import WireCounts
+from testbed.measure.execution.host_evidence import pauses_of, why_not_again
+from testbed.measure.fidelity.building_invariants import conservation_in_buildings
+from testbed.measure.fidelity.foreign_traffic import Foreign, in_steps, no_foreign_traffic, outside_steps
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity.packet_balance import building_of, grown, packet_balances
+from testbed.measure.fidelity.rank_invariants import (
+    Attempt,
+    BaselineTimes,
+    network_as_before,
+    ranks_awake,
+    stalls,
+)
+from testbed.measure.ranks.host_monitor import HostCounts, HostMonitor, traffic
+from testbed.net.fabric.bridges import CARD, bridges, cables
+from testbed.net.links.counters import NodeCounts, PortCounts
+from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocols, read_protocols
+from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 TWO = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import Direction
-from testbed.fidelity import invariants
-from testbed.fidelity.cputime import CpuShares, parse_cpu_times
-from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.monitor import MonitorWindow, read_windows
-from testbed.fidelity.probe import LinkMeasurement
-from testbed.fidelity.processes import family, parse_process, parse_run_time
-from testbed.fidelity.verdict import Invariant, judge, worst
-from testbed.fidelity.watcher import TICK_S, late_ticks
+from testbed.measure.fidelity import invariants
+from testbed.measure.fidelity.cputime import CpuShares, parse_cpu_times
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity.monitor import MonitorWindow, read_windows
+from testbed.measure.fidelity.probe import LinkMeasurement
+from testbed.measure.fidelity.processes import family, parse_process, parse_run_time
+from testbed.measure.fidelity.verdict import Invariant, judge, worst
+from testbed.measure.fidelity.watcher import TICK_S, late_ticks
+from testbed.spec.link_direction import Direction
 
 ASKED = Direction(rate_bps=100e6, delay_s=0.010, jitter_s=0.0, loss=0.0, queue_bytes=1_000_000)
 GOOD = LinkMeasurement("east", "west", 0, "a_to_b", ASKED, rate_bps=100.5e6, delay_s=0.0101, lost=0.0)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Direction, LossBursts, Topology, WanLink
-from testbed.fidelity import LinkMeasurement, probe
-from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.link_invariants import (
+from testbed.measure.fidelity import LinkMeasurement, probe
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity.link_invariants import (
     PortDrops,
     drops_only_where_modelled,
     emulator_stalls,
@@ -21,6 +20,9 @@ from testbed.fidelity.link_invariants import (
     rules_in_force,
     settings_in_force,
 )
+from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.topology import Topology
+from testbed.spec.wan_links import WanLink
 
 PLAIN = Direction(1e9, 0.005, 0.0, 0.0, 1_000_000)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.fidelity import processes
-from testbed.fidelity.processes import OwnProcesses, run_times_kept
+from testbed.measure.fidelity import processes
+from testbed.measure.fidelity.processes import OwnProcesses, run_times_kept
 
 pytestmark = pytest.mark.skipif(not run_times_kept(), reason="this kernel keeps no run times")
 

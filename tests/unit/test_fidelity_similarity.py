@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from testbed.config import TopologySpec
-from testbed.fidelity.similarity import Number, Traffic, dimensionless, scale_similarity
-from testbed.scale import Scale
+from testbed.measure.fidelity.similarity import Number, Traffic, dimensionless, scale_similarity
+from testbed.spec.scale import Scale
+from testbed.spec.topology import TopologySpec
 
 TRAFFIC = Traffic(
     message_bytes=100e6, gradient_bytes=10e9, compute_s=1.0, overhead_s=5e-6, emulated_overhead_s=2e-4

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from testbed.fidelity.tunnel_invariants import Tunnel, clocks_agree, tunnel_delay, tunnel_loss, tunnel_rate
+from testbed.measure.fidelity.tunnel_invariants import (
+    Tunnel,
+    clocks_agree,
+    tunnel_delay,
+    tunnel_loss,
+    tunnel_rate,
+)
 
 GOOD = Tunnel("b", "west", 60e-6, 200e-6, 2e9, 140e6, 0.0025, 1000, 1000, 50e-6)
 

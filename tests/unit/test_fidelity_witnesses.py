@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.fabric.readback import FabricCounters
-from testbed.fidelity.step_invariants import StepTime, model_error, steps_alike
-from testbed.fidelity.witness_invariants import (
+from testbed.comm.transport.wire_counts import WireCounts
+from testbed.measure.execution.job_run import LinkSample
+from testbed.measure.execution.records import shifted
+from testbed.measure.execution.step_clock import StepClock
+from testbed.measure.execution.witnesses import Witnesses
+from testbed.measure.fidelity.step_invariants import StepTime, model_error, steps_alike
+from testbed.measure.fidelity.witness_invariants import (
     Begun,
     CardClaim,
     Computed,
@@ -24,18 +27,15 @@ from testbed.fidelity.witness_invariants import (
     compute_as_asked,
     step_ends_witnessed,
 )
-from testbed.job.job import job_of
-from testbed.links.protocols import read_protocols
-from testbed.links.wire import DirectionAccount, EngineAccount
-from testbed.model.stated_errors import stated_error
-from testbed.ranks.host_monitor import HostCounts, witnesses
-from testbed.results.summary import StepResult
-from testbed.running.job_run import LinkSample
-from testbed.running.records import shifted
-from testbed.running.step_clock import StepClock
-from testbed.running.witnesses import Witnesses
-from testbed.scale import Scale
-from testbed.transport.wire_counts import WireCounts
+from testbed.measure.ranks.host_monitor import HostCounts, witnesses
+from testbed.measure.results.summary import StepResult
+from testbed.net.fabric.readback import FabricCounters
+from testbed.net.links.protocol_counters import read_protocols
+from testbed.net.links.wire import DirectionAccount, EngineAccount
+from testbed.prediction.stated_errors import stated_error
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 HOSTS = ["east1", "west1"]

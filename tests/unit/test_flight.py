@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.flight import COMPLETED, FAILED, DumpError, RankDump, Recorder, read_ring
-from testbed.flight.ring import ring_bytes
+from testbed.comm.flight_recorder import COMPLETED, FAILED, DumpError, RankDump, Recorder, read_ring
+from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 
 
 def test_a_ring_says_what_was_written() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.virtual import VirtualClockError, guest_memory
-from testbed.virtual.guest_memory import MemoryFile
+from testbed.net.virtual import guest_memory
+from testbed.net.virtual.errors import VirtualClockError
+from testbed.net.virtual.guest_memory import MemoryFile
 
 MIB = 1 << 20
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed import doctor
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.fidelity.capacity import guest_memory
-from testbed.running.choosing import choose_guests
-from testbed.running.forecast import ARRAY_SHARE, Forecast, GuestLoad
-from testbed.scale import Scale
+from testbed.measure.execution.resolve_backend import choose_guests
+from testbed.measure.execution.resource_forecast import ARRAY_SHARE, Forecast, GuestLoad
+from testbed.measure.fidelity.capacity import guest_memory
+from testbed.net import doctor
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 
 GIB = 1 << 30
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import Scenario, TransportSpec, WorkloadSpec, load_topology
-from testbed.controller import PolicyChoice, View, compute
-from testbed.job.declared import flows_of, total
-from testbed.job.resolving import endpoints_on, loopback_endpoints, wiring_of
-from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE
-from testbed.ranks.arrays import CollectiveArrays
-from testbed.results.shards import cut
-from testbed.scale import UNSCALED
-from testbed.transport import TrafficClass
-from testbed.transport.wire import ConnectionKey
-from testbed.workload import partners, plan_collectives
+from testbed.comm.transport import TrafficClass
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
+from testbed.measure.results.shards import cut
+from testbed.net.controller import PolicyChoice, View, compute
+from testbed.spec.scale import UNSCALED
+from testbed.spec.scenario import Scenario
+from testbed.spec.topology import load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.spec.workload import WorkloadSpec
+from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, wiring_of
+from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
+from testbed.workload.job.traffic_matrix import flows_of, total
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.uniform_plans import partners, plan_collectives
 from tests.unit.controller_topologies import edge_ports
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"

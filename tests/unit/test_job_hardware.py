@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.catalogue import accelerators
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.config.hardware import Hardware
-from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate
-from testbed.job.job import job_of
-from testbed.job.workload import Workload
-from testbed.model.closed_form import Screener
-from testbed.model.dry_run import dry_run
-from testbed.model.work import step_work
-from testbed.scale import Scale
+from testbed.prediction.closed_form import Screener
+from testbed.prediction.dry_run import dry_run
+from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, evaluate
+from testbed.prediction.step_flops import step_work
+from testbed.spec.catalogue import accelerators
+from testbed.spec.errors import ConfigError
+from testbed.spec.hardware import Hardware
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import job_of
+from testbed.workload.job.plan_source import Workload
 from testbed.workload.parallelism import ParallelismError
 from testbed.workload.plan import Computing, GroupCollective
 from testbed.workload.stages import layer_counts

@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.collectives import Communicator, count_wrong_among, fill
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.job import Job, job_of
-from testbed.job.replicating import across, crossing, reduced
-from testbed.job.replication import Replication
-from testbed.job.spec import JobSpec, plan_steps
-from testbed.results.shards import cut
-from testbed.scale import Scale
-from testbed.transport import Transport
+from testbed.comm.collectives import Communicator, count_wrong_among, fill
+from testbed.comm.transport import Transport
+from testbed.measure.results.shards import cut
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import Job, job_of
+from testbed.workload.job.launch_spec import JobSpec, plan_steps
+from testbed.workload.job.replica_plan import across, crossing, reduced
+from testbed.workload.job.replication import Replication
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_arrays import array_keys
 from tests.unit.ranks import in_memory
@@ -149,8 +150,8 @@ def test_operations_across_replicas_share_no_arrays() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", ["sum", "avg", "product"])
 def test_the_sum_of_some_is_known(dtype: str, op: str) -> None:
-    from testbed.collectives import dtype_named  # noqa: PLC0415
-    from testbed.collectives.operations import finish, operation_named  # noqa: PLC0415
+    from testbed.comm.collectives import dtype_named  # noqa: PLC0415
+    from testbed.comm.collectives.operations import finish, operation_named  # noqa: PLC0415
 
     parts = [np.empty(3000, dtype_named(dtype)) for _ in range(4)]
     for rank, part in enumerate(parts):

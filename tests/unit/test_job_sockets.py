@@ -16,23 +16,7 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Scenario, SocketsSpec, Topology, TransportSpec, load_scenario, load_topology
-from testbed.controller import Flow, View
-from testbed.controller.policies.explicit import Te
-from testbed.fabric.plan import Multipath, make_plan
-from testbed.fabric.setups import host_setup
-from testbed.job.declared import flows_of, planned_rates, socket_rules_of
-from testbed.job.resolving import endpoints_on, multipath_of, wiring_of
-from testbed.job.socket_rules import SocketRules
-from testbed.job.wiring import LISTEN_PORT, SUBFLOW_PORT, THIS_NAMESPACE, Wiring
-from testbed.paths.alpha_beta import bdp_bytes
-from testbed.paths.hops import Paths
-from testbed.ranks.socket_sampler import SocketSampler
-from testbed.results.socket_use import socket_use
-from testbed.results.summary import StepResult
-from testbed.running.isolated import IsolatedBaseline
-from testbed.scale import UNSCALED, Scale
-from testbed.transport import (
+from testbed.comm.transport import (
     MeshSettings,
     SocketSettings,
     TcpTransport,
@@ -40,8 +24,26 @@ from testbed.transport import (
     TransportError,
     wait_all,
 )
-from testbed.transport.sockets import congestion_control, describe
-from testbed.transport.wire import ConnectionKey
+from testbed.comm.transport.sockets import congestion_control, describe
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
+from testbed.measure.ranks.socket_sampler import SocketSampler
+from testbed.measure.results.socket_use import socket_use
+from testbed.measure.results.summary import StepResult
+from testbed.net.controller import Flow, View
+from testbed.net.controller.policies.explicit import Te
+from testbed.net.fabric.namespace_setup import host_setup
+from testbed.net.fabric.plan import Multipath, make_plan
+from testbed.net.paths.alpha_beta import bdp_bytes
+from testbed.net.paths.hops import Paths
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.topology import Topology, load_topology
+from testbed.spec.transport import SocketsSpec, TransportSpec
+from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, wiring_of
+from testbed.workload.job.endpoints import LISTEN_PORT, SUBFLOW_PORT, THIS_NAMESPACE, Wiring
+from testbed.workload.job.socket_rules import SocketRules
+from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 REPOSITORY = Path(__file__).parents[2]
 USUAL = SocketSettings("cubic")

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from testbed.config import TransportSpec, load_topology
-from testbed.job.rank_faults import RankFault
-from testbed.job.resolving import distances_of, options_of
-from testbed.job.spec import JobSpec, plan_steps
-from testbed.job.wiring import RankEndpoint, Wiring
-from testbed.scale import Scale
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import distances_of, options_of
+from testbed.workload.job.endpoints import RankEndpoint, Wiring
+from testbed.workload.job.launch_spec import JobSpec, plan_steps
+from testbed.workload.job.rank_faults import RankFault
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 
 
@@ -138,9 +139,9 @@ wan:
 
 
 def test_what_every_rank_imports_is_neither_files_models_nor_netlink() -> None:
-    code = "import sys, testbed.ranks.launcher; print(*sys.modules)"
+    code = "import sys, testbed.measure.ranks.launcher; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "numpy" in loaded
     # a guest pays for each page that an import touches: these took half of the launcher's start
-    assert not {"pydantic", "pyroute2", "testbed.config", "testbed.fabric"} & set(loaded)
+    assert not {"pydantic", "pyroute2", "testbed.spec.base_model", "testbed.net.fabric"} & set(loaded)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives import TuningTable
-from testbed.collectives.tuning import Entry
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.job import job_of
-from testbed.job.workload import workload_of
-from testbed.model.predicting import predict
-from testbed.scale import Scale
+from testbed.comm.collectives import TuningTable
+from testbed.comm.collectives.tuning import Entry
+from testbed.prediction.step_prediction import predict
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import job_of
+from testbed.workload.job.plan_source import workload_of
 from testbed.workload.plan import GroupCollective, JobPlan
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios/quickstart.yaml"

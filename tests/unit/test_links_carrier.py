@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Direction, LossBursts
-from testbed.links.carrier import QUEUE_PARTS, Carrier
+from testbed.net.links.link_direction import QUEUE_PARTS, Carrier
+from testbed.spec.link_direction import Direction, LossBursts
 
 MS = 1_000_000
 INSTANT_BPS = 8e18

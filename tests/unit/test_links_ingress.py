@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.links.ingress import IngressDelay, add_ingress_delays, change_commands
-from testbed.links.setup import Setup
+from testbed.net.links.ingress import IngressDelay, add_ingress_delays, change_commands
+from testbed.net.links.setup import Setup
 
 WELL = IngressDelay(8e6, "10.3.0.0/16")
 ILL = IngressDelay(8e6, "10.3.0.0/16", delay_s=0.002, loss=0.01)

@@ -8,16 +8,15 @@ import struct
 
 import pytest
 
-from testbed.config import Direction, LossBursts
-from testbed.directions import QueueClass
-from testbed.links import LinkError, LinkWire, SettingMismatch, netem
-from testbed.links.dumps import Discipline, netem_seed
-from testbed.links.ingress import IngressDelay
-from testbed.links.netem import NetemEngine
-from testbed.links.netlink import put
-from testbed.links.setup import Setup
-from testbed.links.shaped import named, read_filters
-from testbed.links.shaping import Shape, shape_commands
+from testbed.net.links import LinkError, LinkWire, SettingMismatch, netem
+from testbed.net.links.ingress import IngressDelay
+from testbed.net.links.netem import NetemEngine
+from testbed.net.links.netlink import put
+from testbed.net.links.rtnetlink_dumps import Discipline, netem_seed
+from testbed.net.links.setup import Setup
+from testbed.net.links.shaped import named, read_filters
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.spec.link_direction import Direction, LossBursts, QueueClass
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
 BACK = Direction(

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.config.pausing import PauseSpec, turnaround_bytes
-from testbed.directions import Pause
-from testbed.links.pause import Gate, Ingress, Trail
-from testbed.scale import UNSCALED, Scale
+from testbed.net.links.pause import Gate, Ingress, Trail
+from testbed.spec.link_direction import Pause
+from testbed.spec.pause import PauseSpec, turnaround_bytes
+from testbed.spec.scale import UNSCALED, Scale
 from tests.unit.paused_world import FRAME_BYTES, World, direction, frame, link
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from testbed.links.process import signals_held
+from testbed.processes import signals_held
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.directions import Direction, QueueClass
-from testbed.links.carrier import Carrier
-from testbed.links.scheduler import Scheduler
+from testbed.net.links.class_scheduler import Scheduler
+from testbed.net.links.link_direction import Carrier
+from testbed.spec.link_direction import Direction, QueueClass
 
 RATE_BPS = 1e9
 SIZE = 1000

@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.cli.watch import shown
-from testbed.config import load_scenario
 from testbed.errors import BadInput
-from testbed.live.finished import Finished
-from testbed.live.following import Following
-from testbed.live.model import FAILED, FINISHED, RUNNING
-from testbed.live.server import LOOPBACK, LivePage
-from testbed.live.tail import Tail
-from testbed.live.timeline import timeline
-from testbed.results.shards import cut
-from testbed.running.live import RunLive
-from testbed.scale import Scale
+from testbed.measure.execution.live_log import RunLive
+from testbed.measure.results.shards import cut
+from testbed.show.live.finished_run import Finished
+from testbed.show.live.jsonl_tail import Tail
+from testbed.show.live.page_data import FAILED, FINISHED, RUNNING
+from testbed.show.live.run_follower import Following
+from testbed.show.live.server import LOOPBACK, LivePage
+from testbed.show.live.timeline import timeline
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
 from tests.unit.live_run import LiveRun
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
@@ -220,7 +220,7 @@ def test_the_page_is_for_those_who_know_its_address(tmp_path: Path) -> None:
 
 
 def test_no_page_names_another_machine() -> None:
-    folder = Path(__file__).parents[2] / "testbed/live/page"
+    folder = Path(__file__).parents[2] / "testbed/show/live/page"
     for name in ("page.html", "page.css", "page.js", "charts.js", "tables.js", "saving.js"):
         assert "://" not in (folder / name).read_text(), name
 

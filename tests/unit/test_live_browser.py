@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.live.server import LivePage
+from testbed.show.live.server import LivePage
 from tests.unit.browser import PHONE, WIDE, Shown, browsing, contrast, showing
 from tests.unit.live_run import LiveRun
 from tests.unit.report_run import Link, SyntheticRun

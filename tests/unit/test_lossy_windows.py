@@ -9,10 +9,10 @@ from statistics import mean
 
 import pytest
 
-from testbed.paths.congestion import Growth
-from testbed.paths.congestion.cubic import Cubic, CubicGrowth
-from testbed.paths.congestion.reno import Reno, RenoGrowth
-from testbed.paths.lossy_windows import FIRST_PACKETS, TIMEOUT_S, LossyWindow
+from testbed.net.paths.congestion import Growth
+from testbed.net.paths.congestion.cubic import Cubic, CubicGrowth
+from testbed.net.paths.congestion.reno import Reno, RenoGrowth
+from testbed.net.paths.loss_simulation import FIRST_PACKETS, TIMEOUT_S, LossyWindow
 
 NEVER = 1e-12
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from testbed.cli.experiments.calibrate import measured_probes
 from testbed.cli.main import app
-from testbed.experiments.calibrating import measured_probes
-from testbed.job.job import job_of
-from testbed.model import calibrating
-from testbed.model.calibrating import MeasuredProbe
-from testbed.model.calibration import (
+from testbed.measure.results.result import Result
+from testbed.net.paths import Lossy, network
+from testbed.net.paths.congestion import LossResponse
+from testbed.net.virtual.errors import VirtualClockError
+from testbed.prediction import calibration_run
+from testbed.prediction.calibration import (
     REAL,
     VIRTUAL,
     BadCalibration,
@@ -25,12 +27,10 @@ from testbed.model.calibration import (
     find_calibration,
     keep_calibration,
 )
-from testbed.model.predicting import predict
-from testbed.paths import Lossy, network
-from testbed.paths.congestion import LossResponse
-from testbed.results.result import Result
-from testbed.scale import Scale
-from testbed.virtual import VirtualClockError
+from testbed.prediction.calibration_run import MeasuredProbe
+from testbed.prediction.step_prediction import predict
+from testbed.spec.scale import Scale
+from testbed.workload.job.job import job_of
 from tests.unit.report_run import SyntheticRun
 
 RATE = 62.5e6  # 500 Mbit/s
@@ -122,7 +122,7 @@ def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
 
 
 def measured(planted: Calibration, names: list[str], trusted: bool = True) -> list[MeasuredProbe]:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     steps = {
         name: predict(job_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
         for name in names
@@ -131,10 +131,10 @@ def measured(planted: Calibration, names: list[str], trusted: bool = True) -> li
 
 
 def test_a_fit_finds_what_was_planted() -> None:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     planted = Calibration({"reno": LossResponse(0.7, 2.0)}, message_s=3e-4, byte_s=1e-9)
     names = [name for name in scenario.variant_names if name.startswith("reno")]
-    found = calibrating.fit(scenario, measured(planted, names), Scale(), REAL, MADE)
+    found = calibration_run.fit(scenario, measured(planted, names), Scale(), REAL, MADE)
     assert found.calibration.message_s == pytest.approx(3e-4, rel=0.05)
     assert found.calibration.byte_s == pytest.approx(1e-9, rel=0.05)
     assert found.calibration.losses["reno"].window == pytest.approx(0.7, rel=0.06)
@@ -145,23 +145,23 @@ def test_a_fit_finds_what_was_planted() -> None:
 
 
 def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     planted = Calibration({"bbr": LossResponse(recovery=9.0)})
     names = [name for name in scenario.variant_names if name.startswith("bbr")]
     assert {"bbr-1ms-1-1mb", "bbr-20ms-1-1mb"} < set(names)
-    found = calibrating.fit(scenario, measured(planted, names), Scale(), VIRTUAL, MADE).calibration.losses[
-        "bbr"
-    ]
+    found = calibration_run.fit(
+        scenario, measured(planted, names), Scale(), VIRTUAL, MADE
+    ).calibration.losses["bbr"]
     assert found.recovery == pytest.approx(9.0, abs=0.3)
     assert found.window == 1.0
 
 
 def test_mending_has_a_factor_by_how_it_is_done() -> None:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     planted = Calibration({}, mending={"go_back_n": 1.3, "nack": 0.8})
     names = [name for name in scenario.variant_names if name.startswith(("gobackn", "nack"))]
     assert len(names) == 8
-    found = calibrating.fit(scenario, measured(planted, names), Scale(), VIRTUAL, MADE)
+    found = calibration_run.fit(scenario, measured(planted, names), Scale(), VIRTUAL, MADE)
     assert found.calibration.mending["go_back_n"] == pytest.approx(1.3, rel=0.02)
     assert found.calibration.mending["nack"] == pytest.approx(0.8, rel=0.02)
     assert set(found.calibration.mending) == {"go_back_n", "nack"}
@@ -169,33 +169,33 @@ def test_mending_has_a_factor_by_how_it_is_done() -> None:
 
 
 def test_of_what_is_mended_packet_by_packet_as_much_counts_as_was_lost() -> None:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     name = "nack-20ms-1-1mb"
     more = scenario.variant(name).changed({"topology.wan.0.loss": 0.013}, "more")
     took_s = predict(job_of(more, Scale()), "ring", Calibration({}), draws=0).step_time_s
     packets = 2 * 50 * 113  # of 8,920 bytes of a datagram's or 8,948 of TCP's
     probe = MeasuredProbe(name, took_s, trusted=True, mended=round(0.013 * packets))
     clean = measured(Calibration({}), ["nack-1ms-0-1mb"])
-    found = calibrating.fit(scenario, [probe, *clean], Scale(), VIRTUAL, MADE)
+    found = calibration_run.fit(scenario, [probe, *clean], Scale(), VIRTUAL, MADE)
     assert found.calibration.mending["nack"] == pytest.approx(1.0, rel=0.03)
-    as_expected = calibrating.fit(scenario, [replace(probe, mended=None), *clean], Scale(), VIRTUAL, MADE)
+    as_expected = calibration_run.fit(scenario, [replace(probe, mended=None), *clean], Scale(), VIRTUAL, MADE)
     assert as_expected.calibration.mending["nack"] > 1.1
 
 
 def test_hosts_without_verbs_have_no_probes_of_cards() -> None:
-    rdma = [name for name in calibrating.probes().variant_names if name.startswith("rdma")]
+    rdma = [name for name in calibration_run.probes().variant_names if name.startswith("rdma")]
     assert rdma
-    assert set(calibrating.probes().variant_names) - set(rdma) == set(
-        calibrating.probes(cards=False).variant_names
+    assert set(calibration_run.probes().variant_names) - set(rdma) == set(
+        calibration_run.probes(cards=False).variant_names
     )
 
 
 def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
-    scenario = calibrating.probes()
+    scenario = calibration_run.probes()
     name = scenario.variant_names[0]
     untrusted = measured(find_calibration(VIRTUAL), [name], trusted=False)
     with pytest.raises(ValueError, match="0 of 1 probes are to be trusted"):
-        calibrating.fit(scenario, untrusted, Scale(), VIRTUAL, MADE)
+        calibration_run.fit(scenario, untrusted, Scale(), VIRTUAL, MADE)
 
 
 def mended_by(result: Result, name: str) -> int:

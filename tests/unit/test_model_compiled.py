@@ -12,20 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives.registry import COLLECTIVES
-from testbed.config import load_scenario
-from testbed.job.job import job_of
-from testbed.model import Stuck, simulate
-from testbed.model import prepared as preparing
-from testbed.model.compiled import OnNetwork, Outcome, Ways, building, play
-from testbed.model.compiled.calling import call_of
-from testbed.model.memory import peak_alive
-from testbed.model.predicting import prepared
-from testbed.model.prepared import Prepared, played
-from testbed.paths.network import Network
-from testbed.paths.network import Path as Way
-from testbed.scale import Scale
-from testbed.transport import Software
+from testbed.comm.collectives.registry import COLLECTIVES
+from testbed.comm.transport import Software
+from testbed.net.paths.network import Network
+from testbed.net.paths.network import Path as Way
+from testbed.prediction import simulation_cache as preparing
+from testbed.prediction.activation_memory import peak_alive
+from testbed.prediction.compiled import OnNetwork, Outcome, Ways, build, play
+from testbed.prediction.compiled.collective_columns import call_of
+from testbed.prediction.simulation import simulate
+from testbed.prediction.simulation_cache import Prepared, played
+from testbed.prediction.step_prediction import prepared
+from testbed.prediction.timeline import Stuck
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.test_workload_likeness import DEGREES, MORE, SCENARIO, SHAPES
 
@@ -50,7 +51,7 @@ EVERY = [
 
 @pytest.fixture(autouse=True)
 def _needs_a_compiler() -> None:
-    if building.loop() is None:
+    if build.loop() is None:
         pytest.skip("no C compiler here, or no headers of C's library")
 
 
@@ -214,9 +215,9 @@ def test_what_is_out_of_the_ordinary_is_left_to_python(more: Mapping[str, object
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where nothing is kept yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    building.loop.cache_clear()
+    build.loop.cache_clear()
     yield tmp_path
-    building.loop.cache_clear()
+    build.loop.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -233,15 +234,15 @@ def test_without_a_compiler_python_plays(
         (programs / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(preparing, "_known", {})
-    assert building.loop() is None
+    assert build.loop() is None
     assert played(step).step_time_s == pytest.approx(step.play().step_time_s)
     assert not list(elsewhere.rglob("loop-*"))
 
 
 def test_it_is_compiled_once(elsewhere: Path) -> None:
-    assert building.loop() is not None
+    assert build.loop() is not None
     (kept,) = elsewhere.rglob("*.so")
     made_ns = kept.stat().st_mtime_ns
-    building.loop.cache_clear()
-    assert building.loop() is not None
+    build.loop.cache_clear()
+    assert build.loop() is not None
     assert kept.stat().st_mtime_ns == made_ns

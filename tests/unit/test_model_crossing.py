@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.config import load_scenario
-from testbed.flight import NetworkPaths
-from testbed.job.job import Job, job_of
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.crossing import network_paths
-from testbed.model.routed import routed
-from testbed.scale import Scale
+from testbed.comm.flight_recorder import NetworkPaths
+from testbed.prediction.calibration import VIRTUAL, find_calibration
+from testbed.prediction.path_inputs import routed
+from testbed.prediction.wan_crossing import network_paths
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import Job, job_of
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

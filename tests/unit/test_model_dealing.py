@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from testbed.model import simulate
-from testbed.model.dealing import Dealer, Part
-from testbed.model.waiting import Event
-from testbed.paths import Network, Path
-from testbed.transport import Request
-from testbed.transport.base import PeerCounters
-from testbed.transport.channels import StripeSettings
-from testbed.transport.onesided import Exposed
-from testbed.transport.pairs import Pair
+from testbed.comm.transport import Request
+from testbed.comm.transport.base import PeerCounters
+from testbed.comm.transport.channels import StripeSettings
+from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.pairs import Pair
+from testbed.net.paths import Network, Path
+from testbed.prediction.events import Event
+from testbed.prediction.simulation import simulate
+from testbed.prediction.striping import Dealer, Part
 from testbed.workload.plan import JobPlan, Message
 
 BYTES = 1

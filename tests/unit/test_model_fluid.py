@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.config import load_scenario
-from testbed.garbage import uncollected
-from testbed.job.job import job_of
-from testbed.model import simulate
-from testbed.model.fairness import FEW, Laid, Steps, fair, fair_few
-from testbed.model.predicting import prepared
-from testbed.scale import Scale
+from testbed.gc_control import uncollected
+from testbed.prediction.max_min import FEW, Laid, Steps, fair, fair_few
+from testbed.prediction.simulation import simulate
+from testbed.prediction.step_prediction import prepared
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 from testbed.workload.plan import JobPlan, Pause
 from tests.unit.test_model_simulation import BYTES, one_link, recv, send
 from tests.unit.test_workload_likeness import SCENARIO

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from testbed.model import simulate
-from testbed.model.legs import legs_of
-from testbed.paths import Network, Path
-from testbed.paths.serialisation import serialisation_of
-from testbed.transport.wire import PACKET_HEADERS_BYTES
+from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
+from testbed.net.paths import Network, Path
+from testbed.net.paths.serialisation import serialisation_of
+from testbed.prediction.hop_queues import legs_of
+from testbed.prediction.simulation import simulate
 from testbed.workload.plan import Computing, JobPlan, Message, Operation
 
 PACKET = 1000

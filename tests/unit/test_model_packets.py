@@ -9,20 +9,20 @@ from statistics import mean
 
 import pytest
 
-from testbed.model.packets.bbr import Greatest
-from testbed.model.packets.frames import Way
-from testbed.model.packets.line import Line
-from testbed.model.packets.scoreboard import Packet
-from testbed.model.packets.sender import Sender
-from testbed.model.packets.stripes import StripedPair
-from testbed.model.packets.timers import Timer, timer_s
-from testbed.model.waiting import Event
-from testbed.paths.congestion import Growth
-from testbed.paths.congestion.cubic import CubicGrowth
-from testbed.paths.congestion.reno import RenoGrowth
-from testbed.paths.packet_paths import PacketHop, PacketPath
-from testbed.transport.channels import StripeSettings
-from testbed.virtual.ticks import TICK_S
+from testbed.comm.transport.channels import StripeSettings
+from testbed.net.paths.congestion import Growth
+from testbed.net.paths.congestion.cubic import CubicGrowth
+from testbed.net.paths.congestion.reno import RenoGrowth
+from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.virtual.ticks import TICK_S
+from testbed.prediction.events import Event
+from testbed.prediction.packets.bbr import Greatest
+from testbed.prediction.packets.frames import Way
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.sender import Sender
+from testbed.prediction.packets.stripes import StripedPair
+from testbed.prediction.packets.timers import Timer, timer_s
 from tests.unit.packet_path import FRAME, PACKET_S, PAYLOAD, RATE_BPS, Clock, Never, Path
 
 

@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from testbed.model.packets.line import Line
-from testbed.model.packets.policed import Policed
-from testbed.model.packets.scoreboard import Packet
-from testbed.model.packets.sender import Sender
-from testbed.model.waiting import Event
-from testbed.paths.congestion import Growth
-from testbed.paths.congestion.cubic import CubicGrowth
-from testbed.paths.congestion.reno import RenoGrowth
-from testbed.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.paths.congestion import Growth
+from testbed.net.paths.congestion.cubic import CubicGrowth
+from testbed.net.paths.congestion.reno import RenoGrowth
+from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.prediction.events import Event
+from testbed.prediction.packets.bbr_policer import Policed
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.sender import Sender
 from tests.unit.packet_path import PAYLOAD, RATE_BPS, Clock, Never
 
 

@@ -12,18 +12,18 @@ from statistics import mean
 import pytest
 import yaml
 
-from testbed.config import load_scenario
-from testbed.directions import QueueClass
-from testbed.job.job import job_of
-from testbed.model.calibration import find_calibration
-from testbed.model.packets.classed import ClassedLine, Place
-from testbed.model.packets.line import Line
-from testbed.model.packets.sender import Sender
-from testbed.model.predicting import prepared
-from testbed.model.waiting import Event
-from testbed.paths.congestion.cubic import CubicGrowth
-from testbed.paths.packet_paths import PacketHop, PacketPath
-from testbed.scale import Scale
+from testbed.net.paths.congestion.cubic import CubicGrowth
+from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.prediction.calibration import find_calibration
+from testbed.prediction.events import Event
+from testbed.prediction.packets.class_queues import ClassedLine, Place
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.sender import Sender
+from testbed.prediction.step_prediction import prepared
+from testbed.spec.link_direction import QueueClass
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 from tests.unit.packet_path import FRAME, PACKET_S, PAYLOAD, RATE_BPS, Clock, Never
 
 STRICT = (QueueClass("first", (46,), 0), QueueClass("rest", (), 1))

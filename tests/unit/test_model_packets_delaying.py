@@ -9,8 +9,8 @@ import math
 
 import pytest
 
-from testbed.model.packets.receiver import Receiver
-from testbed.model.packets.scoreboard import Packet
+from testbed.prediction.packets.receiver import Receiver
+from testbed.prediction.packets.scoreboard import Packet
 from tests.unit.packet_path import PAYLOAD, Clock
 
 FULL, SHORT = PAYLOAD, 2000

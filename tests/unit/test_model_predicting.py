@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 import testbed
 from testbed.cli.main import app
-from testbed.config import load_scenario
-from testbed.job.job import Job, job_of
-from testbed.model import simulation
-from testbed.model.calibration import Calibration, find_calibration
-from testbed.model.go_back_n import ReliablePath
-from testbed.model.predicting import TAIL_NETWORKS, TAIL_STEPS, predict, predict_tail_s, prepared
-from testbed.model.prepared import Prepared
-from testbed.model.routed import routed
-from testbed.paths.poisson import poisson_quantile
-from testbed.scale import Scale
+from testbed.net.paths.poisson import poisson_quantile
+from testbed.prediction import simulation
+from testbed.prediction.calibration import Calibration, find_calibration
+from testbed.prediction.go_back_n import ReliablePath
+from testbed.prediction.path_inputs import routed
+from testbed.prediction.simulation_cache import Prepared
+from testbed.prediction.step_prediction import TAIL_NETWORKS, TAIL_STEPS, predict, predict_tail_s, prepared
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import Job, job_of
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -85,7 +85,7 @@ def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
 
 
 OWN_PROTOCOL = """
-from testbed.transport import MessageProtocol
+from testbed.comm.transport import MessageProtocol
 
 class Own(MessageProtocol):
     @staticmethod

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from testbed.model import simulate
-from testbed.model.messages import message_count
-from testbed.paths import Network, Path
-from testbed.transport import Registration, Slots, Software
+from testbed.comm.transport import Registration, Slots, Software
+from testbed.net.paths import Network, Path
+from testbed.prediction.message_list import message_count
+from testbed.prediction.simulation import simulate
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 
 RATE, DELAY_S = 1000.0, 0.5  # bytes a second, one way

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import traffic
-from testbed.config import load_topology
-from testbed.directions import QueueClass
-from testbed.model import simulate
-from testbed.model.fairness import fair_rates
-from testbed.model.fluid import Fluid
-from testbed.paths import Lossy, Network, Path, network_of
-from testbed.paths.alpha_beta import ring_all_reduce_s, ring_steps
-from testbed.paths.congestion import LossResponse
-from testbed.paths.hops import Paths
-from testbed.transport import Software
+from testbed.comm.collectives import traffic
+from testbed.comm.transport import Software
+from testbed.net.paths import Lossy, Network, Path, network_of
+from testbed.net.paths.alpha_beta import ring_all_reduce_s, ring_steps
+from testbed.net.paths.congestion import LossResponse
+from testbed.net.paths.hops import Paths
+from testbed.prediction.fluid import Fluid
+from testbed.prediction.max_min import fair_rates
+from testbed.prediction.simulation import simulate
+from testbed.spec.link_direction import QueueClass
+from testbed.spec.topology import load_topology
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.test_workload_planning import write_topology

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.model.starting import (
+from testbed.comm.transport.bootstrap import BootstrapReport, bootstrap
+from testbed.comm.transport.wire import HELLO_BYTES
+from testbed.prediction.startup_cost import (
     BASELINE,
     FIGURE_21,
     PUBLISHED,
@@ -21,8 +23,6 @@ from testbed.model.starting import (
     start_of,
     usual_groups,
 )
-from testbed.transport.bootstrap import BootstrapReport, bootstrap
-from testbed.transport.wire import HELLO_BYTES
 
 
 def seconds(ranks: int, way: StartWay) -> float:

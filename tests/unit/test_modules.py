@@ -6,10 +6,10 @@ from pathlib import Path
 
 import testbed
 
-LINES = 400
+LINES = 420
 
 
-def test_no_module_is_longer_than_400_lines() -> None:
+def test_no_module_is_longer_than_420_lines() -> None:
     folder = Path(testbed.__file__).parent
     lengths = {
         str(file.relative_to(folder)): len(file.read_text().splitlines()) for file in folder.rglob("*.py")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import testbed
-from testbed.explorer import Configuration, Evaluation, Exploration
-from testbed.explorer.search import Result as Found
-from testbed.model.predictions import Prediction, Predictions
 from testbed.notebooks import html_table
-from testbed.report import write_report
+from testbed.prediction.search import Configuration, Evaluation, Exploration
+from testbed.prediction.search.search import Result as Found
+from testbed.prediction.variant_predictions import Prediction, Predictions
+from testbed.show.report import write_report
 from tests.unit.report_run import SyntheticRun
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "a-look.ipynb"

@@ -17,21 +17,21 @@ import pytest
 import yaml
 from rich.console import Console
 
-from testbed.collectives import between_groups, catalogue
-from testbed.collectives.late_counts import rows_traffic, sent_rows
-from testbed.config import Scenario, load_scenario
-from testbed.job.workload import Workload, workload_of
-from testbed.report.html import write_report
-from testbed.report.terminal import print_summary
-from testbed.results.merging import merge_records, merge_variants
-from testbed.results.records import COUNTERS
-from testbed.results.result import Control, Result, Training, VerdictRecord
-from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant
-from testbed.results.summary import gather_steps
-from testbed.results.training_summary import training_summary
-from testbed.scale import Scale
-from testbed.workload import uneven_rows
+from testbed.comm.collectives import algorithm_choice, between_groups
+from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
+from testbed.measure.results.records import COUNTERS
+from testbed.measure.results.result import Control, Result, Training, VerdictRecord
+from testbed.measure.results.shard_merge import merge_records, merge_variants
+from testbed.measure.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant
+from testbed.measure.results.summary import gather_steps
+from testbed.measure.results.training_summary import training_summary
+from testbed.show.report.html import write_report
+from testbed.show.report.terminal import print_summary
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.plan_source import Workload, workload_of
 from testbed.workload.plan import Computing
+from testbed.workload.uniform_plans import uneven_rows
 from tests import oracle
 from tests.figures import tables_of
 from tests.oracle import Checks, Oracle, check_run
@@ -329,7 +329,9 @@ def test_formulas_have_as_many_bytes_as_plans(buildings: list[int]) -> None:
     for collective, algorithms in ALGORITHMS.items():
         whole = collective in ("all_reduce", "broadcast")
         for algorithm in algorithms:
-            pairs = catalogue.traffic(collective, algorithm, block * ranks if whole else block, 4, buildings)
+            pairs = algorithm_choice.traffic(
+                collective, algorithm, block * ranks if whole else block, 4, buildings
+            )
             found = payload(collective, algorithm, 4 * block * ranks, buildings)
             assert found is not None
             across = between_groups(pairs, buildings)

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import TopologySpec, load_topology
-from testbed.fidelity.agreement import model_agreement
-from testbed.paths.alpha_beta import (
-    Step,
-    calibration_bytes,
-    ring_all_reduce_s,
-    ring_steps,
-)
-from testbed.paths.hops import Paths
+from testbed.measure.fidelity.alpha_beta_check import model_agreement
+from testbed.net.paths.alpha_beta import Step, calibration_bytes, ring_all_reduce_s, ring_steps
+from testbed.net.paths.hops import Paths
+from testbed.spec.topology import TopologySpec, load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.config import load_scenario
-from testbed.paths.queues import ShortQueue, short_queues
+from testbed.net.paths.queues import ShortQueue, short_queues
+from testbed.spec.scenario import load_scenario
 
 SCENARIO = {
     "name": "queues",

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.paths.poisson import poisson_quantile
-from testbed.paths.recovering import LossyDatagrams, Recovering
-from testbed.testing.datagrams import Channel, Fate
-from testbed.transport.datagram.controls import Limits
-from testbed.transport.datagram.controls.base import Window
-from testbed.transport.datagram.recoveries import RECOVERIES
-from testbed.transport.datagram.settings import WINDOW_PRODUCTS
+from testbed.comm.transport.datagram.controls import Limits
+from testbed.comm.transport.datagram.controls.base import Window
+from testbed.comm.transport.datagram.recoveries import RECOVERIES
+from testbed.comm.transport.datagram.settings import WINDOW_PRODUCTS
+from testbed.contrib.conformance.datagrams import Channel, Fate
+from testbed.net.paths.datagram_recovery import LossyDatagrams, Recovering
+from testbed.net.paths.poisson import poisson_quantile
 
 PACKET_S, ROUND_TRIP_S = 1e-4, 0.0101
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from testbed.paths.serialisation import Serialisation, serialisation_of
-from testbed.transport.wire import PACKET_HEADERS_BYTES
+from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
+from testbed.net.paths.serialisation import Serialisation, serialisation_of
 
 PAYLOAD = 8948
 

@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Topology, TopologySpec, load_scenario, load_topology
-from testbed.exchange.routed import lost
-from testbed.fabric.bridges import HELD_BYTES, cables
-from testbed.fabric.plan import make_plan
-from testbed.fidelity.pause_invariants import lossless, no_circle
-from testbed.links.wire import DirectionAccount, EngineAccount, wire_from_json, wire_to_json
-from testbed.paths.pauses import pausing_circle
-from testbed.report.pauses import pause_rows, pause_words
-from testbed.results.pauses import PausedLink, merged
-from testbed.running.choosing import link_engine_for
-from testbed.running.pausing import pause_invariants, paused_links
-from testbed.scale import Scale
+from testbed.measure.execution.pause_counters import pause_invariants, paused_links
+from testbed.measure.execution.resolve_backend import link_engine_for
+from testbed.measure.fidelity.pause_invariants import lossless, no_circle
+from testbed.measure.results.pause_result import PausedLink, merged
+from testbed.net.fabric.bridges import HELD_BYTES, cables
+from testbed.net.fabric.plan import make_plan
+from testbed.net.links.wire import DirectionAccount, EngineAccount, wire_from_json, wire_to_json
+from testbed.net.paths.pauses import pausing_circle
+from testbed.show.exchange.linux_routers import lost
+from testbed.show.report.pauses import pause_rows, pause_words
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import Topology, TopologySpec, load_topology
 
 WAN = {"rate": "1 Gbit/s", "delay": "10 ms"}
 

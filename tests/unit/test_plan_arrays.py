@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives import COLLECTIVES
-from testbed.config import load_scenario
-from testbed.job.workload import Workload, workload_of
-from testbed.ranks.arrays import CollectiveArrays
-from testbed.scale import Scale
+from testbed.comm.collectives import COLLECTIVES
+from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.plan_source import Workload, workload_of
 from testbed.workload.plan import COMPUTE, GroupCollective, JobPlan, Message
 from testbed.workload.plan_arrays import array_keys, plan_elements, result_elements, room_elements
 from testbed.workload.plan_load import plan_load

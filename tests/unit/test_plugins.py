@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.controller.policies import LinkPolicy, Policy
-from testbed.controller.policies.spreading import Ecmp
+from testbed.net.controller.policies import LinkPolicy, Policy
+from testbed.net.controller.policies.multipath import Ecmp
 from testbed.plugins import (
     REGISTRIES,
     PluginError,
@@ -21,7 +21,7 @@ from testbed.plugins import (
 )
 
 MINE = """
-from testbed.controller import LinkPolicy
+from testbed.net.controller import LinkPolicy
 LIMIT = 3
 
 class Mine(LinkPolicy):
@@ -33,7 +33,7 @@ class Mine(LinkPolicy):
 @pytest.fixture
 def policies() -> Registry[type[Policy]]:
     found: Registry[type[Policy]] = Registry(
-        "policy", "testbed.controller.policies", "testbed.tests", derived_from(Policy)
+        "policy", "testbed.net.controller.policies", "testbed.tests", derived_from(Policy)
     )
     found.register("last")(Ecmp)
     return found
@@ -90,7 +90,7 @@ def test_installed_packages_bring_theirs(
     policies: Registry[type[Policy]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = importlib.metadata.EntryPoint(
-        "theirs", "testbed.controller.policies.spreading:Ecmp", "testbed.tests"
+        "theirs", "testbed.net.controller.policies.multipath:Ecmp", "testbed.tests"
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
     assert "theirs" in policies

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, load_scenario, load_topology
-from testbed.job.background import BackgroundHost
-from testbed.job.resolving import background_hosts
-from testbed.ranks.background import BackgroundTraffic, end
+from testbed.measure.ranks.background import BackgroundTraffic, end
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import load_scenario
+from testbed.spec.topology import load_topology
+from testbed.workload.job.background import BackgroundHost
+from testbed.workload.job.endpoint_resolution import background_hosts
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = REPOSITORY / "topologies" / "two-buildings-shared.yaml"

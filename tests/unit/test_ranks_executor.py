@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import CollectiveTimeout, Communicator, traffic
-from testbed.ranks.executor import Done, Executor
-from testbed.ranks.receive_credits import ReceiveCredits, credit_sockets
-from testbed.ranks.timed import Timed
-from testbed.transport import TrafficClass
+from testbed.comm.collectives import CollectiveTimeout, Communicator, traffic
+from testbed.comm.transport import TrafficClass
+from testbed.measure.ranks.compute_timer import Timed
+from testbed.measure.ranks.executor import Done, Executor
+from testbed.measure.ranks.receive_credits import ReceiveCredits, credit_sockets
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
 

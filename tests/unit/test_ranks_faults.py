@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import Communicator
-from testbed.config import ConfigError
-from testbed.config.events import EventSpec
-from testbed.job.rank_faults import RankFault
-from testbed.job.resolving_faults import rank_faults_of
-from testbed.ranks.executor import Executor
-from testbed.ranks.faults import RankFaults, mismatched
-from testbed.scale import Scale
-from testbed.transport import TransportError
+from testbed.comm.collectives import Communicator
+from testbed.comm.transport import TransportError
+from testbed.measure.ranks.executor import Executor
+from testbed.measure.ranks.faults import RankFaults, mismatched
+from testbed.spec.errors import ConfigError
+from testbed.spec.events import EventSpec
+from testbed.spec.scale import Scale
+from testbed.workload.job.fault_resolution import rank_faults_of
+from testbed.workload.job.rank_faults import RankFault
 from testbed.workload.plan import Computing, GroupCollective, JobPlan
 from tests.unit.ranks import in_memory, over_tcp
 

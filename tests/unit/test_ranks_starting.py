@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError
-from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
-from testbed.model.starting import RING, StartCosts, connections_of, start_of
-from testbed.ranks.starting import StartRank, StartSpec, group_kinds, partners
-from testbed.running.start_request import WAYS, dimensions_of, tries_of
-from testbed.running.start_run import StartOptions, spec_of
-from testbed.transport.wire import HELLO_BYTES
+from testbed.comm.transport.wire import HELLO_BYTES
+from testbed.measure.execution.start_request import WAYS, dimensions_of, tries_of
+from testbed.measure.execution.start_run import StartOptions, spec_of
+from testbed.measure.ranks.startup import StartRank, StartSpec, group_kinds, partners
+from testbed.prediction.startup_cost import RING, StartCosts, connections_of, start_of
+from testbed.spec.errors import ConfigError
+from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
 
 RANKS = 8
 HOSTS = [

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, TransportSpec, load_topology
-from testbed.fabric.plan import make_plan
-from testbed.fabric.setups import host_setup
-from testbed.job.resolving import wants_rdma
-from testbed.links import soft_roce
-from testbed.running.request import check_here
-from testbed.transport import TransportError
-from testbed.transport.rdma import devices
-from testbed.transport.rdma.card import timeout_exponent
-from testbed.virtual import verbs_library
+from testbed.comm.transport import TransportError
+from testbed.comm.transport.rdma import devices, pyverbs
+from testbed.comm.transport.rdma.card import timeout_exponent
+from testbed.measure.execution.request import check_here
+from testbed.net.fabric.namespace_setup import host_setup
+from testbed.net.fabric.plan import make_plan
+from testbed.net.links import soft_roce
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import Scenario
+from testbed.spec.topology import load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import wants_rdma
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -102,15 +104,15 @@ def test_pyverbs_of_the_distribution_is_taken_alone_or_its_absence_told(
     for name in [name for name in sys.modules if name.split(".")[0] == "pyverbs"]:
         monkeypatch.delitem(sys.modules, name)
     package = tmp_path / "pyverbs/__init__.py"
-    monkeypatch.setattr(verbs_library, "PACKAGED", package)
+    monkeypatch.setattr(pyverbs, "PACKAGED", package)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "dist-packages" not in entry])
     with pytest.raises(ImportError, match=r"RDMA needs pyverbs.*python3-pyverbs"):
-        verbs_library.pyverbs("device")
+        pyverbs.pyverbs("device")
     package.parent.mkdir()
     package.write_text("")
     (tmp_path / "pyverbs/device.py").write_text("NAME = 'packaged'\n")
     (tmp_path / "beside.py").write_text("")
-    assert verbs_library.pyverbs("device").NAME == "packaged"
+    assert pyverbs.pyverbs("device").NAME == "packaged"
     assert str(tmp_path) not in sys.path
     for name in ("pyverbs", "pyverbs.device"):
         monkeypatch.delitem(sys.modules, name)

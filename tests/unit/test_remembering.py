@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import pytest
 
-from testbed.config import Scenario, load_scenario
-from testbed.controller import PolicyChoice
-from testbed.job.job import Job, job_of
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.routed import routed
-from testbed.remembering import Remembered
-from testbed.scale import Scale
+from testbed.identity_cache import Remembered
+from testbed.net.controller import PolicyChoice
+from testbed.prediction.calibration import VIRTUAL, find_calibration
+from testbed.prediction.path_inputs import routed
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import Job, job_of
 from tests.unit.test_workload_likeness import SCENARIO
 
 TWO = {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from testbed.replicas.effective import (
+from testbed.comm.replicas.effective_training import (
     PAPER_MTBF_S,
     PAPER_RESTART_EFFECTIVE,
     PAPER_RESTART_S,

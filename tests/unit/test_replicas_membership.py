@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed.replicas.member import Member, Summed
-from testbed.replicas.membership import Membership
-from testbed.replicas.messages import (
+from testbed.comm.replicas.member import Member, Summed
+from testbed.comm.replicas.membership import Membership
+from testbed.comm.replicas.messages import (
     Alive,
     CatchUp,
     CaughtUp,
@@ -30,7 +30,7 @@ from testbed.replicas.messages import (
     packed,
     unpacked,
 )
-from testbed.replicas.policy import CatchUpMode, Mode, Policy
+from testbed.comm.replicas.policy import CatchUpMode, Mode, Policy
 
 DETECT_S = 1.0
 

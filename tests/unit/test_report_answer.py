@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.report.answer import Row, answer, best_of, found_words, paired
+from testbed.show.report.answer import Row, answer, best_of, found_words, paired
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.report import write_report
-from testbed.report.exploration import write_exploration
+from testbed.show.report import write_report
+from testbed.show.report.exploration import write_exploration
 from tests.unit.browser import PHONE, WIDE, browsing, contrast, showing
 from tests.unit.report_run import SyntheticRun, four_buildings, three_buildings
 

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.report.charts import median_step, step_time_chart, steps_of, time_split_chart, timeline_chart
-from testbed.report.data import LinkCounters, RunData, load_run
-from testbed.report.svg import Axis, padded_range, shorten
-from testbed.report.topology import load_class, topology_drawing
-from testbed.report.utilisation import LinkRates, used_between, utilisation_over_time_chart
-from testbed.results.records import COUNTERS, Sample
+from testbed.measure.results.records import COUNTERS, Sample
+from testbed.show.report.charts import (
+    median_step,
+    step_time_chart,
+    steps_of,
+    time_split_chart,
+    timeline_chart,
+)
+from testbed.show.report.data import LinkCounters, RunData, load_run
+from testbed.show.report.svg import Axis, padded_range, shorten
+from testbed.show.report.topology import load_class, topology_drawing
+from testbed.show.report.utilisation import LinkRates, used_between, utilisation_over_time_chart
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 Rectangle = tuple[float, float, float, float]

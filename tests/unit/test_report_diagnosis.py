@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.flight import FLIGHT, PATHS_FILE, dump_name
-from testbed.report.diagnosis import suspected, suspicion_words
-from testbed.results.failed import keep_failed
-from testbed.running.run import who_words
+from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE, dump_name
+from testbed.measure.execution.run import who_words
+from testbed.measure.results.failed_run import keep_failed
+from testbed.show.report.diagnosis import suspected, suspicion_words
 from tests.unit.flight_world import World, faulty
 from tests.unit.report_run import measured_variant
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.report import write_report
-from testbed.results.errors import BadResult
+from testbed.measure.results.errors import BadResult
+from testbed.show.report import write_report
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 VOID_ELEMENTS = {"meta", "input", "br"}

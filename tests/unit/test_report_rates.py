@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.model.work import StepWork, step_work
-from testbed.report.rates import rates_words, variant_words, work_words
-from testbed.report.tables import labelled
-from testbed.results.rates import rates_of
+from testbed.measure.results.rates import rates_of
+from testbed.prediction.step_flops import StepWork, step_work
+from testbed.show.report.tables import labelled
+from testbed.show.report.throughput import rates_words, variant_words, work_words
+from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import SyntheticRun, measured_variant
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios/quickstart.yaml"
@@ -63,7 +63,7 @@ def test_what_trains_no_model_has_no_rates() -> None:
 
 
 def test_rates_of_an_untrusted_variant_are_not_told(tmp_path: Path) -> None:
-    from testbed.results.result import Result  # noqa: PLC0415
+    from testbed.measure.results.result import Result  # noqa: PLC0415
 
     run = Result.open(SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run"))
     ring, hierarchical = run.variants

@@ -5,8 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from testbed.report.compare import comparisons, opening
-from testbed.report.requests import (
+from testbed.measure.results.result import Variant
+from testbed.measure.results.serving_result import Serving
+from testbed.show.report.compare import comparisons, opening
+from testbed.show.report.requests import (
     curve_of,
     latency_chart,
     load_chart,
@@ -14,8 +16,6 @@ from testbed.report.requests import (
     serving_rows,
     serving_words,
 )
-from testbed.results.result import Variant
-from testbed.results.serving import Serving
 from tests.unit.report_run import measured_variant
 
 PARTS = {"batching_s": 1e-4, "queue_s": 4e-4, "transfer_s": 2e-4, "compute_s": 3e-4}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from testbed.report.sweep import render_sweep
-from testbed.sweeps.axes import parse_axis
+from testbed.show.report.sweep import render_sweep
+from testbed.spec.sweep_axes import parse_axis
 from tests.unit.test_sweeps import CROSSING, made
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from testbed.report import print_summary
-from testbed.report.compare import comparisons, deviation, speedup_interval
-from testbed.report.terminal import predicted_words
-from testbed.results.result import Bytes, Result, Variant
+from testbed.measure.results.result import Bytes, Result, Variant
+from testbed.show.report import print_summary
+from testbed.show.report.compare import comparisons, deviation, speedup_interval
+from testbed.show.report.terminal import predicted_words
 from tests.unit.report_run import SyntheticRun, measured_variant
 
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives import COLLECTIVES
-from testbed.report.counters import changes, counter_events
-from testbed.report.data import communicates, load_run
-from testbed.report.rows import pack_rows
-from testbed.report.trace import (
+from testbed.comm.collectives import COLLECTIVES
+from testbed.measure.results.records import Sample, read_samples
+from testbed.show.report.counters import changes, counter_events
+from testbed.show.report.data import communicates, load_run
+from testbed.show.report.interval_rows import pack_rows
+from testbed.show.report.trace import (
     COMPUTE_STREAM,
     FIRST_COMMUNICATION_STREAM,
     STEP_STREAM,
     trace_events,
     write_trace,
 )
-from testbed.results.records import Sample, read_samples
-from testbed.scale import Scale
-from testbed.workload.turns import TOKEN
+from testbed.spec.scale import Scale
+from testbed.workload.send_tokens import TOKEN
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
 INTERVALS = st.lists(

@@ -7,26 +7,27 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.job.job import Job, job_of
-from testbed.model import Timeline, simulate
-from testbed.model.dry_run import dry_runs
-from testbed.paths import network_of
-from testbed.report.decoding import decoding_rows, decoding_words
-from testbed.results.decoding import Decoding
-from testbed.results.decoding_summary import (
+from testbed.comm.transport import Software
+from testbed.measure.results.committed_work import Work
+from testbed.measure.results.decoding_result import Decoding
+from testbed.measure.results.decoding_summary import (
     decoded_steps,
     decoding_figures,
     quantiles,
     token_times,
     tokens_of,
 )
-from testbed.results.result import Variant
-from testbed.results.serving_summary import answers_predicted
-from testbed.results.summary import StepResult
-from testbed.results.work import Work
-from testbed.scale import Scale
-from testbed.transport import Software
+from testbed.measure.results.result import Variant
+from testbed.measure.results.serving_summary import answers_predicted
+from testbed.measure.results.summary import StepResult
+from testbed.net.paths import network_of
+from testbed.prediction.dry_run import dry_runs
+from testbed.prediction.simulation import simulate
+from testbed.prediction.timeline import Timeline
+from testbed.show.report.token_latency import decoding_rows, decoding_words
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import Job, job_of
 
 RANKS, TOKENS = 4, 3
 SCALE = Scale(size_scale=2, time_dilation=4)

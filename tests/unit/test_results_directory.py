@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.links.process import process_started
-from testbed.results.directory import OWNER, RunDirectory
-from testbed.results.errors import NotWritable, RunExists
+from testbed.measure.results.errors import NotWritable, RunExists
+from testbed.measure.results.run_directory import OWNER, RunDirectory
+from testbed.processes import process_started
 
 
 def test_a_folder_has_its_name_when_all_is_written(tmp_path: Path) -> None:

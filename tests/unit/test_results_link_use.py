@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from testbed.config import TopologySpec
-from testbed.results.link_use import by_link, jain_index, plane_balance, wan_use
-from testbed.results.records import LinkKey
-from testbed.scale import Scale
+from testbed.measure.results.link_use import by_link, jain_index, plane_balance, wan_use
+from testbed.measure.results.records import LinkKey
+from testbed.spec.scale import Scale
+from testbed.spec.topology import TopologySpec
 
 FORTH = LinkKey("east", "west", 0, "a_to_b")
 Record = dict[str, Any]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.results.directory import RunDirectory
-from testbed.results.parts import FINISHED, LOCK, Parts
-from testbed.running import identity
-from testbed.running.identity import identity_of
+from testbed.measure.execution import identity
+from testbed.measure.execution.identity import identity_of
+from testbed.measure.results.parts import FINISHED, LOCK, Parts
+from testbed.measure.results.run_directory import RunDirectory
 
 
 def shard(parts: Parts, number: int, finished: bool) -> None:

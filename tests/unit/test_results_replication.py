@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.results.replication_summary import replication_summary
-from testbed.results.summary import gather_steps, middle_step, undisturbed
-from testbed.scale import Scale
+from testbed.measure.results.replication_summary import replication_summary
+from testbed.measure.results.summary import gather_steps, middle_step, undisturbed
+from testbed.spec.scale import Scale
 
 
 def committed(time_s: float, step: int, epoch: int, members: list[int]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from pyarrow import parquet, types
 
 import testbed
 from testbed.errors import BadInput
-from testbed.results.errors import BadResult
-from testbed.results.frames import OPERATIONS, READINGS, STEPS
-from testbed.results.manifest import Manifest
-from testbed.results.reference import models, page
-from testbed.results.result import Result
+from testbed.measure.results.errors import BadResult
+from testbed.measure.results.frames import OPERATIONS, READINGS, STEPS
+from testbed.measure.results.manifest import Manifest
+from testbed.measure.results.reference_docs import models, page
+from testbed.measure.results.result import Result
 from tests.unit.report_run import GRADIENT_BYTES, SyntheticRun
 
 
@@ -161,7 +161,7 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 def test_the_page_on_results_is_current() -> None:
     document = Path(__file__).parents[2] / "docs/results.md"
-    said = "run: python -m testbed.results.reference > docs/results.md"
+    said = "run: python -m testbed.measure.results.reference_docs > docs/results.md"
     assert document.read_text(encoding="utf-8") == page(), said
 
 

@@ -9,19 +9,26 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Scenario
-from testbed.fabric.readback import FabricCounters, WanCounters
-from testbed.links.wire import DirectionAccount, EngineAccount
-from testbed.model.calibration import Calibration
-from testbed.model.dry_run import dry_runs
-from testbed.model.predictions import predict_all
-from testbed.results.merging import GAP_S, merge_records, merge_variants, merge_verdicts
-from testbed.results.records import COUNTERS
-from testbed.results.result import Control, InvariantRecord, PredictedSplit, Split, Training, VerdictRecord
-from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
-from testbed.running.job_run import LinkSample
-from testbed.running.records import link_lines
-from testbed.scale import Scale
+from testbed.measure.execution.job_run import LinkSample
+from testbed.measure.execution.records import link_lines
+from testbed.measure.results.records import COUNTERS
+from testbed.measure.results.result import (
+    Control,
+    InvariantRecord,
+    PredictedSplit,
+    Split,
+    Training,
+    VerdictRecord,
+)
+from testbed.measure.results.shard_merge import GAP_S, merge_records, merge_variants, merge_verdicts
+from testbed.measure.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
+from testbed.net.fabric.readback import FabricCounters, WanCounters
+from testbed.net.links.wire import DirectionAccount, EngineAccount
+from testbed.prediction.calibration import Calibration
+from testbed.prediction.dry_run import dry_runs
+from testbed.prediction.variant_predictions import predict_all
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
 
 TOPOLOGY: dict[str, Any] = {
     "name": "pair",
@@ -47,7 +54,7 @@ def scenario(trials: int, *algorithms: str) -> Scenario:
 
 
 OWN = """
-from testbed.collectives import ALL_REDUCE, algorithm_of
+from testbed.comm.collectives import ALL_REDUCE, algorithm_of
 
 @ALL_REDUCE.algorithm()
 def mine(request):

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import between_groups
-from testbed.results.summary import (
-    distribution,
-    gather_steps,
-    limited_by,
-)
+from testbed.comm.collectives import between_groups
+from testbed.measure.results.summary import distribution, gather_steps, limited_by
 
 
 def rank_samples(

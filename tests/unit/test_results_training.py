@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.job.job import Job, job_of
-from testbed.model import Timeline
-from testbed.model.predicting import predict
-from testbed.report import write_report
-from testbed.results.result import Result, Training
-from testbed.results.summary import StepResult
-from testbed.results.training_summary import training_summary
-from testbed.scale import Scale
+from testbed.measure.results.result import Result, Training
+from testbed.measure.results.summary import StepResult
+from testbed.measure.results.training_summary import training_summary
+from testbed.prediction.step_prediction import predict
+from testbed.prediction.timeline import Timeline
+from testbed.show.report import write_report
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import Job, job_of
 from tests.unit.report_run import SyntheticRun
 
 ROOT = Path(__file__).parents[2]

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.model.work import StepWork, step_work
-from testbed.report.compare import comparisons, opening
-from testbed.report.rates import variant_words
-from testbed.results.rates import rates_of
-from testbed.results.replication import Replication
-from testbed.results.replication_summary import replication_summary
-from testbed.results.result import Variant
-from testbed.results.work import Work
-from testbed.results.work_summary import committed_work, workload_words
-from testbed.scale import Scale
+from testbed.measure.results.committed_work import Work
+from testbed.measure.results.rates import rates_of
+from testbed.measure.results.replication_result import Replication
+from testbed.measure.results.replication_summary import replication_summary
+from testbed.measure.results.result import Variant
+from testbed.measure.results.work_summary import committed_work, workload_words
+from testbed.prediction.step_flops import StepWork, step_work
+from testbed.show.report.compare import comparisons, opening
+from testbed.show.report.throughput import variant_words
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import measured_variant
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

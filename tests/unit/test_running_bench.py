@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives import AUTO
-from testbed.config import ConfigError
-from testbed.running import bench_request
-from testbed.running.bench_request import (
+from testbed.comm.collectives import AUTO
+from testbed.measure.execution import bench_request
+from testbed.measure.execution.bench_request import (
     algorithms_named,
     check_words,
     congestion_control_for,
@@ -18,7 +17,8 @@ from testbed.running.bench_request import (
     sizes_between,
     wants_guest,
 )
-from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
+from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
+from testbed.spec.errors import ConfigError
 
 
 def test_sizes_go_up_to_the_largest_that_fits() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from testbed.config import load_topology
-from testbed.config.events import DrawnEvent, EventSpec
-from testbed.fabric.faults import Condition
-from testbed.running.conditions import beyond_engine, changed_by, changes, condition, touched
-from testbed.running.events import EventPlayer, events_record
-from testbed.scale import Scale
+from testbed.measure.execution.event_timeline import beyond_engine, changed_by, changes, condition, touched
+from testbed.measure.execution.events import EventPlayer, events_record
+from testbed.net.fabric.faults import Condition
+from testbed.spec.events import DrawnEvent, EventSpec
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 TWO = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(Scale(4000, 2))

@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Scenario, load_scenario
-from testbed.model.dry_run import workloads_of
-from testbed.running.forecast import GuestLoad, forecast, guest_loads, halving, room_for, words_on
-from testbed.scale import Scale
+from testbed.measure.execution.resource_forecast import (
+    GuestLoad,
+    forecast,
+    guest_loads,
+    halving,
+    room_for,
+    words_on,
+)
+from testbed.prediction.dry_run import workloads_of
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 
 MIB, GIB = 1 << 20, 1 << 30
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.job.job import job_of
-from testbed.running.numbers import numbers_of
-from testbed.scale import Scale
+from testbed.measure.execution.similarity_numbers import numbers_of
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 
 
 def test_a_scale_that_keeps_softwares_share_says_so() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.wiring import RankEndpoint
-from testbed.ranks.process import Carried, in_processes
-from testbed.running.packing import MOST_BYTES, MOST_TOGETHER, ranks_asked, ranks_per_process
+from testbed.measure.execution.rank_packing import MOST_BYTES, MOST_TOGETHER, ranks_asked, ranks_per_process
+from testbed.measure.ranks.process import Carried, in_processes
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.endpoints import RankEndpoint
 
 REPOSITORY = Path(__file__).parents[2]
 

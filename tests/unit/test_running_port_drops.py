@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from testbed.config import TopologySpec
-from testbed.fabric.bridges import CARD, cables
-from testbed.fabric.readback import FabricCounters
-from testbed.links.counts import NodeCounts, PortCounts
-from testbed.links.wire import DirectionAccount, EngineAccount
-from testbed.running.job_run import LinkSample
-from testbed.running.port_drops import port_drops
+from testbed.measure.execution.job_run import LinkSample
+from testbed.measure.execution.port_drops import port_drops
+from testbed.net.fabric.bridges import CARD, cables
+from testbed.net.fabric.readback import FabricCounters
+from testbed.net.links.counters import NodeCounts, PortCounts
+from testbed.net.links.wire import DirectionAccount, EngineAccount
+from testbed.spec.topology import TopologySpec
 
 SPEC = TopologySpec.model_validate(
     {

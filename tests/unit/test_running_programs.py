@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 import testbed
-from testbed.config import ConfigError
-from testbed.diagnosis import read_evidence
-from testbed.fidelity.capacity import NetworkBackend
-from testbed.flight import Recorder
-from testbed.job.resolving import loopback_endpoints
-from testbed.ranks.programs import Programs
-from testbed.running import choosing, networks
-from testbed.running.choosing import choose_network_without_ranks
-from testbed.running.program_flight import ProgramFlight
-from testbed.running.program_run import program_given, run_programs
-from testbed.torch.job import ring_name
+from testbed.comm.flight_recorder import Recorder
+from testbed.contrib.torch.launch_env import ring_name
+from testbed.measure.diagnosis import read_evidence
+from testbed.measure.execution import networks, resolve_backend
+from testbed.measure.execution.program_flight import ProgramFlight
+from testbed.measure.execution.program_run import program_given, run_programs
+from testbed.measure.execution.resolve_backend import choose_network_without_ranks
+from testbed.measure.fidelity.capacity import NetworkBackend
+from testbed.measure.ranks.programs import Programs
+from testbed.spec.errors import ConfigError
+from testbed.workload.job.endpoint_resolution import loopback_endpoints
 
 BACKEND = NetworkBackend("userspace", "netdev")
 
 
 @pytest.fixture(autouse=True)
 def backend_of_any_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "choose_network_backend", lambda link_engine, datapath: BACKEND)
+    monkeypatch.setattr(resolve_backend, "choose_network_backend", lambda link_engine, datapath: BACKEND)
 
 
 def test_a_network_without_ranks_has_what_was_asked_for() -> None:

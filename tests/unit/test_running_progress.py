@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.running.progress import PartProgress, words_left, words_on
+from testbed.measure.execution.progress import PartProgress, words_left, words_on
 
 
 def test_parts_are_told_by_name_and_virtual_time_while_they_are_at_work() -> None:

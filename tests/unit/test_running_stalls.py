@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.diagnosis import read_evidence
-from testbed.flight import FLIGHT, STALLED
-from testbed.results.shards import Shard
-from testbed.running.stalls import LEAST_TIMES, Stall, StallTeller, StallWatch
+from testbed.comm.flight_recorder import FLIGHT, STALLED
+from testbed.measure.diagnosis import read_evidence
+from testbed.measure.execution.stalls import LEAST_TIMES, Stall, StallTeller, StallWatch
+from testbed.measure.results.shards import Shard
 from tests.unit.flight_world import faulty
 
 

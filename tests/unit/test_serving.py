@@ -10,17 +10,19 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from testbed.config import ConfigError, load_topology
-from testbed.config.scenario import Scenario, load_scenario
-from testbed.exchange import Given, export_graphml, import_topology
-from testbed.exchange.routed import lost
-from testbed.job.declared import total
-from testbed.job.job import Job, job_of
-from testbed.model.latency import at_share, request_times
-from testbed.model.predicting import predict
-from testbed.model.requests import ServedStep, served_step, serving_figures
-from testbed.results.serving import Serving
-from testbed.scale import Scale
+from testbed.measure.results.serving_result import Serving
+from testbed.prediction.latency import at_share, request_times
+from testbed.prediction.request_metrics import ServedStep, served_step, serving_figures
+from testbed.prediction.step_prediction import predict
+from testbed.show.exchange import Given, export_graphml, import_topology
+from testbed.show.exchange.linux_routers import lost
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.topology import load_topology
+from testbed.workload.dependency_tracker import Tracker
+from testbed.workload.job.job import Job, job_of
+from testbed.workload.job.traffic_matrix import total
 from testbed.workload.plan import QUEUE, Computing, JobPlan
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.queueing import (
@@ -30,7 +32,6 @@ from testbed.workload.serving.queueing import (
     recent_waits_s,
     waits_s,
 )
-from testbed.workload.tracking import Tracker
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 CARDS, SAMPLES, TABLES, DIM, POOLING, REQUESTS = 6, 4, 20, 8, 3, 30

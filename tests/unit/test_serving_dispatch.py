@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError
+from testbed.comm.transport import MemoryNetwork, Transport
+from testbed.contrib.conformance.threads import in_threads
 from testbed.errors import BadInput
-from testbed.exchange.jobs import exported_job
-from testbed.job.declared import total
-from testbed.job.job import Job, job_of
-from testbed.job.spec import JobSpec
-from testbed.model import Timeline
-from testbed.model.latency import request_times
-from testbed.model.predicting import predict
-from testbed.model.requests import served_step, serving_figures
-from testbed.ranks.executor import Done
-from testbed.ranks.faults import RankFaults
-from testbed.ranks.serving_executor import ServingExecutor
-from testbed.report.requests import serving_words
-from testbed.results.serving import Serving
-from testbed.running.records import RankRecords
-from testbed.running.served import as_carried
-from testbed.scale import Scale
-from testbed.testing.threads import in_threads
-from testbed.transport import MemoryNetwork, Transport
+from testbed.measure.execution.records import RankRecords
+from testbed.measure.execution.serving_log import as_carried
+from testbed.measure.ranks.executor import Done
+from testbed.measure.ranks.faults import RankFaults
+from testbed.measure.ranks.serving_executor import ServingExecutor
+from testbed.measure.results.serving_result import Serving
+from testbed.prediction.latency import request_times
+from testbed.prediction.request_metrics import served_step, serving_figures
+from testbed.prediction.step_prediction import predict
+from testbed.prediction.timeline import Timeline
+from testbed.show.exchange.job_export import exported_job
+from testbed.show.report.requests import serving_words
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
 from testbed.workload.dispatch import Dispatched, Dispatcher, Dispatching, NobodyServes, PieceKey
 from testbed.workload.dispatch.dispatcher import DispatchRules, Server
+from testbed.workload.job.job import Job, job_of
+from testbed.workload.job.launch_spec import JobSpec
+from testbed.workload.job.traffic_matrix import total
 from testbed.workload.plan import Message, Operation
 from testbed.workload.serving.queueing import md1_wait_s, waits_s
 from tests.unit.test_serving import RECOMMENDATION, SAMPLES, TABLES, job, sent

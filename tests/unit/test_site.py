@@ -18,12 +18,12 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from testbed.cli.lazy import LazyCommand
+from testbed.cli.lazy_commands import LazyCommand
 from testbed.cli.main import app
-from testbed.config.examples import header
-from testbed.config.shipped import shipped
 from testbed.errors import BadInput
-from testbed.report.gallery import network_svg, write_gallery
+from testbed.show.report.gallery import network_svg, write_gallery
+from testbed.spec.examples import header
+from testbed.spec.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.links.socket_table import SocketTable
-from testbed.ranks.host_monitor import HostMonitor
-from testbed.running.witnesses import socket_changes
-from testbed.transport.observing import Unobserved
-from testbed.transport.socket_options import Options, changes, read_options
+from testbed.comm.transport.socket_options import Options, changes, read_options
+from testbed.comm.transport.socket_view import Unobserved
+from testbed.measure.execution.witnesses import socket_changes
+from testbed.measure.ranks.host_monitor import HostMonitor
+from testbed.net.links.socket_table import SocketTable
 
 _SO_MAX_PACING_RATE = 47
 

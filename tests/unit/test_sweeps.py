@@ -11,19 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 import testbed
+from testbed.cli.experiments import sweep
+from testbed.cli.experiments.run import Listener
+from testbed.cli.experiments.sweep_confirmation import chosen
 from testbed.cli.main import app
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.experiments import sweeping
-from testbed.experiments.running import Listener
-from testbed.report.sweep import lacking, write_sweep
-from testbed.report.sweep_answer import answer, caption
-from testbed.results.errors import BadResult
-from testbed.results.work import Work
-from testbed.running.progress import Progress
-from testbed.sweeps.axes import Axis, axes_of, parse_axes, parse_axis, places
-from testbed.sweeps.confirming import chosen
-from testbed.sweeps.intervals import median_interval
-from testbed.sweeps.result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
+from testbed.measure.execution.progress import Progress
+from testbed.measure.results.committed_work import Work
+from testbed.measure.results.errors import BadResult
+from testbed.measure.results.median_interval import median_interval
+from testbed.measure.results.sweep_result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
+from testbed.show.report.sweep import lacking, write_sweep
+from testbed.show.report.sweep_answer import answer, caption
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.sweep_axes import Axis, axes_of, parse_axes, parse_axis, places
 from tests.unit.report_run import measured_variant
 
 BARE: dict[str, Any] = {
@@ -53,11 +54,11 @@ def listener() -> Listener:
 
 
 def swept(folder: Path, *axes: str, told: list[str] | None = None, **more: Any) -> Sweep:
-    request = sweeping.SweepRequest(SCENARIO, (), parse_axes(axes), folder, **more)
+    request = sweep.SweepRequest(SCENARIO, (), parse_axes(axes), folder, **more)
     say = (
         (lambda done, total, words: told.append(f"{done}/{total}")) if told is not None else (lambda *_: None)
     )
-    return sweeping.sweep(sweeping.plan(request), say, listener())
+    return sweep.sweep(sweep.plan(request), say, listener())
 
 
 def test_a_range_has_values_that_one_would_write_and_both_its_ends() -> None:
@@ -260,9 +261,9 @@ def test_a_sweep_goes_on_asks_nothing_twice_and_refuses_what_is_another(tmp_path
     assert told == ["0/2", "1/2", "2/2"]
     assert len(wider.points) == 3
     other = {**SCENARIO, "seed": 7}
-    request = sweeping.SweepRequest(other, (), parse_axes(["policy=ecmp,te"]), folder)
+    request = sweep.SweepRequest(other, (), parse_axes(["policy=ecmp,te"]), folder)
     with pytest.raises(ConfigError, match="holds something else"):
-        sweeping.sweep(sweeping.plan(request), lambda *_: None, listener())
+        sweep.sweep(sweep.plan(request), lambda *_: None, listener())
 
 
 def test_points_that_do_not_fit_stay_and_say_why(tmp_path: Path) -> None:
@@ -282,8 +283,8 @@ def test_a_path_that_variants_set_is_no_axis(tmp_path: Path) -> None:
 
 
 def test_a_scalar_goes_into_a_list_where_the_scenario_has_one(tmp_path: Path) -> None:
-    request = sweeping.SweepRequest(BARE, (), parse_axes(["algorithms=ring,hierarchical"]), tmp_path / "out")
-    scenarios = list(sweeping.plan(request).scenarios.values())
+    request = sweep.SweepRequest(BARE, (), parse_axes(["algorithms=ring,hierarchical"]), tmp_path / "out")
+    scenarios = list(sweep.plan(request).scenarios.values())
     assert [one.algorithms for one in scenarios if isinstance(one, Scenario)] == [
         ("ring",),
         ("hierarchical",),
@@ -305,8 +306,8 @@ def test_chosen_points_are_measured_each_once_and_stay(
         ]
         return type("R", (), {"variants": variants})
 
-    monkeypatch.setattr(sweeping, "measured", measured)
-    monkeypatch.setattr(sweeping, "check_here", lambda *_: None)
+    monkeypatch.setattr(sweep, "measured", measured)
+    monkeypatch.setattr(sweep, "check_here", lambda *_: None)
     folder, axis = tmp_path / "out", "topology.wan.0.delay=1ms..5ms:5"
     found = swept(folder, axis, clock="virtual", confirm=2)
     assert runs == ["delay-1-ms", "delay-5-ms"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.collectives import (
+from testbed.comm.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL_V,
@@ -19,9 +19,9 @@ from testbed.collectives import (
     Transfer,
     even,
 )
-from testbed.collectives.checking import WrongPlan
+from testbed.comm.collectives.plan_check import WrongPlan
+from testbed.contrib.conformance import Nonconforming, check_algorithm
 from testbed.plugins import PluginError
-from testbed.testing import Nonconforming, check_algorithm
 from tests.unit.collective_runs import ALGORITHMS
 
 WHOLE = ((0, 1),)

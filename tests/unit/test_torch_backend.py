@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from testbed.diagnosis import diagnose, read_evidence
-from testbed.diagnosis.verdicts import CRASHED, RANK_NOT_JOINED
+from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.verdicts import CRASHED, RANK_NOT_JOINED
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives import TuningTable
-from testbed.collectives.tuning import Entry
-from testbed.config import ConfigError
-from testbed.job.resolving import loopback_endpoints
-from testbed.running.torch_programs import TorchOptions, algorithms_of, torch_environment
-from testbed.scale import Scale
-from testbed.torch.job import DEFAULT_VARIABLE, VARIABLE, BackendError, ProgramJob
+from testbed.comm.collectives import TuningTable
+from testbed.comm.collectives.tuning import Entry
+from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, BackendError, ProgramJob
+from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of, torch_environment
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.workload.job.endpoint_resolution import loopback_endpoints
 
 
 def test_algorithms_are_named_by_collective() -> None:
@@ -49,14 +49,14 @@ def test_programs_find_the_job_and_the_backend_and_nothing_stays(monkeypatch: py
         assert (entry.group, entry.name, entry.value) == (
             "torch.backends",
             "testbed",
-            "testbed.torch:autoload",
+            "testbed.contrib.torch:autoload",
         )
         job = ProgramJob.read(Path(environment[VARIABLE]))
         assert [endpoint.port for endpoint in job.wiring.ranks] == [endpoint.port for endpoint in endpoints]
         assert (job.algorithm("broadcast"), job.algorithm("all_reduce")) == ("tree", "auto")
         assert job.tuning == TuningTable(tuning.entries, 8.0)
         assert job.accelerators["h100"]["peak"]["bf16"] == 989e12
-        code = "import sys, testbed.torch.job; print(testbed.__file__, *sys.modules)"
+        code = "import sys, testbed.contrib.torch.launch_env; print(testbed.__file__, *sys.modules)"
         done = subprocess.run(
             [sys.executable, "-S", "-c", code],
             env={"PYTHONPATH": os.pathsep.join([site, *_with("numpy")])},
@@ -83,6 +83,6 @@ def test_a_program_that_nobody_has_started_says_what_to_do(monkeypatch: pytest.M
 
 
 def test_without_pytorch_or_its_needs_a_warning_says_so() -> None:
-    code = "import testbed.torch; testbed.torch.autoload()"
+    code = "import testbed.contrib.torch; testbed.contrib.torch.autoload()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch backend testbed: No module named 'torch'" in done.stderr

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from testbed.collectives import CollectiveTimeout, Communicator, Work
-from testbed.torch.worker import Worker
-from testbed.transport import PeerLost, TransportError
+from testbed.comm.collectives import CollectiveTimeout, Communicator, Work
+from testbed.comm.transport import PeerLost, TransportError
+from testbed.contrib.torch.worker import Worker
 from tests.unit.ranks import Places
 
 

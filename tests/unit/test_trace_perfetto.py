@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from testbed.report.data import load_run
-from testbed.report.trace import write_trace
+from testbed.show.report.data import load_run
+from testbed.show.report.trace import write_trace
 from tests.perfetto import rows, trace_processor
 from tests.unit.report_run import BUCKETS, SyntheticRun
 

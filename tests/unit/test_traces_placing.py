@@ -10,18 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.config import ConfigError, Host, load_scenario
-from testbed.exchange import export_chakra, exported_job
-from testbed.job.job import job_of
-from testbed.model.dry_run import dry_runs
-from testbed.scale import UNSCALED
-from testbed.traces import Collective, Compute, JobTrace, PointToPoint
-from testbed.traces.matching import check_matching
-from testbed.traces.placing import families_of, order_of, placements_of, reordered
+from testbed.prediction.dry_run import dry_runs
+from testbed.show.exchange import export_chakra, exported_job
+from testbed.spec.buildings import Host
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import UNSCALED
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
 from testbed.workload.plan import Computing
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.plans import WorkloadRequest
-from testbed.workload.traced import plan_trace
+from testbed.workload.trace_to_plan import plan_trace
+from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
+from testbed.workload.traces.consistency import check_matching
+from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reordered
 from tests.unit.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)

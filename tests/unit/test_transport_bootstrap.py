@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from testbed.transport import TransportTimeout
-from testbed.transport.bootstrap import METHODS, bootstrap
-from testbed.transport.wire import ConnectionKey, make_hello
+from testbed.comm.transport import TransportTimeout
+from testbed.comm.transport.bootstrap import METHODS, bootstrap
+from testbed.comm.transport.wire import ConnectionKey, make_hello
 
 
 def together(

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from testbed.testing import check_transport, transport_checks
-from testbed.testing.threads import in_threads
-from testbed.transport import TRANSPORTS, CostedTransport, MemoryNetwork, PeerCounters, PeerLost, Transport
+from testbed.comm.transport import (
+    TRANSPORTS,
+    CostedTransport,
+    MemoryNetwork,
+    PeerCounters,
+    PeerLost,
+    Transport,
+)
+from testbed.contrib.conformance import check_transport, transport_checks
+from testbed.contrib.conformance.threads import in_threads
 from tests.unit.ranks import (
     in_memory,
     in_place,

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from testbed.collectives import Communicator
-from testbed.transport import (
+from testbed.comm.collectives import Communicator
+from testbed.comm.transport import (
     CostedTransport,
     MemoryNetwork,
     OperationCosts,
@@ -19,7 +19,7 @@ from testbed.transport import (
     operation_costs,
     wait_all,
 )
-from testbed.transport.base import CONTROL_TAG
+from testbed.comm.transport.base import CONTROL_TAG
 from tests.unit.ranks import in_memory, with_cost
 
 PER_MESSAGE_S, PER_BYTE_S = 0.02, 1e-6

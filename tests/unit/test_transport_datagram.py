@@ -13,23 +13,26 @@ from typing import Any
 import pytest
 
 import testbed
-from testbed.config import ConfigError, TransportSpec, datagrams, load_topology
-from testbed.controller import View
-from testbed.controller.policies.spreading import QpAware
-from testbed.job.declared import flows_of
-from testbed.job.resolving import endpoints_on, wiring_of
-from testbed.job.wiring import Wiring
-from testbed.paths.alpha_beta import bdp_bytes, frame_per_payload
-from testbed.paths.hops import Paths
-from testbed.scale import Scale
-from testbed.testing.threads import finish, in_threads, raises
-from testbed.transport import BEST_EFFORT, PeerLost, Transport
-from testbed.transport.datagram.controls import CONTROLS
-from testbed.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
-from testbed.transport.datagram.recoveries import RECOVERIES
-from testbed.transport.datagram.settings import DatagramSettings
-from testbed.transport.datagram.transport import DatagramTransport
-from testbed.transport.datagram.udp import HEADER_STRIDE, Figures, Outbox, Trains
+from testbed.comm.transport import BEST_EFFORT, PeerLost, Transport
+from testbed.comm.transport.datagram.controls import CONTROLS
+from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
+from testbed.comm.transport.datagram.recoveries import RECOVERIES
+from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.transport import DatagramTransport
+from testbed.comm.transport.datagram.udp import HEADER_STRIDE, Figures, Outbox, Trains
+from testbed.contrib.conformance.threads import finish, in_threads, raises
+from testbed.net.controller import View
+from testbed.net.controller.policies.multipath import QpAware
+from testbed.net.paths.alpha_beta import bdp_bytes, frame_per_payload
+from testbed.net.paths.hops import Paths
+from testbed.spec import datagram as datagrams
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import endpoints_on, wiring_of
+from testbed.workload.job.endpoints import Wiring
+from testbed.workload.job.traffic_matrix import flows_of
 from tests.unit.ranks import Places
 
 PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size

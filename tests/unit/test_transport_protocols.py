@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from testbed.collectives import Communicator, count_wrong
-from testbed.plugins import PluginError
-from testbed.transport import (
+from testbed.comm.collectives import Communicator, count_wrong
+from testbed.comm.transport import (
     MemoryNetwork,
     RendezvousTransport,
     StagedTransport,
@@ -16,6 +15,7 @@ from testbed.transport import (
     wait_all,
     with_protocol,
 )
+from testbed.plugins import PluginError
 from tests.unit.collective_runs import ALGORITHMS, filled
 from tests.unit.ranks import in_memory, over_channels, over_tcp
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.testing import transport_checks
-from testbed.testing.threads import finish, in_threads, linger, raises
-from testbed.transport import MeshSettings, Request, StripeSettings, TransportError
-from testbed.transport.base import PeerCounters
-from testbed.transport.onesided import Exposed
-from testbed.transport.rdma import frames
-from testbed.transport.rdma.frames import ASK, MESSAGE, Frame
-from testbed.transport.rdma.immediates import Immediate, pack, unpack
-from testbed.transport.rdma.pair import Pair
-from testbed.transport.rdma.ports import flow_label, udp_port
-from testbed.transport.rdma.regions import Regions
-from testbed.transport.rdma.transport import RdmaTransport
-from testbed.transport.rdma.verbs import CardCounts
+from testbed.comm.transport import MeshSettings, Request, StripeSettings, TransportError
+from testbed.comm.transport.base import PeerCounters
+from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.rdma import frames
+from testbed.comm.transport.rdma.frames import ASK, MESSAGE, Frame
+from testbed.comm.transport.rdma.immediates import Immediate, pack, unpack
+from testbed.comm.transport.rdma.pair import Pair
+from testbed.comm.transport.rdma.ports import flow_label, udp_port
+from testbed.comm.transport.rdma.regions import Regions
+from testbed.comm.transport.rdma.transport import RdmaTransport
+from testbed.comm.transport.rdma.verbs import CardCounts
+from testbed.contrib.conformance import transport_checks
+from testbed.contrib.conformance.threads import finish, in_threads, linger, raises
 from tests.unit.ranks import TOKEN, Places, Program
 from tests.unit.rdma_card import MemoryCard, MemoryFabric
 

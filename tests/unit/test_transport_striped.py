@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from testbed.transport import (
+from testbed.comm.transport import (
     MeshSettings,
     PeerCounters,
     PeerLost,
@@ -27,11 +27,11 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.channels import FRAME, Channel
-from testbed.transport.onesided import Exposed
-from testbed.transport.pairs import Pair
-from testbed.transport.shared_window import SharedWindow
-from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
+from testbed.comm.transport.channels import FRAME, Channel
+from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.pairs import Pair
+from testbed.comm.transport.shared_window import SharedWindow
+from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
 
 SEGMENT, ACK, NOTIFY, GOODBYE, LAST, FAST = 1, 2, 3, 4, 1, 2

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from testbed.transport import (
+from testbed.comm.transport import (
     PeerLost,
     TcpTransport,
     Transport,
@@ -22,9 +22,9 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.loop import StallDetector
-from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
-from testbed.transport.wire_counts import WireCounts
+from testbed.comm.transport.loop import StallDetector
+from testbed.comm.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
+from testbed.comm.transport.wire_counts import WireCounts
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
 

@@ -15,18 +15,19 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/plugins/algorithms.md"
 
 CHECK = """
-import testbed, testbed.testing
+import testbed
+from testbed.contrib import conformance
 from leaders import leaders
-from testbed.collectives import ALL_REDUCE, RowsAlgorithm
+from testbed.comm.collectives import ALL_REDUCE, RowsAlgorithm
 
-testbed.testing.check_algorithm(leaders, sizes=(1, 2, 5))
-testbed.testing.check_algorithm(RowsAlgorithm(lambda count, most: count), sizes=(2, 3))
+conformance.check_algorithm(leaders, sizes=(1, 2, 5))
+conformance.check_algorithm(RowsAlgorithm(lambda count, most: count), sizes=(2, 3))
 try:
-    testbed.testing.check_algorithm("ring", "all_gather", sizes=(3,), numels=(4,), typed=[("float32", "sum")])
-    testbed.testing.check_algorithm(RowsAlgorithm(lambda count, most: 0), sizes=(2,))
-except testbed.testing.Nonconforming as error:
+    conformance.check_algorithm("ring", "all_gather", sizes=(3,), numels=(4,), typed=[("float32", "sum")])
+    conformance.check_algorithm(RowsAlgorithm(lambda count, most: 0), sizes=(2,))
+except conformance.Nonconforming as error:
     print(error)
-print(testbed.__file__, testbed.testing.__file__)
+print(testbed.__file__, conformance.__file__)
 """
 
 

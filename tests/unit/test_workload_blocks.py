@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives import Communicator
-from testbed.config import ConfigError
-from testbed.job.workload import Workload
-from testbed.model import simulate
-from testbed.paths import Network
-from testbed.paths import Path as Way
-from testbed.ranks.executor import Done, Executor
-from testbed.workload.blocks import RING, TREE, BlockWise, Exchange, gathering, reducing
+from testbed.comm.collectives import Communicator
+from testbed.measure.ranks.executor import Done, Executor
+from testbed.net.paths import Network
+from testbed.net.paths import Path as Way
+from testbed.prediction.simulation import simulate
+from testbed.spec.errors import ConfigError
+from testbed.workload.job.plan_source import Workload
 from testbed.workload.layers import LayerPlanner
 from testbed.workload.options import Group, Options
 from testbed.workload.parallelism import TENSOR, ParallelismError
 from testbed.workload.plan import GATHERED, REDUCED, Block, Computing, JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.schedules import Action, Kind
+from testbed.workload.sequence_blocks import RING, TREE, BlockWise, Exchange, gathering, reducing
 from testbed.workload.stages import Part
 from tests.unit.ranks import in_memory, in_place, over_channels, over_tcp, with_cost
 from tests.unit.test_workload_planning import workload

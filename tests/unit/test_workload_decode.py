@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, load_scenario
-from testbed.job.job import job_of
-from testbed.job.workload import Workload
-from testbed.job.workloads.decode import routed, shares_of
-from testbed.model import simulate
-from testbed.paths import network_of
-from testbed.scale import Scale
-from testbed.transport import Software
+from testbed.comm.transport import Software
+from testbed.net.paths import network_of
+from testbed.prediction.simulation import simulate
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.job.job import job_of
+from testbed.workload.job.kinds.decode import routed, shares_of
+from testbed.workload.job.plan_source import Workload
 from testbed.workload.plan import GroupCollective, Pause
 from testbed.workload.plan_traffic import plan_traffic
 

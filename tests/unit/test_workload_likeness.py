@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.job.job import job_of
-from testbed.scale import Scale
-from testbed.workload import planning
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload import pipeline_plan
+from testbed.workload.job.job import job_of
 from testbed.workload.plan import JobPlan
 
 SCENARIO = {
@@ -70,9 +70,9 @@ def planned(shape: tuple[int, ...], more: Mapping[str, object]) -> JobPlan:
 def test_ranks_that_do_alike_have_the_plans_of_their_own(
     shape: tuple[int, ...], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "REMEMBERED", 0)
+    monkeypatch.setattr(pipeline_plan, "REMEMBERED", 0)
     made = planned(shape, more)
-    monkeypatch.setattr(planning, "likeness", lambda *_: None)
+    monkeypatch.setattr(pipeline_plan, "likeness", lambda *_: None)
     assert made == planned(shape, more)
 
 
@@ -84,9 +84,9 @@ def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(
     others = [{f"{PARALLELISM}.collectives.{name}": "bidirectional_ring"} for name in DEGREES[2:4]]
     asked: list[Mapping[str, object]] = [{}, *MORE.values(), *placements, *others]
     known = [planned(shape, changes) for changes in asked]
-    monkeypatch.setattr(planning, "_known", OrderedDict())
-    monkeypatch.setattr(planning, "_patterns", planning._Patterns())
-    monkeypatch.setattr(planning, "REMEMBERED", 0)
+    monkeypatch.setattr(pipeline_plan, "_known", OrderedDict())
+    monkeypatch.setattr(pipeline_plan, "_patterns", pipeline_plan._Patterns())
+    monkeypatch.setattr(pipeline_plan, "REMEMBERED", 0)
     assert known == [planned(shape, changes) for changes in asked]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.catalogue import accelerators, models
-from testbed.config import ModelSpec, WorkloadSpec
-from testbed.config.architecture import MODELS
-from testbed.config.forms import COMPUTE_DTYPES
-from testbed.workload import parameters
+from testbed.spec.catalogue import accelerators, models
+from testbed.spec.transformer import MODELS, ModelSpec
+from testbed.spec.value_types import COMPUTE_DTYPES
+from testbed.spec.workload import WorkloadSpec
+from testbed.workload.models import parameters
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.config import Scenario, load_scenario
-from testbed.model.dry_run import dry_runs
-from testbed.running.guest_shard import _with_schedule
-from testbed.scale import Scale
+from testbed.measure.execution.guest_shard import _with_schedule
+from testbed.prediction.dry_run import dry_runs
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.schedules import (
     Action,
     Costs,
@@ -24,15 +24,15 @@ from testbed.workload.schedules import (
     ScheduleRequest,
     Searched,
     check_orders,
-    keeping,
     make_schedule,
     read_csv,
+    schedule_cache,
 )
+from testbed.workload.schedules.action_times import carried_out, most_alive
 from testbed.workload.schedules.base import SCHEDULES
-from testbed.workload.schedules.bounding import shortest_s
-from testbed.workload.schedules.optimum import optimum, room_of
-from testbed.workload.schedules.solving import Shop
-from testbed.workload.schedules.timing import carried_out, most_alive
+from testbed.workload.schedules.cp_sat import Shop
+from testbed.workload.schedules.lower_bound import shortest_s
+from testbed.workload.schedules.optimal_search import optimum, room_of
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -40,8 +40,8 @@ KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nobody's cache, and nothing known from other tests."""
-    monkeypatch.setattr(keeping, "folder", lambda: tmp_path / "schedules")
-    monkeypatch.setattr(keeping, "_known", {})
+    monkeypatch.setattr(schedule_cache, "folder", lambda: tmp_path / "schedules")
+    monkeypatch.setattr(schedule_cache, "_known", {})
     return tmp_path / "schedules"
 
 
@@ -156,8 +156,8 @@ def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch
     costs = Costs(1.0, 0.9, 0.8, (1.0, 1.0), (0.2, 0.2))
     first = make_schedule("optimal", 3, 4, costs)
     assert len(list(own_cache.glob("*.json"))) == 1
-    monkeypatch.setattr(keeping, "_known", {})
-    monkeypatch.setattr("testbed.workload.schedules.optimum.optimum", None)
+    monkeypatch.setattr(schedule_cache, "_known", {})
+    monkeypatch.setattr("testbed.workload.schedules.optimal_search.optimum", None)
     again = make_schedule("optimal", 3, 4, costs)
     assert (again, again.searched) == (first, first.searched)
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_a_cache_that_cannot_be_read_is_done_without(
     first = make_schedule("optimal", 2, 2, costs)
     (file,) = own_cache.glob("*.json")
     file.write_text('{"orders": "0F0')
-    monkeypatch.setattr(keeping, "_known", {})
+    monkeypatch.setattr(schedule_cache, "_known", {})
     assert make_schedule("optimal", 2, 2, costs) == first
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.workload import workload_of
-from testbed.model.dry_run import DryRun, dry_runs
-from testbed.scale import Scale
-from testbed.workload.outer import Outer, Turn, in_a_row
+from testbed.prediction.dry_run import DryRun, dry_runs
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.dependency_tracker import waits
+from testbed.workload.job.plan_source import workload_of
+from testbed.workload.local_sgd import Outer, Turn, in_a_row
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation
-from testbed.workload.tracking import waits
 from tests.unit.test_workload_planning import (
     MICROBATCHES,
     SCALE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.workload.columns import likeness, pattern_columns
 from testbed.workload.operations import GroupCollective, Operation
-from testbed.workload.patterns import Alike, Pattern, Using
 from testbed.workload.plan import JobPlan
+from testbed.workload.plan_columns import likeness, pattern_columns
+from testbed.workload.plan_patterns import Alike, Pattern, Using
 
 
 def gradients(*algorithms: str, numel: int = 1000) -> Pattern:

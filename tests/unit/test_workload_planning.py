@@ -16,13 +16,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives import between_groups
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.config.architecture import ModelSpec
-from testbed.job.workload import Workload, workload_of
-from testbed.model import critical_path, split_step
-from testbed.model.dry_run import check_memory, dry_run
-from testbed.scale import Scale
+from testbed.comm.collectives import between_groups
+from testbed.prediction.critical_path import critical_path
+from testbed.prediction.dry_run import check_memory, dry_run
+from testbed.prediction.time_breakdown import split_step
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.transformer import ModelSpec
+from testbed.workload.job.plan_source import Workload, workload_of
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -35,7 +37,7 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
-from testbed.workload.placing import least_crossing, shortest_way
+from testbed.workload.placement import least_crossing, shortest_way
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, jittered_s
 from testbed.workload.stages import split_layers
 

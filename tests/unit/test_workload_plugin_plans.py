@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.config.workload import DESCRIBED_BY
 from testbed.errors import TestbedError
-from testbed.job.job import job_of
-from testbed.job.workloads import WORKLOADS
-from testbed.model.dry_run import dry_runs, workloads_of
-from testbed.scale import Scale
+from testbed.prediction.dry_run import dry_runs, workloads_of
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.workload import DESCRIBED_BY
+from testbed.workload.job.job import job_of
+from testbed.workload.job.kinds import WORKLOADS
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import PlanBuilder, WorkloadRequest, check_plan
 from testbed.workload.plans.builder import Options

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Scenario, load_scenario
 from testbed.errors import TestbedError
-from testbed.model.dry_run import workloads_of
-from testbed.scale import Scale
+from testbed.prediction.dry_run import workloads_of
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.schedules import SCHEDULES, Costs, ScheduleEntry, make_schedule
 from tests.unit.test_workload_planning import write_topology
 

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.config import parallelism
-from testbed.model import Stuck, Timeline, peak_alive, simulate
-from testbed.paths import Network, Path
+from testbed.net.paths import Network, Path
+from testbed.prediction.activation_memory import peak_alive
+from testbed.prediction.simulation import simulate
+from testbed.prediction.timeline import Stuck, Timeline
+from testbed.spec import parallelism
 from testbed.workload.options import Options
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
+from testbed.workload.pipeline_plan import plan_job
 from testbed.workload.plan import JobPlan
-from testbed.workload.planning import plan_job
 from testbed.workload.schedules import (
     SCHEDULES,
     Costs,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from testbed.model.dry_run import dry_runs
-from testbed.model.work import step_work
-from testbed.scale import Scale
+from testbed.prediction.dry_run import dry_runs
+from testbed.prediction.step_flops import step_work
+from testbed.spec.scale import Scale
 from testbed.workload.models import score_products
 from testbed.workload.plan import Computing, GroupCollective
 from testbed.workload.stages import Scores, layer_counts, layers_of

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.model.dry_run import dry_runs, workloads_of
-from testbed.scale import Scale
-from testbed.traces import Collective, Compute, JobTrace, Node, PointToPoint
+from testbed.prediction.dry_run import dry_runs, workloads_of
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Pause
 from testbed.workload.plans import WorkloadRequest, check_plan
-from testbed.workload.traced import plan_trace
+from testbed.workload.trace_to_plan import plan_trace
+from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
 from tests.unit.test_workload_planning import write_topology
 
 SCALE = Scale(size_scale=10.0, time_dilation=4.0)

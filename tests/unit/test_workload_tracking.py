@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from testbed.config import load_scenario
-from testbed.job.job import job_of
-from testbed.model.memory import peak_alive
-from testbed.model.predicting import prepared
-from testbed.scale import Scale
+from testbed.prediction.activation_memory import peak_alive
+from testbed.prediction.step_prediction import prepared
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import load_scenario
+from testbed.workload.dependency_tracker import Order, order_of, orders_of
+from testbed.workload.job.job import job_of
 from testbed.workload.plan import QUEUE, Computing, Message
-from testbed.workload.tracking import Order, order_of, orders_of
 from tests.unit.test_workload_likeness import MORE, SCENARIO, SHAPES, planned
 
 

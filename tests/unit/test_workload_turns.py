@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.workload.columns import _of_pattern, pattern_columns
 from testbed.workload.operations import COMPUTE, Computing, Message, Pause
 from testbed.workload.options import SendToken
 from testbed.workload.parallelism import PIPELINE
-from testbed.workload.patterns import Move, Pattern, sent_alike
-from testbed.workload.turns import TOKEN, TakingTurns, turns_of
+from testbed.workload.plan_columns import _of_pattern, pattern_columns
+from testbed.workload.plan_patterns import Move, Pattern, sent_alike
+from testbed.workload.send_tokens import TOKEN, TakingTurns, turns_of
 
 from .test_workload_likeness import MORE, SHAPES, planned
 

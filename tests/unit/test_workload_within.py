@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 import testbed
-from testbed.config import ConfigError, ModelSpec, Scenario, load_scenario
-from testbed.job.job import job_of
-from testbed.model.dry_run import dry_run
-from testbed.scale import Scale
+from testbed.prediction.dry_run import dry_run
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.transformer import ModelSpec
+from testbed.workload.intra_node import Around, Members, Tiers, within_rank
+from testbed.workload.job.job import job_of
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import CONTEXT, DIMENSIONS, EXPERT, REPLICATE, SHARD, TENSOR, make_mesh
 from testbed.workload.plan import Inside, JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.stages import layers_of
-from testbed.workload.within import Around, Members, Tiers, within_rank
 
 UP, OUT = 450e9, 50e9
 MODEL = {"dim": 1024, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 4096, "vocab_size": 512}

@@ -7,10 +7,10 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from testbed.config.topology import building_network
-from testbed.fabric.network import Fabric
-from testbed.links.command import run_script
-from testbed.links.shaping import Shape, shape_commands
+from testbed.net.fabric.network import Fabric
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.spec.topology import building_network
 
 OPENFLOW = "ovs-ofctl -O OpenFlow13"
 MAIN = "route change 10.0.0.0/8 dev eth0 proto kernel scope link src"

@@ -17,7 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from testbed.virtual import NoKernelError, clock_here, find_image
+from testbed.clock import clock_here
+from testbed.net.virtual.errors import NoKernelError
+from testbed.net.virtual.image import find_image
 from tests.figures import hold_figures
 
 REPOSITORY = Path(__file__).parents[2]

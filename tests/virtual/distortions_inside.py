@@ -21,20 +21,20 @@ from typing import Any
 
 import psutil
 
-from testbed.config import Scenario, load_scenario
 from testbed.errors import TestbedError
-from testbed.fabric.network import Fabric
-from testbed.fidelity.capacity import NetworkBackend
-from testbed.links import LinkError
-from testbed.links.command import run_script
-from testbed.results.shards import Shard, ShardRecord
-from testbed.running.backend import ThisMachine
-from testbed.running.events import EventPlayer
-from testbed.running.job_run import JobRun
-from testbed.running.progress import Progress
-from testbed.running.run import execute
-from testbed.running.shard_run import ShardRun
-from testbed.scale import Scale
+from testbed.measure.execution.backend import ThisMachine
+from testbed.measure.execution.events import EventPlayer
+from testbed.measure.execution.job_run import JobRun
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.run import execute
+from testbed.measure.execution.shard_run import ShardRun
+from testbed.measure.fidelity.capacity import NetworkBackend
+from testbed.measure.results.shards import Shard, ShardRecord
+from testbed.net.fabric.network import Fabric
+from testbed.net.links import LinkError
+from testbed.net.links.namespace_commands import run_script
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario, load_scenario
 from tests.virtual.rank_lies import LIES, SOCKET_OPTIONS
 
 SCENARIO = """
@@ -69,7 +69,7 @@ SHAPES: dict[str, list[str]] = {
 }
 SITE = """
 import os, sys
-if "testbed.ranks.launcher" in sys.orig_argv:
+if "testbed.measure.ranks.launcher" in sys.orig_argv:
     from tests.virtual.rank_lies import install
     install(os.environ["RANK_LIE"])
 """

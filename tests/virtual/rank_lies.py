@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from testbed.collectives import fill
-from testbed.ranks import executor, rank
-from testbed.ranks.arrays import CollectiveArrays
-from testbed.ranks.executor import Executor
-from testbed.ranks.host_monitor import HostMonitor
-from testbed.ranks.rank import Rank
+from testbed.comm.collectives import fill
+from testbed.measure.ranks import executor, rank
+from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
+from testbed.measure.ranks.executor import Executor
+from testbed.measure.ranks.host_monitor import HostMonitor
+from testbed.measure.ranks.rank import Rank
 
 Lying = Callable[[], bool]  # whether the step that goes on in this thread is one to lie in
 _here = threading.local()

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from testbed.config import TransportSpec
-from testbed.job.resolving import options_of
-from testbed.links.netns import set_network_namespace
-from testbed.links.soft_roce import add_soft_roce
-from testbed.scale import UNSCALED
-from testbed.testing import check_transport
-from testbed.transport import MeshSettings, Request, Transport, TransportKind, wait_all
-from testbed.transport.kinds import transport_kind
+from testbed.comm.transport import MeshSettings, Request, Transport, TransportKind, wait_all
+from testbed.comm.transport.kinds import transport_kind
+from testbed.contrib.conformance import check_transport
+from testbed.net.links.netns import set_network_namespace
+from testbed.net.links.soft_roce import add_soft_roce
+from testbed.spec.scale import UNSCALED
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import options_of
 
 MTU = 9000
 

@@ -8,11 +8,12 @@ import socket
 import time
 from typing import Any
 
-from testbed.config import Host, Topology, TopologySpec
-from testbed.fabric.network import Fabric
-from testbed.links import network_namespace
-from testbed.links.packets import receive_stamped
-from testbed.links.timing import udp_pair
+from testbed.net.fabric.network import Fabric
+from testbed.net.links import network_namespace
+from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.packets import receive_stamped
+from testbed.spec.buildings import Host
+from testbed.spec.topology import Topology, TopologySpec
 
 HEADER_BYTES = 14 + 20 + 8
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.results.result import Result
+from testbed.measure.results.result import Result
 from tests.virtual.conftest import Person
 
 pytest.importorskip("distributed")

@@ -30,7 +30,7 @@ wan:
 
 PROGRAM = """
 import json, os, time, torch, torch.distributed as dist
-from testbed.torch import Roofline, computing
+from testbed.contrib.torch import Roofline, computing
 dist.init_process_group()  # --torch-default says which
 rank = dist.get_rank()
 def timed(what):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.transport.wire import HEADER_BYTES, PACKET_HEADERS_BYTES
+from testbed.comm.transport.wire import HEADER_BYTES, PACKET_HEADERS_BYTES
 from tests.virtual.conftest import REPOSITORY, finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]

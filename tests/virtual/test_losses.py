@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import Scenario
-from testbed.experiments.calibrating import measured_probes
-from testbed.model.calibrating import fit, probes
-from testbed.results.result import Result
+from testbed.cli.experiments.calibrate import measured_probes
+from testbed.measure.results.result import Result
+from testbed.prediction.calibration_run import fit, probes
+from testbed.spec.scenario import Scenario
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]

@@ -14,9 +14,9 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
-from testbed.job.wiring import LISTEN_PORT
-from testbed.report.compare import comparisons
-from testbed.results.result import Result
+from testbed.measure.results.result import Result
+from testbed.show.report.compare import comparisons
+from testbed.workload.job.endpoints import LISTEN_PORT
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(400)]

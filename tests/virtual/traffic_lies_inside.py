@@ -11,10 +11,10 @@ import time
 
 import psutil
 
-from testbed.fabric.state import FabricState, load_all
-from testbed.links.command import run_script
-from testbed.links.counts import read_node
-from testbed.links.netns import network_namespace
+from testbed.net.fabric.ownership import FabricState, load_all
+from testbed.net.links.counters import read_node
+from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import network_namespace
 
 DATAGRAMS, DATAGRAM_BYTES = 400, 1400
 STILL_S = 0.08
@@ -37,7 +37,7 @@ def stop_a_rank(state: FabricState, host: str) -> None:
     (pid,) = (
         process.pid
         for process in psutil.process_iter()
-        if "testbed.ranks.launcher" in " ".join(process.cmdline())
+        if "testbed.measure.ranks.launcher" in " ".join(process.cmdline())
         and os.stat(f"/proc/{process.pid}/ns/net").st_ino == place
     )
     os.kill(pid, signal.SIGSTOP)

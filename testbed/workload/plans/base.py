@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.config import units
-from testbed.scale import UNSCALED, Scale
+from testbed.spec import units
+from testbed.spec.scale import UNSCALED, Scale
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from testbed.workload.plan import (
     Pause,
     RankPlan,
 )
-from testbed.workload.plans.checking import PlanProblem
+from testbed.workload.plans.validation import PlanProblem
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

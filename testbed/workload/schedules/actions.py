@@ -1,7 +1,7 @@
 """What a rank does for one microbatch, under PyTorch's names (torch.distributed.pipelining.schedules).
 
 A schedule is a list of actions per rank. It says in which order a rank computes; which messages follow from that is
-`testbed.workload.planning`'s to say, and when each action happens is up to times, links and memory.
+`testbed.workload.pipeline_plan`'s to say, and when each action happens is up to times, links and memory.
 """
 
 from __future__ import annotations

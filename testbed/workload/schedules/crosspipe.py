@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from testbed.workload.schedules.action_times import carried_out
 from testbed.workload.schedules.actions import Order
 from testbed.workload.schedules.base import SCHEDULES, Costs, ScheduleRequest, schedule
 from testbed.workload.schedules.greedy import Rules, greedy
-from testbed.workload.schedules.timing import carried_out
 
 SUB_BLOCKS = 4  # of CrossUDSub: parts of a weight gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.workload.schedules import keeping
+from testbed.workload.schedules import schedule_cache
 from testbed.workload.schedules.actions import ScheduleError
 from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, Searched, schedule
 
@@ -11,11 +11,11 @@ from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, Searched
 @schedule(chunks=None, split=True, by_costs=True, searched=True)
 def optimal(request: ScheduleRequest) -> Searched:
     """One stage per rank, or two, there and back. ScheduleError for more."""
-    from testbed.workload.schedules.optimum import optimum  # noqa: PLC0415 (it goes by the other schedules)
+    from testbed.workload.schedules.optimal_search import optimum  # noqa: PLC0415 (it goes by the other schedules)
 
     if request.chunks > 2:
         raise ScheduleError(where="optimal", got=f"{request.chunks} chunks", expected="1 or 2")
-    if (found := keeping.find(request)) is None:
+    if (found := schedule_cache.find(request)) is None:
         found = optimum(request, request.loop if request.chunks == 1 else request.there_and_back)
-        keeping.keep(request, found)
+        schedule_cache.keep(request, found)
     return found

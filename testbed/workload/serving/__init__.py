@@ -3,7 +3,7 @@
 from testbed.workload.serving.arrivals import Batch, closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
 from testbed.workload.serving.nodes import Node
-from testbed.workload.serving.planning import Answer, Serving, plan_serving
+from testbed.workload.serving.request_plan import Answer, Serving, plan_serving
 
 __all__ = [
     "Answer",

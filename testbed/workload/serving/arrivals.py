@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from testbed.config.inference import BURSTS, EVEN
+from testbed.spec.serving import BURSTS, EVEN
 
 
 @dataclass(frozen=True)

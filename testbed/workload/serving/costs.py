@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from testbed.catalogue import accelerators
-from testbed.config.inference import GenerationSpec, InferenceSpec, RecommendationSpec
 from testbed.errors import BadInput
+from testbed.spec.catalogue import accelerators
+from testbed.spec.serving import GenerationSpec, InferenceSpec, RecommendationSpec
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim, parameters
 
 INDEX_BYTES, LENGTH_BYTES, FEATURE_BYTES, SCORE_BYTES, TOKEN_BYTES = 4, 4, 4, 4, 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.config.inference import HOST, PIPELINE, REPLICATE, InferenceSpec
-from testbed.config.units import format_size
+from testbed.spec.serving import HOST, PIPELINE, REPLICATE, InferenceSpec
+from testbed.spec.units import format_size
 from testbed.workload.plans import Mark
 from testbed.workload.serving.arrivals import Batch
 from testbed.workload.serving.costs import Card, RecommendationCosts, ServingProblem

@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from testbed.config import TopologySpec
-from testbed.fabric.network import Fabric
-from testbed.links import network_namespace
-from testbed.links.packets import receive_stamped
-from testbed.links.settings import asked_of
-from testbed.links.timing import SO_RCVBUFFORCE, SO_SNDBUFFORCE, udp_pair
+from testbed.net.fabric.network import Fabric
+from testbed.net.links import network_namespace
+from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE, udp_pair
+from testbed.net.links.packets import receive_stamped
+from testbed.net.links.readback import asked_of
+from testbed.spec.topology import TopologySpec
 from tests.bench.ns3.cells import (
     ACCESS_BPS,
     FRAME_BYTES,

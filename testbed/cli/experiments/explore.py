@@ -1,0 +1,213 @@
+"""A search of configurations in a folder, which goes on where it was stopped; and the run that confirms it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.cli.experiments.measurement import measured
+from testbed.cli.experiments.run import Listener
+from testbed.cli.experiments.search_confirmation import Agreement, agreement, confirmation
+from testbed.cli.experiments.search_log import RESULT, SCENARIO, Keeper, OtherSearch
+from testbed.cli.experiments.successive_halving import RUNGS, halve
+from testbed.measure.execution.request import check_here
+from testbed.measure.results.result import Result
+from testbed.measure.results.run_directory import hand_over
+from testbed.net.paths.queues import short_queues
+from testbed.prediction.executors import Engine, Processes
+from testbed.prediction.search import Exploration, NothingFits, Search, Standing, evaluate_tail_s, searched
+from testbed.prediction.search.model_error import model_errors_of, near
+from testbed.prediction.search.search import Result as Found
+from testbed.prediction.search.sensitivity import document as sensitivity_document
+from testbed.prediction.search.step_bound import recorded_work
+from testbed.prediction.step_flops import step_work
+from testbed.show.report.exploration import write_exploration
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.scenario import Scenario
+
+SHOWN = 5  # of the best, beside what they are held against
+CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What a search found, as its folder has it. document: what `exploration.json` holds; tails_s: see `_tails_s`."""
+
+    folder: Path
+    scenario: Scenario
+    found: Exploration
+    document: dict[str, Any]
+    tails_s: Mapping[str, float | None]
+
+    @property
+    def confirmation(self) -> Path:
+        """The scenario that confirms it."""
+        return self.folder / CONFIRMATION
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the run that confirms a search gave. ran: just now; agreement: None of fewer than two trusted variants."""
+
+    result: Result
+    ran: bool
+    agreement: Agreement | None
+
+
+def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -> None:
+    """Refuse early what would only be refused after the search. confirm_by: the clock; None: it is not confirmed.
+
+    ConfigError, FabricError, VirtualClockError.
+    """
+    searched(scenario, file)
+    if confirm_by is not None and not (folder / CONFIRMED).exists():
+        check_here(scenario, file, confirm_by)
+
+
+def explore(
+    scenario: Scenario, file: str, folder: Path, progress: Callable[[Standing], None], engine: Engine
+) -> Explored:
+    """Search, or go on searching, and write the folder. progress: told how far it is; engine: who tries.
+
+    ConfigError where nothing fits, or where the folder holds the search of another scenario.
+    """
+    fresh = not folder.exists()
+    try:
+        keeper = Keeper(folder, scenario)
+    except OtherSearch as error:
+        raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
+    try:
+        with contextlib.closing(keeper):
+            found = Search(scenario, progress, keeper.known(), keeper.note, engine).run()
+    except NothingFits as error:
+        if fresh:
+            shutil.rmtree(folder)
+        expected = "a space with one that does, or a constraint that lets one through"
+        raise ConfigError([Problem(file, None, "explore", str(error), expected)]) from None
+    except ConfigError:
+        if fresh:
+            shutil.rmtree(folder)
+        raise
+    confirms = confirmation(scenario, found)
+    tails_s = _tails_s(scenario, found, engine)
+    document = _document(scenario, found, confirms.variants, tails_s, folder)
+    explored = Explored(folder, scenario, found, document, tails_s)
+    explored.confirmation.write_text(confirms.scenario.to_yaml())
+    _write(explored)
+    return explored
+
+
+def confirm(
+    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Engine | None = None
+) -> Confirmed:
+    """Let packets choose among the best, run these and what they are held against, unless that was done.
+
+    engine: whose workers carry guests. The page and `exploration.json` then have what was measured, and say how right
+    the model was. ConfigError where the folder holds another run, BadResult where it holds none, and all that a run
+    raises.
+    """
+    new: list[Path] = []
+
+    def measure(scenario: Scenario, file: Path, folder: Path) -> Result:
+        if not folder.exists():
+            new.append(folder)
+        return measured(scenario, file, folder, clock, jobs, listener, engine)
+
+    scenario, document = explored.scenario, explored.document
+    confirms = confirmation(scenario, explored.found)
+    if (explored.folder / RUNGS).exists() or not (explored.folder / CONFIRMED).exists():
+        chosen, rungs = halve(scenario, explored.found, explored.folder, measure)
+        found = replace(explored.found, chosen=chosen)
+        confirms = confirmation(scenario, found)
+        tails_s = _tails_s(scenario, found, engine or Processes(), explored.tails_s)
+        document.update(_document(scenario, found, confirms.variants, tails_s, explored.folder), rungs=rungs)
+        _write(explored)
+    result = measure(confirms.scenario, explored.confirmation, explored.folder / CONFIRMED)
+    right = agreement(result.variants)
+    document["agreement"] = asdict(right) if right else None
+    _write(explored, result)
+    return Confirmed(result, explored.folder / CONFIRMED in new, right)
+
+
+def _write(explored: Explored, confirmed: Result | None = None) -> None:
+    (explored.folder / RESULT).write_text(json.dumps(explored.document, indent=1) + "\n")
+    write_exploration(explored.folder, explored.document, confirmed)
+    hand_over(explored.folder)
+
+
+def _tails_s(
+    scenario: Scenario, found: Exploration, engine: Engine, known: Mapping[str, float | None] | None = None
+) -> dict[str, float | None]:
+    """What 99 of 100 steps of all that is shown do not exceed, by configuration; None where the model cannot say.
+
+    Of that alone, as it takes as long as many tries. known: what was found out before.
+    """
+    compared, tails_s = found.compared(SHOWN), dict(known or {})
+    tuned = {one.name for one in compared if one.tuned}  # beside which the same as given is only a step time
+    shown = [one for one in compared if one.tuned or one.name not in tuned]
+    new = {one.configuration.key: one for one in shown if one.configuration.key not in tails_s}
+    lossy = {key: (one.configuration, one.tried) for key, one in new.items() if one.tried.tail_s is None}
+    if lossy:
+        with engine.workers(evaluate_tail_s, scenario) as workers:
+            tails_s.update(zip(lossy, workers.map(list(lossy.values())), strict=True))
+    return tails_s
+
+
+def _document(
+    scenario: Scenario,
+    found: Exploration,
+    variants: Mapping[str, str],
+    tails_s: Mapping[str, float | None],
+    folder: Path,
+) -> dict[str, Any]:
+    """variants: of the scenario that confirms, by what is compared. tails_s: by configuration, beside those known."""
+    assert scenario.explore is not None
+
+    def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": result.label,
+                "of": result.name,
+                "kind": result.kind,
+                "tuned": result.tuned,
+                "configuration": str(result.configuration),
+                "changes": dict(result.configuration.changes),
+                **asdict(result.tried),
+                "tail_s": tails_s.get(result.configuration.key, result.tried.tail_s),
+            }
+            for result in results
+        ]
+
+    work, recorded = step_work(scenario), recorded_work(scenario)
+    errors = model_errors_of(scenario)
+    alike = near(found, errors) if errors else []
+    return {
+        "scenario": scenario.name,
+        "work": asdict(work) if work else None,
+        "recorded": asdict(recorded) if recorded else None,
+        "combinations": found.combinations,
+        "tried": found.tried,
+        "indifferent": dict(found.indifferent),
+        "kept": list(found.kept),
+        "model_errors": asdict(errors) if errors else None,
+        "near": {"count": len(alike), "first": entries(alike[: scenario.explore.candidates])},
+        "confirm": shlex.join(["testbed", "explore", str(folder / SCENARIO), "-o", str(folder), "--confirm"]),
+        "sensitivity": sensitivity_document(found.sensitivity),
+        "infeasible": [
+            {"count": count, **asdict(found.examples[name])} for name, count in found.infeasible.items()
+        ],
+        "compared": [
+            {**entry, "variant": variants.get(entry["name"])} for entry in entries(found.compared(SHOWN))
+        ],
+        "pareto": entries(found.pareto),
+        "fitting": entries(found.fitting),
+        "short_queues": short_queues(scenario.topology.resolve()),
+        "rungs": [],
+        "agreement": None,
+    }

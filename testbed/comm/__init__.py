@@ -1,0 +1,1 @@
+"""How ranks communicate: transports, collectives, the flight recorder and fault-tolerant replicas."""

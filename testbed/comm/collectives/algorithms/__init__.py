@@ -1,0 +1,1 @@
+"""Collective algorithms: each module registers those of one family."""

@@ -1,0 +1,193 @@
+"""All-gather: block r of rank r ends at all ranks. Played backwards (`plan.reverse`), each is a reduce-scatter.
+
+In what follows n is the number of ranks and B the size in bytes of all blocks together. Every algorithm here sends each
+block to each rank exactly once: each rank receives B (n - 1) / n in all. "Sends" is per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.comm.collectives.definitions import ALL_GATHER, large_across, large_inside, small
+from testbed.comm.collectives.plan import Plan, Round, Runs, Stage, Strand, Transfer, even, runs_of
+from testbed.comm.collectives.registry import PlanRequest
+
+GATHER = "all-gather"
+
+
+def own_blocks(size: int) -> list[Runs]:
+    """Who has what at first: block r at rank r."""
+    return [((block, block + 1),) for block in range(size)]
+
+
+def ring_strand(
+    members: Sequence[int], index: int, held: Sequence[Runs], direction: int = 1, phase: str = GATHER
+) -> Strand:
+    """A ring of `members`, where the i-th has the blocks `held[i]` at first; this is the `index`-th."""
+    size = len(members)
+    ahead, behind = members[(index + direction) % size], members[(index - direction) % size]
+    return tuple(
+        Round(
+            phase,
+            (Transfer(ahead, held[(index - step * direction) % size]),),
+            (Transfer(behind, held[(index - (step + 1) * direction) % size]),),
+        )
+        for step in range(size - 1)
+    )
+
+
+@ALL_GATHER.register("ring", auto=large_inside)
+def ring(request: PlanRequest, direction: int = 1) -> Plan:
+    """Everybody passes on to the next what came from the one before.
+
+    Steps: n - 1. Sends B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is crossed
+    in one place in each direction, with B (n - 1) / n bytes.
+    """
+    rank, size = request.rank, request.size
+    return even(size, (ring_strand(range(size), rank, own_blocks(size), direction),))
+
+
+@ALL_GATHER.register("bidirectional_ring")
+def bidirectional_ring(request: PlanRequest) -> Plan:
+    """Blocks go round in both directions, until they meet; neither direction waits for the other.
+
+    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next.
+    """
+    rank, size = request.rank, request.size
+    held = own_blocks(size)
+    rightwards = ring_strand(range(size), rank, held)[: size // 2]
+    leftwards = ring_strand(range(size), rank, held, direction=-1)[: (size - 1) // 2]
+    return even(size, (rightwards, leftwards))
+
+
+def factors(number: int) -> list[int]:
+    """Prime factors, smallest first."""
+    found, factor = [], 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return [*found, number] if number > 1 else found
+
+
+def digit_order(size: int, far_first: bool) -> list[tuple[int, int]]:
+    """(distance, factor) of each exchange: ranks that differ in one digit of a mixed-radix number are `distance` apart.
+
+    The least significant digit counts neighbours, the most significant one the farthest groups of ranks.
+    """
+    found, distance = [], 1
+    for factor in factors(size):
+        found.append((distance, factor))
+        distance *= factor
+    return found[::-1] if far_first else found
+
+
+def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
+    """Exchange all that one has with partners at ever other distances: what one has doubles each time.
+
+    For n a power of two, partners differ in one bit. For other n the distances are products of its prime factors, and
+    an exchange over factor f is between f ranks, each with all others: no rank waits outside, at f - 1 messages.
+    Steps: one per prime factor of n, log2 n for powers of two. Sends B (n - 1) / n.
+    Near first: neighbours first, with little; the last and largest exchange, B (f - 1) / n each, goes farthest.
+    Far first: the farthest exchange is done while each has one block only. Between two halves of the ranks the former
+    carries n x B / 2 bytes, both directions together, the latter B, the least possible.
+    """
+    rank, size = request.rank, request.size
+    held = {rank}
+    open_digits = digit_order(size, far_first)
+    rounds = []
+    for distance, factor in open_digits:
+        digit = rank // distance % factor
+        peers = [rank + ((digit + step) % factor - digit) * distance for step in range(1, factor)]
+        sends = tuple(Transfer(peer, runs_of(held)) for peer in peers)
+        received = {peer: {block + peer - rank for block in held} for peer in reversed(peers)}
+        receives = tuple(Transfer(peer, runs_of(blocks)) for peer, blocks in received.items())
+        rounds.append(Round(GATHER, sends, receives))
+        held = held.union(*received.values())
+    return even(size, (tuple(rounds),))
+
+
+@ALL_GATHER.register("near_first")
+def near_first(request: PlanRequest) -> Plan:
+    """Recursive doubling, neighbours first: see `recursive_doubling`."""
+    return recursive_doubling(request, far_first=False)
+
+
+@ALL_GATHER.register("far_first", auto=small)
+def far_first(request: PlanRequest) -> Plan:
+    """Recursive doubling, the farthest first: see `recursive_doubling`."""
+    return recursive_doubling(request, far_first=True)
+
+
+@ALL_GATHER.register("bruck")
+def bruck(request: PlanRequest) -> Plan:
+    """In round k send what one has, up to what is missing, to the rank 2^k before, hear from the one 2^k behind.
+
+    Steps: ceil(log2 n) for any n, one message in each direction. Sends B (n - 1) / n. Source: Bruck et al. 1997,
+    "Efficient algorithms for all-to-all communications in multiport message-passing systems".
+    """
+    rank, size = request.rank, request.size
+    rounds = []
+    distance = 1
+    while distance < size:
+        count = min(distance, size - distance)
+        target, source = (rank - distance) % size, (rank + distance) % size
+        sent = runs_of((rank + offset) % size for offset in range(count))
+        received = runs_of((source + offset) % size for offset in range(count))
+        rounds.append(Round(GATHER, (Transfer(target, sent),), (Transfer(source, received),)))
+        distance *= 2
+    return even(size, (tuple(rounds),))
+
+
+@ALL_GATHER.register("direct")
+def direct(request: PlanRequest) -> Plan:
+    """Everybody sends its block to everybody, all at once.
+
+    Steps: 1, with n - 1 messages out and in. Sends B (n - 1) / n.
+    """
+    rank, size = request.rank, request.size
+    held = own_blocks(size)
+    if size == 1:
+        return even(1, ((),))
+    sends = tuple(Transfer((rank + step) % size, held[rank]) for step in range(1, size))
+    sources = [(rank - step) % size for step in range(1, size)]
+    return even(size, ((Round(GATHER, sends, tuple(Transfer(peer, held[peer]) for peer in sources)),),))
+
+
+@ALL_GATHER.register("hierarchical", auto=large_across)
+def hierarchical(request: PlanRequest) -> Plan:
+    """Each block goes once into every other building, then rings inside the buildings spread all that came.
+
+    The i-th rank of a building sends its block to the (i mod m)-th of each other building, m being its size.
+    Steps: 1 across (where there is more than one building), m - 1 inside. Sends across: B / n to each other building:
+    with g buildings B (g - 1) in all, the least possible; inside: B less what the next rank in the ring holds.
+    """
+    rank, size = request.rank, request.size
+    members = members_of(request.groups)
+    home = next(number for number, ranks in enumerate(members) if rank in ranks)
+    inside = members[home]
+    index = inside.index(rank)
+    held: list[set[int]] = [{own} for own in inside]
+    sends, receives = [], []
+    for step in range(1, len(members)):
+        there = members[(home + step) % len(members)]
+        sends.append(Transfer(there[index % len(there)], ((rank, rank + 1),)))
+        here = members[(home - step) % len(members)]
+        for number, source in enumerate(here):
+            held[number % len(inside)].add(source)
+            if number % len(inside) == index:
+                receives.append(Transfer(source, ((source, source + 1),)))
+    stages: list[Stage] = []
+    if len(members) > 1:
+        stages.append(((Round("all-gather across", tuple(sends), tuple(receives)),),))
+    stages.append((ring_strand(inside, index, [runs_of(h) for h in held], phase="all-gather inside"),))
+    return even(size, *stages)
+
+
+def members_of(groups: Sequence[int]) -> list[list[int]]:
+    """The ranks of each group, groups in the order of their first rank."""
+    found: dict[int, list[int]] = {}
+    for rank, group in enumerate(groups):
+        found.setdefault(group, []).append(rank)
+    return list(found.values())

@@ -1,0 +1,184 @@
+"""Trees: one rank's array to all, or all ranks' into one, and both at once over two trees.
+
+n is the number of ranks, B the array's bytes. Large arrays go in `chunks`, each on a strand of its own, so that a rank
+passes one on while the next comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.comm.collectives.definitions import BROADCAST, GATHER, REDUCE, SCATTER, large, small
+from testbed.comm.collectives.plan import Plan, Round, Strand, Transfer, even, reverse, runs_of
+from testbed.comm.collectives.registry import Pieces, PlanRequest
+
+# a chunk is passed on while the next one comes
+CHUNKS = Pieces(64, 256 * 1024)
+
+
+def binomial_children(position: int, size: int) -> list[int]:
+    """Of the rank at a distance from the root, the farthest and thus deepest first."""
+    bit = 1
+    while bit < size and not position & bit:
+        bit *= 2
+    found = []
+    while bit > 1:
+        bit //= 2
+        if position + bit < size:
+            found.append(position + bit)
+    return found
+
+
+@BROADCAST.register("binomial", auto=small)
+def binomial_broadcast(request: PlanRequest) -> Plan:
+    """The root tells the rank half the ranks away, then both go on likewise in their halves.
+
+    Steps: ceil(log2 n). B to each rank but the root, which sends to ceil(log2 n) ranks.
+    """
+    rank, size, root = request.rank, request.size, request.root
+    position = (rank - root) % size
+    parent = () if not position else ((root + (position & (position - 1))) % size,)
+    children = [(root + child) % size for child in binomial_children(position, size)]
+    return _down(parent, children, request.pieces)
+
+
+@BROADCAST.register("chain", chunks=CHUNKS, auto=large)
+def chain_broadcast(request: PlanRequest) -> Plan:
+    """Each rank passes on to the next, chunk by chunk: for large arrays every link is busy nearly all the time.
+
+    Steps: n - 2 + chunks. Each rank but the last sends B.
+    """
+    rank, size, root = request.rank, request.size, request.root
+    position = (rank - root) % size
+    parent = () if not position else ((rank - 1) % size,)
+    children = [(rank + 1) % size] if position + 1 < size else []
+    return _down(parent, children, request.pieces)
+
+
+def _down(parent: Sequence[int], children: Sequence[int], chunks: int) -> Plan:
+    strands = []
+    for chunk in range(chunks):
+        runs = ((chunk, chunk + 1),)
+        rounds = []
+        if parent:
+            rounds.append(Round("broadcast", (), tuple(Transfer(peer, runs) for peer in parent)))
+        if children:
+            rounds.append(Round("broadcast", tuple(Transfer(peer, runs) for peer in children)))
+        strands.append(tuple(rounds))
+    return even(chunks, tuple(strands))
+
+
+@SCATTER.register("direct", auto=large)
+def direct_scatter(request: PlanRequest) -> Plan:
+    """The root sends each rank its block. Steps: 1. The root sends B (n - 1) / n."""
+    rank, size, root = request.rank, request.size, request.root
+    others = [(root + step) % size for step in range(1, size)]
+    block = {other: Transfer(other, ((other, other + 1),)) for other in others}
+    if rank == root:
+        step = Round("scatter", tuple(block.values()))
+    else:
+        step = Round("scatter", (), (Transfer(root, ((rank, rank + 1),)),))
+    return even(size, ((step,),))
+
+
+@SCATTER.register("binomial", auto=small)
+def binomial_scatter(request: PlanRequest) -> Plan:
+    """Along a binomial tree, each message with the blocks of all ranks below.
+
+    Steps: ceil(log2 n). The root sends B (n - 1) / n, in ceil(log2 n) messages.
+    """
+    rank, size, root = request.rank, request.size, request.root
+
+    def below(position: int) -> list[int]:
+        reach = position & -position if position else size
+        return [(root + p) % size for p in range(position, min(position + reach, size))]
+
+    position = (rank - root) % size
+    rounds = []
+    if position:
+        parent = (root + (position & (position - 1))) % size
+        rounds.append(Round("scatter", (), (Transfer(parent, runs_of(below(position))),)))
+    children = binomial_children(position, size)
+    if children:
+        sends = tuple(Transfer((root + child) % size, runs_of(below(child))) for child in children)
+        rounds.append(Round("scatter", sends))
+    return even(size, (tuple(rounds),))
+
+
+@REDUCE.register("binomial", auto=small)
+def binomial_reduce(request: PlanRequest) -> Plan:
+    """`binomial_broadcast` backwards."""
+    return reverse(binomial_broadcast(request), "reduce", reduces=True)
+
+
+@REDUCE.register("chain", chunks=CHUNKS, auto=large)
+def chain_reduce(request: PlanRequest) -> Plan:
+    """`chain_broadcast` backwards."""
+    return reverse(chain_broadcast(request), "reduce", reduces=True)
+
+
+@GATHER.register("direct", auto=large)
+def direct_gather(request: PlanRequest) -> Plan:
+    """`direct_scatter` backwards."""
+    return reverse(direct_scatter(request), "gather", reduces=False)
+
+
+@GATHER.register("binomial", auto=small)
+def binomial_gather(request: PlanRequest) -> Plan:
+    """`binomial_scatter` backwards."""
+    return reverse(binomial_scatter(request), "gather", reduces=False)
+
+
+class Tree:
+    """A balanced binary tree on positions 0 to size - 1 whose leaves are the even positions."""
+
+    def __init__(self, size: int) -> None:
+        self.parent: list[int | None] = [None] * size
+        self.children: list[list[int]] = [[] for _ in range(size)]
+        if size:
+            self._grow(0, size, None)
+
+    def _grow(self, start: int, end: int, parent: int | None) -> None:
+        """Places [start, end), start being even: the root is the odd one in the middle, or the only one."""
+        if start >= end:
+            return
+        middle = start + (end - start) // 2
+        root = (
+            start
+            if end - start == 1
+            else middle
+            if middle % 2
+            else middle - 1
+            if middle > start
+            else start + 1
+        )
+        self.parent[root] = parent
+        if parent is not None:
+            self.children[parent].append(root)
+        self._grow(start, root, root)
+        self._grow(root + 1, end, root)
+
+
+def double_tree_strands(members: Sequence[int], index: int, blocks: Sequence[Sequence[int]]) -> list[Strand]:
+    """All-reduce over two trees of `members`; blocks[0] go up and down the first, blocks[1] the second."""
+    size = len(members)
+    tree = Tree(size)
+    strands = []
+    for shift, own in enumerate(blocks):
+        # the second tree is the first moved by one position, so that leaves of one are inner nodes of the other
+        position = (index + shift) % size
+        parent = tree.parent[position]
+        children = [members[(child - shift) % size] for child in tree.children[position]]
+        for block in own:
+            runs = ((block, block + 1),)
+            below = tuple(Transfer(child, runs) for child in children)
+            rounds = []
+            if below:
+                rounds.append(Round("up the trees", (), below, reduces=True))
+            if parent is not None:
+                above = (Transfer(members[(parent - shift) % size], runs),)
+                rounds.append(Round("up the trees", above, above))
+            if below:
+                rounds.append(Round("down the trees", below))
+            strands.append(tuple(rounds))
+    return strands

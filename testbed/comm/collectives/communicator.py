@@ -1,0 +1,406 @@
+"""Collectives over a transport, under torch.distributed's names, on numpy arrays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from testbed.comm.collectives.agreement import Vote
+from testbed.comm.collectives.async_work import CollectiveTimeout, Work
+from testbed.comm.collectives.data import NOTHING, Array
+from testbed.comm.collectives.dispatch_combine import Dispatching
+from testbed.comm.collectives.flight_entries import About
+from testbed.comm.collectives.group import COMMUNICATORS, EVERYBODY, Members
+from testbed.comm.collectives.operations import (
+    Reduction,
+    check_array,
+    finish,
+    given,
+    operation_named,
+    words_of,
+)
+from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.collectives.registry import AUTO, Algorithm, Collective, collective_of
+from testbed.comm.collectives.tuning import TuningTable
+from testbed.comm.flight_recorder import Recorder
+from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport
+
+
+class Communicator(Dispatching):
+    """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
+
+    groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
+    a ring follows the ranks' own order, so it crosses boundaries least where each building's ranks are consecutive.
+    timeout_s: for every operation, from its start, unless the operation has one of its own. traffic: class of all its
+    messages, on connections of their own. tuning: what `auto` goes by. name: for errors.
+
+    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`, or int8, uint8
+    or int16; ValueError or TypeError otherwise. All operations return a Work, which is done already unless `async_op`;
+    any number may be under way. They move on only inside calls of this communicator, or of others split from it: `wait`
+    of any Work, `sleep`, `progress`, or any blocking operation. One communicator per transport, others by `split`; one
+    thread, but `abort`. An operation that fails, fails all of its communicator on this rank, and no others; a peer that
+    is lost fails all communicators that contain it. What is in their arrays is undefined then; `shrink` gets the living
+    together again. recorder: where operations of this and all split from it are written down.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        groups: Sequence[int] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        traffic: TrafficClass | None = None,
+        tuning: TuningTable | None = None,
+        name: str = "",
+        recorder: Recorder | None = None,
+    ) -> None:
+        if groups is not None and len(groups) != transport.size:
+            raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
+        buildings = tuple(groups) if groups is not None else (0,) * transport.size
+        engine = Engine(transport, recorder)
+        ranks = range(transport.size)
+        traffic, tuning = traffic or BEST_EFFORT, tuning or TuningTable()
+        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, EVERYBODY, tuning)
+        self._next_number = [1]  # shared by all split from this one
+
+    # ---- groups of ranks
+
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str = "",
+        *,
+        timeout_s: float | None = None,
+        traffic: TrafficClass | None = None,
+    ) -> Communicator | None:
+        """A communicator of these ranks (numbers in this one), in this order; None on all others.
+
+        Every rank of this communicator calls it, those outside with whatever ranks they like, such as those of their
+        own new group. Takes one small all-reduce. What is not given is as in this communicator.
+        """
+        if len(set(ranks)) != len(ranks) or any(not 0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"ranks: got {list(ranks)}, expected different ones of 0 to {self.size - 1}")
+        # a number that none of the ranks has used: messages of different communicators never meet
+        number = np.array(self._next_number, dtype=np.int64)
+        self.all_reduce(number, op="max", algorithm="halving_doubling")
+        self._next_number[0] = int(number[0]) + 1
+        if self._next_number[0] > COMMUNICATORS:
+            raise ValueError(f"split: {COMMUNICATORS} communicators have been made, there can be no more")
+        if self.rank not in ranks:
+            return None
+        return self.split_as(int(number[0]), ranks, name, timeout_s=timeout_s, traffic=traffic)
+
+    def split_as(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        name: str = "",
+        *,
+        timeout_s: float | None = None,
+        traffic: TrafficClass | None = None,
+        fails_with: Sequence[int] | None = None,
+    ) -> Communicator:
+        """As `split`, on those ranks alone and without a message: for those of whom others may be lost.
+
+        number: from 1 on, the same on all of them, and another for each communicator that any of them is in; a rank
+        that splits so does not `split` otherwise. fails_with: ranks whose loss ends it, as it sends to no others; None:
+        all of it.
+        """
+        if not 0 < number < COMMUNICATORS:
+            raise ValueError(f"number: got {number}, expected 1 to {COMMUNICATORS - 1}")
+        made = Communicator.__new__(Communicator)
+        Members.__init__(
+            made,
+            self._engine,
+            tuple(self.ranks[rank] for rank in ranks),
+            tuple(self.groups[rank] for rank in ranks),
+            self.timeout_s if timeout_s is None else timeout_s,
+            self.traffic if traffic is None else traffic,
+            name or self.name,
+            number,
+            self.tuning,
+            None if fails_with is None else tuple(self.ranks[rank] for rank in fails_with),
+        )
+        made._next_number = self._next_number
+        return made
+
+    # ---- after a failure
+
+    def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
+        """What all living members pass, combined by AND: the same for all, whoever dies meanwhile (`MPIX_Comm_agree`).
+
+        Works on a communicator that has failed or was aborted. Who hears of a decision and dies at once may have been
+        the only one to hear it. CollectiveTimeout naming the members that are waited for.
+        """
+        return self._agree(Vote(flags), "agree", timeout_s).flags
+
+    def shrink(
+        self, exclude: Sequence[int] = (), name: str = "", timeout_s: float | None = None
+    ) -> Communicator:
+        """A communicator of the members that live, in their order; this one has ended with it.
+
+        As `MPIX_Comm_shrink`: all living members call it, and agree on who has gone. exclude: members that are to be
+        left out as well, which do not call it, as of `ncclCommShrink`; what anybody leaves out is left out. Operations
+        under way are aborted first, on all members (`NCCL_SHRINK_ABORT`), who hear of it with Revoked.
+        """
+        gone = [self.ranks[self._root("exclude", rank)] for rank in exclude]
+        if self.rank in exclude:
+            raise ValueError(f"exclude: got this rank, {self.rank}, expected others")
+        scopes = self._engine.scopes
+        lost = self._scope.ranks & set(scopes.lost)
+        scopes.revoke(self._scope, "it shrinks to those that live")
+        scopes.settle()
+        vote = self._agree(Vote(-1, frozenset([*gone, *lost]), self._next_number[0]), "shrink", timeout_s)
+        self._next_number[0] = vote.number + 1
+        living = [rank for rank, there in enumerate(self.ranks) if there not in vote.out]
+        return self.split_as(vote.number, living, name)
+
+    def _agree(self, vote: Vote, word: str, timeout_s: float | None) -> Vote:
+        self._agreements += 1
+        engine, timeout_s = self._engine, self.timeout_s if timeout_s is None else timeout_s
+        agreement = engine.scopes.agree(self._scope, self._agreements, vote)
+        deadline_s = time.monotonic() + timeout_s
+        while agreement.decided is None:
+            engine.check(None)
+            left_s = deadline_s - engine.transport.now_s
+            if left_s <= 0:
+                words = f"{word} #{self._agreements}"
+                raise CollectiveTimeout(words, engine.transport.rank, [], agreement.waits_for, timeout_s)
+            engine.progress(left_s)
+        return agreement.decided
+
+    # ---- reductions
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: str | Reduction = "sum",
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Reduce `array`, in place, over all ranks. Algorithms: `definitions.ALL_REDUCE.algorithms`."""
+        check_array(array, "array", writes=True)
+        operation = operation_named(op)
+        flat = array.reshape(-1)
+        plan = self._plan("all_reduce", algorithm, array.nbytes)
+
+        def steps(tag: int, position: Position) -> Steps:
+            yield from self._blocks(plan, flat, flat, tag, position, operation)
+            finish(op, flat, self.size)
+
+        return self._collective(
+            "all_reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+        )
+
+    def reduce_scatter_tensor(
+        self,
+        output: Array,
+        input: Array,
+        op: str | Reduction = "sum",
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Reduce `input` (size x output's elements) over all ranks; rank i's `output` gets the i-th part."""
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output, numel=output.size * self.size)
+        operation = operation_named(op)
+        source, flat = input.reshape(-1), output.reshape(-1)
+        plan = self._plan("reduce_scatter", algorithm, output.nbytes)
+        own = slice(self.rank * output.size, (self.rank + 1) * output.size)
+
+        def steps(tag: int, position: Position) -> Steps:
+            scratch = np.empty_like(source) if self.size > 1 else source
+            yield from self._blocks(plan, source, scratch, tag, position, operation)
+            flat[:] = scratch[own]
+            finish(op, flat, self.size)
+
+        return self._collective(
+            "reduce_scatter_tensor", steps, async_op, timeout_s, About(input, plan.algorithm, words_of(op))
+        )
+
+    def reduce(
+        self,
+        array: Array,
+        dst: int,
+        op: str | Reduction = "sum",
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Reduce all ranks' `array` into rank `dst`'s; those of the others stay as they are."""
+        root = self._root("dst", dst)
+        check_array(array, "array", writes=self.rank == root)
+        operation = operation_named(op)
+        flat = array.reshape(-1)
+        plan = self._plan("reduce", algorithm, array.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            target = flat if self.rank == root else np.empty_like(flat)
+            yield from self._blocks(plan, flat, target, tag, position, operation)
+            if self.rank == root:
+                finish(op, flat, self.size)
+
+        return self._collective(
+            "reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+        )
+
+    # ---- copies
+
+    def all_gather_into_tensor(
+        self,
+        output: Array,
+        input: Array,
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Every rank's `input`, in rank order, into every rank's `output` (size x input's elements)."""
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output)
+        check_array(output, "output", numel=input.size * self.size)
+        flat = output.reshape(-1)
+        flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
+        plan = self._plan("all_gather", algorithm, input.nbytes)
+
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
+
+        return self._collective(
+            "all_gather_into_tensor", steps, async_op, timeout_s, About(input, plan.algorithm)
+        )
+
+    def broadcast(
+        self,
+        array: Array,
+        src: int,
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Rank `src`'s `array` into every rank's."""
+        root = self._root("src", src)
+        check_array(array, "array", writes=self.rank != root)
+        flat = array.reshape(-1)
+        plan = self._plan("broadcast", algorithm, array.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
+
+        return self._collective("broadcast", steps, async_op, timeout_s, About(array, plan.algorithm))
+
+    def gather(
+        self,
+        output: Array | None,
+        input: Array,
+        dst: int,
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Every rank's `input`, in rank order, into rank `dst`'s `output` (size x input's elements), None elsewhere."""
+        root = self._root("dst", dst)
+        check_array(input, "input")
+        if self.rank == root:
+            output = given(output, "output", "on the rank that gathers")
+            check_array(output, "output", writes=True, like=input, numel=input.size * self.size)
+            flat = output.reshape(-1)
+        else:
+            flat = np.empty(input.size * self.size, input.dtype)
+        flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
+        plan = self._plan("gather", algorithm, input.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
+
+        return self._collective("gather", steps, async_op, timeout_s, About(input, plan.algorithm))
+
+    def scatter(
+        self,
+        output: Array,
+        input: Array | None,
+        src: int,
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """The i-th part of rank `src`'s `input` (size x output's elements, None elsewhere) into rank i's `output`."""
+        root = self._root("src", src)
+        check_array(output, "output", writes=True)
+        if self.rank == root:
+            input = given(input, "input", "on the rank that scatters")
+            check_array(input, "input", like=output, numel=output.size * self.size)
+            flat = input.reshape(-1)
+        else:
+            flat = np.empty(output.size * self.size, output.dtype)
+        own = flat[self.rank * output.size : (self.rank + 1) * output.size]
+        plan = self._plan("scatter", algorithm, output.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            yield from self._blocks(plan, flat, flat, tag, position)
+            output.reshape(-1)[:] = own
+
+        return self._collective("scatter", steps, async_op, timeout_s, About(output, plan.algorithm))
+
+    # ---- by definition
+
+    def collective(
+        self,
+        collective: str | Collective,
+        output: Array,
+        input: Array,
+        op: str | Reduction = "sum",
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        root: int = 0,
+    ) -> Work:
+        """Any collective by its definition: from the blocks in `input` to those in `output`, each in its own order.
+
+        input and output may be one array where both have the same blocks. In between the whole array is in memory of
+        its own, of which only what is used is touched. Not for collectives with uneven rows.
+        """
+        known = collective_of(collective)
+        if known.uneven:
+            raise ValueError(f"collective: got {known.name}, expected one with a method for its rows")
+        before, after = (side(self.rank, self.size, root) for side in (known.before, known.after))
+        check_array(output, "output", writes=bool(after))
+        check_array(input, "input", like=output)
+        part = max(input.size // max(1, len(before)), output.size // max(1, len(after)))
+        check_array(input, "input", numel=part * len(before))
+        check_array(output, "output", numel=part * len(after))
+        operation = operation_named(op) if known.reduces else None
+        plan = self._plan(known, algorithm, part * output.itemsize, root)
+        source, target = input.reshape(-1), output.reshape(-1)
+
+        def steps(tag: int, position: Position) -> Steps:
+            whole = np.empty(part * known.blocks(self.size), output.dtype)
+            for number, block in enumerate(before):
+                whole[block * part : (block + 1) * part] = source[number * part : (number + 1) * part]
+            yield from self._blocks(plan, whole, whole, tag, position, operation)
+            for number, block in enumerate(after):
+                target[number * part : (number + 1) * part] = whole[block * part : (block + 1) * part]
+            if known.reduces:
+                finish(op, target, self.size)
+
+        about = About(input, plan.algorithm, words_of(op) if known.reduces else "")
+        return self._collective(known.name, steps, async_op, timeout_s, about)
+
+    def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
+        """Done when every rank has called it. Dissemination: in round k tell the rank 2^k further, hear from 2^k back.
+
+        Steps: ceil(log2 n), an empty message in each direction.
+        """
+
+        def steps(tag: int, position: Position) -> Steps:
+            distance, record = 1, position.record
+            while distance < self.size:
+                position.phase = f"distance {distance}"
+                heard = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
+                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), heard
+                distance *= 2
+
+        return self._collective("barrier", steps, async_op, timeout_s, About())

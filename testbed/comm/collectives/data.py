@@ -1,0 +1,177 @@
+"""Where the blocks of a plan lie in a rank's memory: what to send, where to put what comes, what to do with it then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.comm.collectives.plan import Runs, blocks_of
+
+Array = npt.NDArray[Any]
+Operation = Callable[..., Any]
+NOTHING = memoryview(b"")
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data if array.size else NOTHING
+
+
+class Data(Protocol):
+    """One rank's blocks during one collective."""
+
+    def outgoing(self, runs: Runs) -> Array:
+        """What a message with these blocks holds; to be left alone until it is sent."""
+
+    def incoming(self, runs: Runs, reduces: bool) -> Array:
+        """Where such a message is to be received."""
+
+    def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
+        """It has come, into what `incoming` gave."""
+
+
+class Blocks:
+    """Blocks of one flat array, `bounds[b]` to `bounds[b + 1]`.
+
+    source: where they are at first, left as it is unless it is `target`. target: of the same size, where blocks end
+    after they were received or reduced.
+    """
+
+    def __init__(
+        self, source: Array, target: Array, bounds: Sequence[int], operation: Operation | None = None
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._bounds = bounds
+        self._operation = operation
+        # per block, whether it is in `target`; nothing to tell apart where that is `source`
+        self._moved = None if source is target else bytearray(len(bounds) - 1)
+        self._buffers: list[Array] = []
+
+    def outgoing(self, runs: Runs) -> Array:
+        """See Data."""
+        if len(runs) == 1:
+            start, end = runs[0]
+            where = self._where(start, end)
+            if where is not None:
+                return where[self._bounds[start] : self._bounds[end]]
+        return self._packed(runs)
+
+    def incoming(self, runs: Runs, reduces: bool) -> Array:
+        """See Data."""
+        bounds = self._bounds
+        if len(runs) == 1 and not reduces:
+            start, end = runs[0]
+            return self._target[bounds[start] : bounds[end]]
+        return self._buffer(sum(bounds[end] - bounds[start] for start, end in runs))
+
+    def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
+        """See Data."""
+        bounds, target, moved = self._bounds, self._target, self._moved
+        if reduces:
+            position = 0
+            for start, end in runs:
+                for first, last, where in self._pieces(start, end):
+                    low, high = bounds[first], bounds[last]
+                    if low < high:
+                        part = array[position : position + high - low]
+                        self._operation(where[low:high], part, out=target[low:high])  # type: ignore[misc]
+                        position += high - low
+            self._buffers.append(array if array.base is None else array.base)
+        elif len(runs) > 1:
+            position = 0
+            for start, end in runs:
+                low, high = bounds[start], bounds[end]
+                target[low:high] = array[position : position + high - low]
+                position += high - low
+            self._buffers.append(array if array.base is None else array.base)
+        if moved is not None:
+            for start, end in runs:
+                moved[start:end] = b"\1" * (end - start)
+
+    def _where(self, start: int, end: int) -> Array | None:
+        """The array in which all of these blocks are; None when some have moved and some not."""
+        if self._moved is None:
+            return self._target
+        count = self._moved.count(1, start, end)
+        return self._target if count == end - start else None if count else self._source
+
+    def _pieces(self, start: int, end: int) -> list[tuple[int, int, Array]]:
+        """These blocks as (start, end, array that they are in)."""
+        where = self._where(start, end)
+        if where is not None:
+            return [(start, end, where)]
+        moved = self._moved
+        assert moved is not None
+        return [(b, b + 1, self._target if moved[b] else self._source) for b in range(start, end)]
+
+    def _packed(self, runs: Runs) -> Array:
+        bounds = self._bounds
+        parts = [
+            where[bounds[first] : bounds[last]]
+            for start, end in runs
+            for first, last, where in self._pieces(start, end)
+        ]
+        return np.concatenate(parts)
+
+    def _buffer(self, numel: int) -> Array:
+        """Memory for a message that is read and then done with: used again and again, for fresh memory is slow."""
+        for index, buffer in enumerate(self._buffers):
+            if buffer.size >= numel:
+                return self._buffers.pop(index)[:numel]
+        return np.empty(numel, dtype=self._target.dtype)
+
+
+class PairBlocks:
+    """Blocks from everybody to everybody: number s * size + d is from rank s to rank d.
+
+    inputs[d]: what this rank has for rank d. outputs[s]: where that of rank s goes. sizes: elements of every
+    block, by number; only those that this rank passes on for others matter.
+    """
+
+    def __init__(
+        self, rank: int, inputs: Sequence[Array], outputs: Sequence[Array], sizes: Sequence[int]
+    ) -> None:
+        self._dtype = inputs[0].dtype
+        self._empty = inputs[0][:0]
+        size = len(inputs)
+        self._outputs = {source * size + rank: part for source, part in enumerate(outputs)}
+        self._blocks = {rank * size + target: part for target, part in enumerate(inputs)}
+        self._sizes = sizes
+
+    def outgoing(self, runs: Runs) -> Array:
+        """See Data."""
+        blocks = blocks_of(runs)
+        if len(blocks) == 1:
+            return self._blocks[blocks[0]]
+        # empty blocks never came
+        return np.concatenate([self._blocks.get(block, self._empty) for block in blocks])
+
+    def incoming(self, runs: Runs, reduces: bool) -> Array:
+        """See Data."""
+        blocks = blocks_of(runs)
+        if len(blocks) == 1 and blocks[0] in self._outputs:
+            return self._outputs[blocks[0]]
+        return np.empty(sum(map(self._size, blocks)), dtype=self._dtype)
+
+    def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
+        """See Data."""
+        blocks = blocks_of(runs)
+        if len(blocks) == 1 and blocks[0] in self._outputs:
+            return
+        position = 0
+        for block in blocks:
+            part = array[position : position + self._size(block)]
+            position += part.size
+            output = self._outputs.get(block)
+            if output is None:
+                self._blocks[block] = part  # on its way to another rank
+            else:
+                output[:] = part
+
+    def _size(self, block: int) -> int:
+        output = self._outputs.get(block)
+        return self._sizes[block] if output is None else output.size

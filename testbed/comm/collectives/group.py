@@ -1,0 +1,281 @@
+"""Ranks that belong together: who they are, messages from one to another, time, and what all operations need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from testbed.comm.collectives.async_work import Work
+from testbed.comm.collectives.data import Array, Blocks, Operation, as_bytes
+from testbed.comm.collectives.flight_entries import About, begin_record
+from testbed.comm.collectives.operations import check_array
+from testbed.comm.collectives.plan import Plan
+from testbed.comm.collectives.plan_executor import Group, carry_out
+from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.collectives.registry import (
+    AUTO,
+    Algorithm,
+    Collective,
+    PlanRequest,
+    algorithm_of,
+    collective_of,
+)
+from testbed.comm.collectives.tuning import TuningTable
+from testbed.comm.flight_recorder import Record
+from testbed.comm.transport import TrafficClass, TransportError
+
+LARGEST_TAG = 2**32 - 1
+# a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
+# which may come round) and a strand within a collective
+COMMUNICATORS = 1 << 16
+POINT_TO_POINT = 1 << 62
+COMMUNICATOR_BIT = 46
+_STRAND_BITS = 16
+_SEQUENCE_MASK = (1 << 30) - 1
+EVERYBODY = 0  # the number of the communicator of all ranks
+
+
+class P2POp(NamedTuple):
+    """One message of `Members.batch_isend_irecv`."""
+
+    kind: Literal["isend", "irecv"]
+    array: Array
+    peer: int
+    tag: int = 0
+
+
+class Planned(NamedTuple):
+    """A rank's part of a collective, and the name of the algorithm that made it."""
+
+    plan: Plan
+    algorithm: str
+
+
+class Members:
+    """Ranks of a transport, numbered from 0 in the order of `ranks`, their numbers there; `groups`: their buildings.
+
+    traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
+    number: tells their messages from those of other communicators of the same transport. tuning: what `auto` goes by.
+    fails_with: those of the ranks whose loss ends it; None: all. control_delay: what the control part of each operation
+    takes from now on, in seconds; None: nothing.
+    """
+
+    control_delay: Callable[[], float] | None = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        ranks: Sequence[int],
+        groups: tuple[int, ...],
+        timeout_s: float,
+        traffic: TrafficClass,
+        name: str,
+        number: int,
+        tuning: TuningTable,
+        fails_with: Sequence[int] | None = None,
+    ) -> None:
+        self.transport = engine.transport
+        self.ranks = ranks
+        self.rank = ranks.index(engine.transport.rank)
+        self.size = len(ranks)
+        self.groups = groups
+        self.timeout_s = timeout_s
+        self.traffic = traffic
+        self.name = name
+        self._engine = engine
+        self._number = number
+        self._scope = engine.scopes.add(number, ranks if fails_with is None else fails_with)
+        self._group = Group(engine, ranks, traffic)
+        if engine.recorder is not None:
+            engine.recorder.group(number, name, tuple(ranks))
+        self.tuning = tuning
+        self._sequence = 0
+        self._agreements = 0
+
+    # ---- point to point
+
+    def isend(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
+        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**32 - 1."""
+        check_array(array, "array")
+        return self._message("isend", f"isend to rank {peer}, tag {tag}", array, peer, tag, timeout_s)
+
+    def irecv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
+        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
+        check_array(array, "array", writes=True)
+        return self._message("irecv", f"irecv from rank {peer}, tag {tag}", array, peer, tag, timeout_s)
+
+    def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
+        """`isend`, then wait."""
+        self.isend(array, peer, tag, timeout_s).wait()
+
+    def recv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
+        """`irecv`, then wait."""
+        self.irecv(array, peer, tag, timeout_s).wait()
+
+    def batch_isend_irecv(self, operations: Sequence[P2POp], timeout_s: float | None = None) -> list[Work]:
+        """Begin all of these messages, receives first, so that none has to be staged for another; a Work for each."""
+        works: dict[int, Work] = {}
+        for kind in ("irecv", "isend"):
+            for number, operation in enumerate(operations):
+                if operation.kind == kind:
+                    begin = self.isend if kind == "isend" else self.irecv
+                    works[number] = begin(operation.array, operation.peer, operation.tag, timeout_s)
+        for number, operation in enumerate(operations):
+            if number not in works:
+                raise ValueError(
+                    f"operations[{number}]: kind: got {operation.kind!r}, expected isend or irecv"
+                )
+        return [works[number] for number in range(len(operations))]
+
+    # ---- time, and the end
+
+    def sleep(self, seconds: float) -> None:
+        """Let this much time pass, as computing would, while operations move on.
+
+        Raises when one of this communicator's fails, or has failed; so does `progress`.
+        """
+        self._engine.sleep(seconds, self._scope)
+
+    def progress(self, timeout_s: float = 0.0) -> None:
+        """Move operations on, those of all communicators; waits up to `timeout_s` for something to do."""
+        self._engine.progress(timeout_s)
+        self._engine.check(self._scope)
+
+    @property
+    def engine(self) -> Engine:
+        """What carries out the operations of this rank, of all its communicators."""
+        return self._engine
+
+    @property
+    def ended(self) -> int:
+        """How many operations of this rank are over, of all its communicators."""
+        return self._engine.ended
+
+    def abort(self, reason: str) -> None:
+        """End every operation of this communicator, here and, told by a note, on all its members, with Revoked.
+
+        As `ncclCommAbort`, and as `MPIX_Comm_revoke` it reaches everybody: only `agree` and `shrink` work after it.
+        Of the communicator of all ranks, which the others were split from: end everything of this rank with Aborted;
+        peers lose it. For any thread, or a signal handler. Arrays' contents are undefined after it.
+        """
+        if self._number == EVERYBODY:
+            self._engine.abort(reason)
+        else:
+            self._engine.scopes.revoke(self._scope, reason)
+
+    @property
+    def failure(self) -> TransportError | None:
+        """What has ended this communicator's operations, for good; None while they go on."""
+        return self._engine.failure or self._scope.failure
+
+    # ---- how
+
+    def _root(self, name: str, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}: got {rank}, expected 0 to {self.size - 1}")
+        return rank
+
+    def _message_tag(self, tag: int) -> int:
+        if not 0 <= tag <= LARGEST_TAG:
+            raise ValueError(f"tag: got {tag}, expected 0 to 2**32 - 1")
+        return POINT_TO_POINT | self._number << COMMUNICATOR_BIT | tag
+
+    def _plan(
+        self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
+    ) -> Planned:
+        """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
+        known = collective_of(collective)
+        if algorithm == AUTO:
+            algorithm = self.tuning.choose(known, size_bytes, self.groups)
+        made = algorithm_of(known, algorithm)
+        plan = made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
+        return Planned(plan, made.name)
+
+    def _blocks(
+        self,
+        planned: Planned,
+        source: Array,
+        target: Array,
+        tag: int,
+        position: Position,
+        operation: Operation | None = None,
+    ) -> Steps:
+        """The plan carried out on blocks of these arrays."""
+        data = Blocks(source, target, planned.plan.bounds(target.size), operation)
+        return carry_out(self._group, planned.plan, data, tag, position)
+
+    def _collective(
+        self,
+        name: str,
+        steps: Callable[[int, Position], Steps],
+        async_op: bool,
+        timeout_s: float | None,
+        about: About,
+        result: object = None,
+    ) -> Work:
+        self._sequence += 1
+        numbers = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
+        position = Position()
+        words = f"{name} #{self._sequence}"
+        record = self._begin_record(name, self._sequence, about)
+        position.record = record
+        work = self._work(words, steps(numbers, position), timeout_s, about.array, position, result, record)
+        if not async_op:
+            work.wait()
+        return work
+
+    def _message(
+        self,
+        kind: Literal["isend", "irecv"],
+        words: str,
+        array: Array,
+        peer: int,
+        tag: int,
+        timeout_s: float | None,
+    ) -> Work:
+        there, number = self._root("peer", peer), self._message_tag(tag)
+        record = self._begin_record(kind, 0, About(array), self.ranks[there], tag)
+
+        def steps() -> Steps:
+            begin = self._group.send if kind == "isend" else self._group.receive
+            request = begin(there, number, as_bytes(array), record)
+            yield (request,)
+
+        return self._work(words, steps(), timeout_s, array, record=record)
+
+    def _begin_record(
+        self, name: str, sequence: int, about: About, peer: int = -1, tag: int = 0
+    ) -> Record | None:
+        return begin_record(self._engine.recorder, self._number, sequence, name, about, peer, tag)
+
+    def _work(
+        self,
+        name: str,
+        steps: Steps,
+        timeout_s: float | None,
+        array: Array | None,
+        position: Position | None = None,
+        result: object = None,
+        record: Record | None = None,
+    ) -> Work:
+        name = f"{name} of {self.name}" if self.name else name
+        if self.control_delay is not None or self._engine.costs is not None or record is not None:
+            steps = self._controlled(steps, array, record)
+        task = self._engine.start(name, steps, position, self._scope, record)
+        return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
+
+    def _controlled(self, steps: Steps, array: Array | None, record: Record | None) -> Steps:
+        """An operation behind its control part: kernels begin, buffers are registered, peers told."""
+        costs = self._engine.costs
+        delay_s = self.control_delay() if self.control_delay is not None else 0.0
+        if costs is not None:
+            address = 0 if array is None else array.__array_interface__["data"][0]
+            delay_s += costs.before_s(address, 0 if array is None else array.nbytes)
+        if delay_s > 0:
+            yield (self._engine.timer(time.monotonic() + delay_s),)
+        if record is not None:
+            record.started(time.monotonic() if delay_s > 0 else record.scheduled_s)
+        yield from steps
+        if costs is not None and costs.after_s:
+            yield (self._engine.timer(time.monotonic() + costs.after_s),)

@@ -1,0 +1,118 @@
+"""Carries out a plan: posts receives ahead, sends what a round has, goes on when its receives are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from testbed.comm.collectives.data import Array, Data, as_bytes
+from testbed.comm.collectives.plan import Plan, Round, Runs, Stage, Strand
+from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.flight_recorder import Record
+from testbed.comm.transport import Request, TrafficClass
+
+# receives are posted for so many rounds ahead, so that a peer who is early finds room
+AHEAD = 2
+Posted = list[tuple[Runs, Array, Request]]
+
+
+class Group:
+    """The ranks of one communicator, numbered from 0; `ranks`: their numbers on the transport, which may have more."""
+
+    def __init__(self, engine: Engine, ranks: Sequence[int], traffic: TrafficClass) -> None:
+        self.engine = engine
+        self.transport = engine.transport
+        self.ranks = ranks
+        self.traffic = traffic
+
+    def send(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
+        """Begin to send to a member."""
+        there = self.ranks[peer]
+        if record is not None:
+            record.sent(there, len(view), self.transport.now_s)
+        return self.transport.isend(there, tag, view, self.traffic)
+
+    def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
+        """Begin to receive from a member; recorded when it comes, which may be long before its turn."""
+        there = self.ranks[peer]
+        if record is None:
+            return self.transport.irecv(there, tag, view, self.traffic)
+        record.expected(there, len(view), self.transport.now_s)
+        request = self.transport.irecv(there, tag, view, self.traffic)
+        if request.done:
+            self._come(record, request)
+        else:
+            request.on_done = partial(self._come, record)
+        return request
+
+    def _come(self, record: Record, request: Request) -> None:
+        if request.error is None:
+            record.received(request.peer, len(request.view), self.transport.now_s)
+
+
+def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
+    """One rank's part of a collective. Uses tags from `tag` on, one per strand.
+
+    Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.
+    """
+    sends: list[Request] = []
+    if len(plan.channels) == 1:
+        yield from _channel(group, plan.stages, data, tag, position, sends)
+    else:
+        tasks = []
+        for stages in plan.channels:
+            tasks.append(group.engine.start("", _channel(group, stages, data, tag, position, sends)))
+            tag += sum(map(len, stages))
+        yield tuple(tasks)
+    yield tuple([request for request in sends if not request.done])
+
+
+def _channel(
+    group: Group, stages: Sequence[Stage], data: Data, tag: int, position: Position, sends: list[Request]
+) -> Steps:
+    for stage in stages:
+        if len(stage) == 1:
+            yield from _strand(group, stage[0], data, tag, position, sends)
+        else:
+            start = group.engine.start
+            yield tuple(
+                start("", _strand(group, strand, data, tag + number, position, sends))
+                for number, strand in enumerate(stage)
+                if strand
+            )
+        tag += len(stage)
+
+
+def _strand(
+    group: Group, strand: Strand, data: Data, tag: int, position: Position, sends: list[Request]
+) -> Steps:
+    count = len(strand)
+    record = position.record
+    posted = [_post(group, step, data, tag, record) for step in strand[:AHEAD]]
+    for number, (phase, outgoing, _, reduces) in enumerate(strand):
+        position.phase, position.round, position.rounds = phase, number + 1, count
+        if record is not None:
+            record.position(phase, number + 1, count)
+        if sends and sends[0].done:  # it holds what was packed for it; all of them, the whole array and more
+            sends[:] = [request for request in sends if not request.done]
+        for peer, runs in outgoing:
+            array = data.outgoing(runs)
+            if array.size:
+                sends.append(group.send(peer, tag, as_bytes(array), record))
+        expected = posted[number]
+        if expected:
+            yield tuple([request for _, _, request in expected])
+            for runs, array, _ in expected:
+                data.arrived(runs, reduces, array)
+            posted[number] = []
+        if number + AHEAD < count:
+            posted.append(_post(group, strand[number + AHEAD], data, tag, record))
+
+
+def _post(group: Group, step: Round, data: Data, tag: int, record: Record | None) -> Posted:
+    posted = []
+    for peer, runs in step.receives:
+        array = data.incoming(runs, step.reduces)
+        if array.size:
+            posted.append((runs, array, group.receive(peer, tag, as_bytes(array), record)))
+    return posted

@@ -1,0 +1,268 @@
+"""Dumps in the format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and understood.
+
+Fields as in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and torch/distributed/flight_recorder (PyTorch 2.9).
+It knows no peers' counts and no failures: what is not completed is started or scheduled.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.comm.flight_recorder.records import (
+    COMPLETED,
+    FAILED,
+    SCHEDULED,
+    STARTED,
+    DumpError,
+    Entry,
+    GroupRecord,
+    RankDump,
+)
+
+VERSION = "2.9"
+PREFIX = "trace_rank_"
+
+# this project's names, and those that process groups give to the recorder
+_NAMES = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_v_dynamic": "all_to_all_v_single",
+    "barrier": "all_reduce_barrier",
+    "isend": "send",
+    "irecv": "recv",
+}
+_OURS = {theirs: ours for ours, theirs in _NAMES.items()}
+# as c10::toString has them, and bytes of each
+_DTYPES = {
+    "float64": ("Double", 8),
+    "float32": ("Float", 4),
+    "float16": ("Half", 2),
+    "bfloat16": ("BFloat16", 2),
+    "int64": ("Long", 8),
+    "int32": ("Int", 4),
+    "uint8": ("Byte", 1),
+    "int8": ("Char", 1),
+}
+_OURS_OF_DTYPE = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
+_WITH_EVENTS = "ccl"
+"""How names of libraries end whose recorders look at an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
+
+RETIRED = "retired"
+"""State of an operation that its recorder has done with, without saying how it ended."""
+
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What reading something else than was expected may raise."""
+
+_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+
+
+def to_pytorch(dump: RankDump) -> dict[str, Any]:
+    """One rank's dump, as that recorder's own would be."""
+    groups = {group.id: group for group in dump.groups}
+    numbers: dict[int, dict[str, int]] = {}
+    entries = []
+    for place, entry in enumerate(dump.entries):
+        count = numbers.setdefault(entry.group, {"collective": 0, "message": 0})
+        count["collective"] = max(count["collective"], entry.sequence)
+        count["message"] += not entry.sequence
+        group = groups.get(entry.group, GroupRecord(entry.group, "undefined", ()))
+        entries.append(
+            {
+                "frames": [],
+                "record_id": place,
+                "pg_id": entry.group,
+                "process_group": (str(entry.group), group.name),
+                "collective_seq_id": count["collective"],
+                "p2p_seq_id": count["message"],
+                "op_id": place + 1,
+                "profiling_name": f"nccl:{_their_name(entry, group, dump.rank)}",
+                "time_created_ns": _ns(entry.scheduled_s),
+                **_sizes(entry, max(1, len(group.ranks))),
+                "state": entry.state if entry.state in (SCHEDULED, STARTED, COMPLETED) else _left_in(entry),
+                "time_discovered_started_ns": _ns(entry.started_s),
+                "time_discovered_completed_ns": _ns(entry.ended_s) if entry.state == COMPLETED else None,
+                "retired": entry.over,
+                "timeout_ms": 0,
+                "is_p2p": not entry.sequence,
+            }
+        )
+        if entry.state == COMPLETED and entry.ended_s is not None and entry.started_s is not None:
+            entries[-1]["duration_ms"] = 1e3 * (entry.ended_s - entry.started_s)
+    return {
+        "version": VERSION,
+        "pg_config": {
+            str(group.id): {
+                "name": str(group.id),
+                "desc": group.name,
+                "ranks": str(sorted(group.ranks)),
+            }
+            for group in dump.groups
+        },
+        "pg_status": {str(group.id): _status(dump, group.id) for group in dump.groups},
+        "entries": entries,
+    }
+
+
+def write_pytorch(dump: RankDump, folder: Path) -> Path:
+    """Pickled as `trace_rank_N`, which `torchfrtrace` reads; the file."""
+    path = folder / f"{PREFIX}{dump.rank}"
+    path.write_bytes(pickle.dumps(to_pytorch(dump), protocol=2))
+    return path
+
+
+def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
+    """Return one rank's dump, as far as it goes.
+
+    Args:
+        document: What a file holds.
+        rank: Whose it is.
+        written_s: When the file was written, by its own clock, or 0.
+        first: The number of a group's first collective.
+
+    Raises:
+        DumpError: With the entry's place, for what cannot be understood.
+    """
+    place = "pg_config"
+    try:
+        groups = {}
+        for name, group in document["pg_config"].items():
+            if ranks := ranks_of(group):
+                groups[name] = GroupRecord(_group_number(name, ranks), group.get("desc") or name, ranks)
+        entries = []
+        for number, item in enumerate(document["entries"]):
+            place = f"entry {number}"
+            name, description = item["process_group"]
+            if name not in groups:
+                groups[name] = GroupRecord(_group_number(name, ()), description or name, ())
+            entries.append(_entry(item, groups[name], first))
+    except BROKEN as error:
+        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
+        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {what}") from error
+    times = [
+        time for one in entries for time in (one.scheduled_s, one.started_s, one.ended_s) if time is not None
+    ]
+    return RankDump(rank, "", max([*times, written_s]), "", tuple(groups.values()), tuple(entries))
+
+
+def ranks_of(group: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ranks of a group as pg_config says, as a list or its text. ValueError, and others of BROKEN."""
+    ranks = group["ranks"]
+    found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
+    if not all(isinstance(one, int) and one >= 0 for one in found) or len(set(found)) < len(found):
+        raise ValueError(f"got ranks {list(found)}, expected different ones of 0 or more")
+    return found
+
+
+def is_message(item: Mapping[str, Any]) -> bool:
+    """Return whether an entry is one end of a message; torchcomms does not say so itself."""
+    name = str(item.get("profiling_name", "")).split(":", 1)[-1]
+    return bool(item.get("is_p2p")) or name.split(" ", 1)[0] in ("send", "recv")
+
+
+def _group_number(name: str, ranks: tuple[int, ...]) -> int:
+    """The same on all ranks: groups that were split have one name for several sets of ranks."""
+    return zlib.crc32(f"{name} {sorted(ranks)}".encode())
+
+
+def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
+    backend, _, name = item["profiling_name"].rpartition(":")
+    message = _MESSAGE.fullmatch(name)
+    ranks = sorted(group.ranks)
+    sizes, dtypes = item.get("input_sizes") or [], item.get("input_dtypes") or []
+    if message and message[1] == "recv":
+        sizes, dtypes = item.get("output_sizes") or [], item.get("output_dtypes") or []
+    dtype, size = _OURS_OF_DTYPE.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
+    # JSON has 0 for a time that there is not
+    started_ns = item.get("time_discovered_started_ns") or None
+    ended_ns = item.get("time_discovered_completed_ns") or None
+    state = item["state"]
+    if state not in (SCHEDULED, STARTED, COMPLETED):
+        raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
+    if state != COMPLETED and item.get("retired"):
+        # who looks at events knows the end of all that has one
+        state = FAILED if backend.endswith(_WITH_EVENTS) else RETIRED
+    own = message[1] if message else name.split(" ", 1)[0]
+    return Entry(
+        group.id,
+        0 if is_message(item) else item["collective_seq_id"] - first + 1,
+        _OURS.get(own, own),
+        state=state,
+        dtype=dtype,
+        size_bytes=sum(_numel(dims) for dims in sizes) * size,
+        scheduled_s=item["time_created_ns"] / 1e9,
+        started_s=None if started_ns is None else started_ns / 1e9,
+        ended_s=None if ended_ns is None else ended_ns / 1e9,
+        # of both forms, "0->1" and "1<-0", the second is the other one
+        peer=ranks[int(message[3])] if message and ranks else None,
+        tag=0 if message else None,
+    )
+
+
+def _numel(dims: Any) -> int:
+    found = 1
+    for dim in dims:
+        found *= dim
+    return found
+
+
+def _their_name(entry: Entry, group: GroupRecord, rank: int) -> str:
+    name = _NAMES.get(entry.name, entry.name)
+    if entry.sequence or entry.peer is None:
+        return name
+    ranks = sorted({*group.ranks, rank, entry.peer})
+    mine, other = ranks.index(rank), ranks.index(entry.peer)
+    return f"{name} {mine}{'->' if name == 'send' else '<-'}{other}"
+
+
+def _sizes(entry: Entry, members: int) -> dict[str, Any]:
+    """Sizes in elements; of what gathers, the output is all members' parts, of what scatters one of them."""
+    dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
+    own = entry.size_bytes // size  # of the input
+    output = own
+    if entry.name.startswith("all_gather"):
+        output = own * members
+    elif entry.name.startswith("reduce_scatter"):
+        output = own // members
+    return {
+        "input_sizes": [[own]],
+        "input_dtypes": [dtype],
+        "output_sizes": [[output]],
+        "output_dtypes": [dtype],
+    }
+
+
+def _left_in(entry: Entry) -> str:
+    return SCHEDULED if entry.started_s is None else STARTED
+
+
+def _status(dump: RankDump, group: int) -> dict[str, str]:
+    own = [entry for entry in dump.entries if entry.group == group and entry.sequence]
+
+    def last(entries: list[Entry]) -> str:
+        return str(max((entry.sequence for entry in entries), default=-1))
+
+    return {
+        "last_enqueued_collective": last(own),
+        "last_started_collective": last([entry for entry in own if entry.started_s is not None]),
+        "last_completed_collective": last([entry for entry in own if entry.state == COMPLETED]),
+    }
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)

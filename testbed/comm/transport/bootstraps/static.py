@@ -1,0 +1,19 @@
+"""Ranks are told all addresses at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.comm.transport.addresses import Address
+from testbed.comm.transport.bootstrap import BootstrapReport
+from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+
+
+@BOOTSTRAPS.register("static")
+class Static(Bootstrap):
+    """Nothing is asked of anybody."""
+
+    @staticmethod
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
+        """What the rank was told."""
+        return job.addresses, BootstrapReport("static")

@@ -1,0 +1,18 @@
+"""How much a datagram transport sends, and when, by the name that a scenario has for it."""
+
+from testbed.comm.transport.datagram.controls.aimd import Aimd
+from testbed.comm.transport.datagram.controls.base import LEAST_PACKETS, Control, Limits, Window
+from testbed.comm.transport.datagram.controls.credits import Credits, Granter
+from testbed.comm.transport.datagram.controls.dcqcn import Dcqcn
+from testbed.comm.transport.datagram.controls.swift import Swift
+
+CONTROLS: dict[str, type[Control]] = {
+    "none": Control,
+    "window": Window,
+    "credits": Credits,
+    "aimd": Aimd,
+    "dcqcn": Dcqcn,
+    "swift": Swift,
+}
+
+__all__ = ["CONTROLS", "LEAST_PACKETS", "Control", "Credits", "Granter", "Limits"]

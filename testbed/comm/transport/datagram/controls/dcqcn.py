@@ -1,0 +1,100 @@
+"""DCQCN's sender (Zhu et al., SIGCOMM 2015, "Congestion Control for Large-Scale RDMA Deployments").
+
+Constants are the paper's, as htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma) have them. Ns-3's are the
+lowest rate and hyper increase, of which the paper gives no step: ten times the additive one. Marks count at most once
+in 50 us, as the receiver's notifications there. Steps in bit/s and the byte counter scale with the emulated rates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from testbed.comm.transport.datagram.controls.base import Control, Limits
+from testbed.comm.transport.datagram.recoveries.base import News
+from testbed.comm.transport.datagram.round_trips import RoundTrips
+
+GAIN = 1 / 256
+TIMER_S = 55e-6
+NOTICE_S = 50e-6
+COUNTER_BYTES = 10e6
+FAST_STEPS = 5
+STEP_BPS = 40e6
+HYPER_STEP_BPS = 10 * STEP_BPS
+LEAST_BPS = 100e6
+LOOKS = 4  # at the timers, for each packet that waits for its turn
+
+
+class Dcqcn(Control):
+    """Goes by rate alone; time that has passed is caught up with when something happens."""
+
+    marks: ClassVar[bool] = True
+
+    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+        super().__init__(limits, round_trips)
+        self.rate_bps = self.target_bps = limits.line_bps
+        self.alpha = 1.0
+        self._noticed_s = -TIMER_S
+        self._alpha_s = self._timer_s = 0.0
+        self._timer_steps = self._counter_steps = 0
+        self._counted = 0.0  # bytes since the last step of the counter
+        self._slow = False  # whether it has been told of congestion since it was last at line rate
+
+    def heard(self, news: News, now_s: float) -> None:
+        """See Control."""
+        self._pass(now_s)
+        if news.marked and now_s - self._noticed_s >= NOTICE_S:
+            self._noticed_s = now_s
+            self.target_bps = self.rate_bps
+            self.rate_bps = max(LEAST_BPS * self.limits.rate_scale, self.rate_bps * (1 - self.alpha / 2))
+            self.alpha = (1 - GAIN) * self.alpha + GAIN
+            self._alpha_s = self._timer_s = now_s
+            self._timer_steps = self._counter_steps = 0
+            self._counted = 0.0
+            self._slow = True
+
+    def sent(self, packets: int, now_s: float) -> None:
+        """See Control."""
+        self._pass(now_s)
+        if not self._slow:
+            return
+        self._counted += packets * self.limits.packet_bytes
+        unit = COUNTER_BYTES * self.limits.rate_scale
+        while self._counted >= unit:
+            self._counted -= unit
+            self._counter_steps += 1
+            self._increase()
+
+    def passed(self, now_s: float) -> float:
+        """See Control: where packets are rarer than the timer's steps, a few of these for each."""
+        self._pass(now_s)
+        if not self._slow:
+            return math.inf
+        packet_s = self.limits.packet_bytes * 8 / self.rate_bps
+        return max(self._timer_s + TIMER_S, now_s + packet_s / LOOKS)
+
+    def _pass(self, now_s: float) -> None:
+        """Catch up with the timers."""
+        if not self._slow:
+            return
+        quiet = int((now_s - self._alpha_s) / TIMER_S)
+        if quiet > 0:
+            self.alpha *= (1 - GAIN) ** quiet
+            self._alpha_s += quiet * TIMER_S
+        while self._slow and now_s - self._timer_s >= TIMER_S:
+            self._timer_s += TIMER_S
+            self._timer_steps += 1
+            self._increase()
+
+    def _increase(self) -> None:
+        steps = self._timer_steps, self._counter_steps
+        if min(steps) > FAST_STEPS:
+            self.target_bps += (min(steps) - FAST_STEPS) * HYPER_STEP_BPS * self.limits.rate_scale
+        elif max(steps) > FAST_STEPS:
+            self.target_bps += STEP_BPS * self.limits.rate_scale
+        line_bps = self.limits.line_bps
+        self.target_bps = min(self.target_bps, line_bps)
+        self.rate_bps = (self.target_bps + self.rate_bps) / 2
+        if self.rate_bps > 0.9999 * line_bps:
+            self.rate_bps = self.target_bps = line_bps
+            self._slow = False

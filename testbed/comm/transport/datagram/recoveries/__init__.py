@@ -1,0 +1,16 @@
+"""What a datagram transport does about lost packets, by the name that a scenario has for it."""
+
+from testbed.comm.transport.datagram.recoveries.base import Item, News, Parity, Recovery
+from testbed.comm.transport.datagram.recoveries.erasure import Erasure, XorParity
+from testbed.comm.transport.datagram.recoveries.go_back_n import GoBackN
+from testbed.comm.transport.datagram.recoveries.selective_repeat import Nack, SelectiveRepeat
+
+RECOVERIES: dict[str, type[Recovery]] = {
+    "go_back_n": GoBackN,
+    "selective_repeat": SelectiveRepeat,
+    "nack": Nack,
+    "erasure": Erasure,
+    "xor": XorParity,
+}
+
+__all__ = ["RECOVERIES", "Item", "News", "Parity", "Recovery"]

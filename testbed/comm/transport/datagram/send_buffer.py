@@ -1,0 +1,160 @@
+"""Messages on their way out, cut into packets of one size: where each packet's bytes lie, when a message has left."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import numpy as np
+
+from testbed.comm.transport.base import PeerCounters, Request
+from testbed.comm.transport.buffer_address import address_of
+from testbed.comm.transport.datagram.codes import Bytes, Words, code_of
+from testbed.comm.transport.datagram.packets import ASKS, DATA, DATA_KIND, PARITY, PARITY_KIND
+from testbed.comm.transport.datagram.recoveries import Item, Parity, Recovery
+from testbed.comm.transport.datagram.udp import BATCH, Figures
+from testbed.comm.transport.reassembly import MESSAGE_MASK
+
+_STEPS = np.arange(BATCH)
+_ASKS = np.uint64(ASKS << 8)
+_DATA_SIZES = np.full(BATCH, DATA.size)
+
+
+class _Outgoing:
+    """A message that is not acknowledged yet. first: its first packet. request: until all of it has left."""
+
+    __slots__ = ("address", "first", "number", "packets", "parity", "request", "tag", "total", "view")
+
+    def __init__(self, request: Request, number: int, first: int, packets: int) -> None:
+        self.request: Request | None = request
+        self.number = number
+        self.tag = request.tag
+        self.first, self.packets = first, packets
+        self.total = len(request.view)
+        self.parity: dict[int, Bytes] = {}  # by a group's first packet
+        self.keep(request.view, 0)
+
+    def keep(self, view: memoryview, start: int) -> None:
+        """From now on its bytes from `start` on are here."""
+        self.view, self.address = view, address_of(view) - start
+
+
+class OutgoingMessages:
+    """Of one pair. payload_bytes: of a full packet. code: of parity, one of CODES."""
+
+    def __init__(self, payload_bytes: int, secret: int, code: str | None, counters: PeerCounters) -> None:
+        self._payload_bytes, self._secret, self._code = payload_bytes, secret, code
+        self._counters = counters
+        self._sizes = np.full(BATCH, payload_bytes)
+        self._messages: list[_Outgoing] = []  # by first packet
+        self._next = 0  # the number of the next message
+        self._left = 0  # of `_messages`, those before have left
+
+    def add(self, request: Request, first: int) -> int:
+        """A message more, whose first packet has this number; how many packets it is."""
+        packets = max(1, math.ceil(len(request.view) / self._payload_bytes))
+        self._messages.append(_Outgoing(request, self._next, first, packets))
+        self._next = (self._next + 1) & MESSAGE_MASK
+        return packets
+
+    def drop(self) -> list[Request]:
+        """The peer is lost: the requests of those that have not left."""
+        found = [own.request for own in self._messages if own.request is not None]
+        self._messages.clear()
+        return found
+
+    def write(
+        self, room: bytearray, at: int, item: Item, path: int, serial: int, asks: bool
+    ) -> tuple[int, int, int]:
+        """Write a packet's header to `room` at `at`; its size, and address and size of the payload."""
+        parity = isinstance(item, Parity)
+        number = item.first if isinstance(item, Parity) else item
+        own = self._message_of(number)
+        size = self._payload_bytes
+        offset = (number - own.first) * size
+        header = PARITY_KIND if parity else DATA_KIND, ASKS if asks else 0, path, self._secret, serial
+        DATA.pack_into(room, at, *header, own.number, number, own.tag, offset, own.total)
+        if not isinstance(item, Parity):
+            return DATA.size, own.address + offset, min(size, own.total - offset)
+        PARITY.pack_into(room, at + DATA.size, item.data, item.parity, item.number)
+        rows = self._parity_of(own, item, offset)
+        return DATA.size + PARITY.size, rows.ctypes.data + item.number * rows.shape[1], rows.shape[1]
+
+    def write_run(
+        self, words: Words, numbers: range, path: int, serial: int, asking: slice
+    ) -> tuple[Figures, Figures, Figures]:
+        """Write headers of packets of data in a row to `words`, of an outbox, as far as they are of one message.
+
+        Of each the size of its header, the payload's address and size, as `Outbox.send` wants them. asking: which of
+        them ask for an acknowledgement, beside the last.
+        """
+        first, size = numbers.start, self._payload_bytes
+        own = self._message_of(first)
+        count = min(len(numbers), own.first + own.packets - first)
+        steps, offset = _STEPS[:count], (first - own.first) * size
+        offsets = steps * size + offset
+        words = words[:count]
+        # as DATA has them: kind, flags, path, secret; serial, message; number; tag; offset; size of the message
+        words[:, 0] = DATA_KIND | path << 16 | self._secret << 32
+        words[asking, 0] |= _ASKS
+        words[-1, 0] |= _ASKS
+        words[:, 1] = steps + (serial | own.number << 32)
+        words[:, 2] = steps + first
+        words[:, 3] = own.tag
+        words[:, 4] = offsets
+        words[:, 5] = own.total
+        sizes = self._sizes[:count]
+        if offset + count * size > own.total:
+            sizes = sizes.copy()
+            sizes[-1] = own.total - offset - (count - 1) * size
+        return _DATA_SIZES[:count], offsets + own.address, sizes
+
+    def _message_of(self, number: int) -> _Outgoing:
+        return self._messages[bisect_right(self._messages, number, key=lambda one: one.first) - 1]
+
+    def _parity_of(self, own: _Outgoing, item: Parity, offset: int) -> Bytes:
+        """(parity, length): of a group, encoded when its first packet is wanted."""
+        rows = own.parity.get(item.first)
+        if rows is None:
+            assert self._code is not None
+            size = max(1, min(self._payload_bytes, own.total))
+            data = rows_of(own.view, offset, item.data, size)
+            rows = code_of(self._code, item.data, item.parity).encode(data)
+            own.parity = {item.first: rows}
+        return rows
+
+    def complete(self, recovery: Recovery) -> None:
+        """What has left entirely is done for its sender; of what may have to be sent again a copy is kept."""
+        messages = self._messages
+        while self._left < len(messages):
+            own = messages[self._left]
+            if not recovery.sent_below(own.first + own.packets):
+                break
+            self._left += 1
+            request, own.request = own.request, None
+            assert request is not None
+            start = max(0, recovery.low - own.first) * self._payload_bytes
+            own.parity.clear()
+            own.keep(memoryview(bytearray(request.view[start:])), start)
+            self._counters.messages_sent += 1
+            self._counters.bytes_sent += own.total
+            request.complete()
+
+    def forget(self, low: int) -> None:
+        """All packets below have come."""
+        count = 0
+        for own in self._messages[: self._left]:
+            if own.first + own.packets > low:
+                break
+            count += 1
+        if count:
+            del self._messages[:count]
+            self._left -= count
+
+
+def rows_of(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
+    """(rows, size): a message's bytes from `offset` on as packets of one size, a copy; zeros behind its end."""
+    found = np.zeros(rows * size, np.uint8)
+    there = np.frombuffer(view, np.uint8)[offset : offset + rows * size] if view else found[:0]
+    found[: len(there)] = there
+    return found.reshape(rows, size)

@@ -1,0 +1,62 @@
+"""What has happened on a pair of datagrams, for people: ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from testbed.comm.transport.datagram.receiver import Receiver
+from testbed.comm.transport.datagram.sender import Sender
+from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.spraying import Spray
+
+
+def glance(sender: Sender, acked_bytes: int) -> dict[str, float]:
+    """As `sockets.glance` of a TCP connection, and packets of parity and those that came marked. No window is 0."""
+    recovery, window = sender.recovery, sender.control.window_packets
+    return {
+        "rtt_s": recovery.round_trips.smoothed_s,
+        "congestion_window_segments": window if window < math.inf else 0,
+        "retransmits": recovery.resent,
+        "bytes_acked": acked_bytes,
+        "parity": recovery.parity_sent,
+        "marked": sender.marked,
+    }
+
+
+def figures(
+    settings: DatagramSettings, sender: Sender, receiver: Receiver, spray: Spray | None
+) -> dict[str, Any]:
+    """Of both directions since the beginning: packets; seconds; bit/s. packets_twice: came though they were there."""
+    recovery, control = sender.recovery, sender.control
+    found: dict[str, Any] = {
+        "recovery": settings.recovery,
+        "control": settings.control,
+        "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
+        "packets_sent": sum(path.serial for path in recovery.paths.values()),
+        "packets_resent": recovery.resent,
+        "parity_sent": recovery.parity_sent,
+        "packets_lost": sender.lost,
+        "packets_late": sender.late,
+        "packets_marked": sender.marked,
+        "packets_received": sum(path.came for path in receiver.seen.values()),
+        "packets_mended": receiver.mended,
+        "packets_twice": receiver.duplicates,
+    }
+    if control.window_packets < math.inf:
+        found["window_packets"] = round(control.window_packets, 1)
+    if control.rate_bps < math.inf:
+        found["rate_bps"] = round(control.rate_bps)
+    if spray is not None:
+        found["paths"] = [state.value for state in spray.states]
+        found["paths_denied"] = spray.denied
+    return found
+
+
+def words(sender: Sender, receiver: Receiver) -> str:
+    """How a pair stands, for people who wonder why nothing comes."""
+    recovery = sender.recovery
+    waiting = recovery.end - recovery.low
+    told = f"{waiting} packets not acknowledged, {recovery.under_way} of them under way"
+    missing = receiver.bits.bit_length() - bin(receiver.bits).count("1")
+    return f"{told}; {missing} missing of what has come"

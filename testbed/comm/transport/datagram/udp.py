@@ -1,0 +1,255 @@
+"""UDP sockets that send and receive many packets in one system call each (sendmmsg, recvmmsg).
+
+By the real clock packets in a row go as trains, which the kernel takes as one and cuts where they leave the card's
+queue (UDP_SEGMENT): all behind it, links, captures and receivers, has single packets. A train is no longer than what
+the card's shaper lets go at once anyway, and is taken as a whole or not at all. Addresses in memory are kept as
+numbers: packets go out from where messages lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.clock import clock_here
+from testbed.comm.transport.base import TrafficClass, TransportError
+from testbed.comm.transport.buffer_address import address_of
+from testbed.comm.transport.datagram.packets import HEADER_ROOM, MOST_AHEAD, UDP_HEADERS_BYTES
+from testbed.comm.transport.sockets import FORCED, SocketSettings
+
+BATCH = 64  # packets of one call
+MOST_MTU_BYTES = 9216  # and whole words of eight bytes
+LOOPBACK_MTU_BYTES = 9000  # in place of the 64 kB that the loopback interface allows
+RECEIVE_BUFFER_BYTES = 8 * 1024**2
+# what waits in the card's queue, as the kernel counts it: by the real clock a rank may be late to fill it up again
+SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
+
+# of trains: what shapers let go at once by the real clock (testbed.net.links.shaping), what one IPv4 packet holds
+TRAIN_S, MOST_TRAIN_BYTES = 0.002, 65507
+HEADER_STRIDE = 64  # from one packet's room for its header to the next in an outbox
+
+# of linux/in.h
+_IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
+_CONGESTION_EXPERIENCED, _ECN_CAPABLE, _ECN_BITS = 3, 2, 3
+_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # of one struct cmsghdr with a byte
+
+_MESSAGE = np.dtype(
+    {
+        "names": ["iov", "count", "control", "control_bytes", "bytes"],
+        "formats": ["u8", "u8", "u8", "u8", "u4"],
+        "offsets": [16, 24, 32, 40, 56],
+        "itemsize": 64,
+    }
+)
+_PART = np.dtype([("base", "u8"), ("bytes", "u8")])
+# struct cmsghdr with what UDP_SEGMENT takes, and what rounds it up
+_SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
+_UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
+# of kernels that cannot, or not for cards that do not sum up (before Linux 6.11)
+_NO_TRAINS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Figures = Sequence[int] | NDArray[np.int64]
+"""One of each of a call's packets."""
+
+
+class CardFull(TransportError):
+    """The card's queue is full: to be tried again a little later, no event tells when."""
+
+
+class Trains:
+    """Packets of one size that the kernel takes as one, at most `packets` in each; 1: none are made.
+
+    packet_bytes: of one, with its header. card_bps: of the card that they leave by.
+    """
+
+    def __init__(self, packet_bytes: int, card_bps: float) -> None:
+        self.packets = 1
+        if clock_here() != "free":
+            at_once = min(TRAIN_S * card_bps / 8, MOST_TRAIN_BYTES) / packet_bytes
+            self.packets = max(1, min(BATCH, int(at_once)))
+        self.control = np.zeros(1, _SEGMENT)
+        self.control["bytes"], self.control["level"] = _SEGMENT_BYTES, socket.IPPROTO_UDP
+        self.control["kind"], self.control["segment"] = _UDP_SEGMENT, packet_bytes
+
+
+class Outbox:
+    """Room for the headers of a call's packets, and where their payloads lie; one for all sockets of a thread."""
+
+    def __init__(self) -> None:
+        self.headers = bytearray(BATCH * HEADER_STRIDE)
+        self.words = np.frombuffer(self.headers, "<u8").reshape(BATCH, -1)
+        self._parts = np.zeros((BATCH, 2), _PART)
+        self._messages = np.zeros(BATCH, _MESSAGE)
+        base = address_of(memoryview(self.headers))
+        self._parts["base"][:, 0] = base + np.arange(BATCH) * HEADER_STRIDE
+        self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
+        self._messages["count"] = 2
+        self._address = ctypes.c_void_p(self._messages.ctypes.data)
+        self.cut = 0  # packets that were cut from trains, which IP did not count
+        self._trains = np.zeros(BATCH, _MESSAGE)
+        self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
+
+    def send_trains(
+        self, sock: socket.socket, trains: Trains, headers: Figures, payloads: Figures, sizes: Figures
+    ) -> int:
+        """As `send`, of packets in a row that are all of one size but for the last."""
+        count, each = len(headers), trains.packets
+        if each == 1 or count == 1:
+            return self.send(sock, headers, payloads, sizes)
+        self._lay(headers, payloads, sizes)
+        number = -(-count // each)
+        messages = self._trains[:number]
+        messages["iov"] = self._messages["iov"][:count:each]
+        messages["count"] = 2 * each
+        messages["count"][-1] = 2 * (count - (number - 1) * each)
+        messages["control"] = trains.control.ctypes.data
+        messages["control_bytes"] = trains.control.itemsize
+        took: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
+        if took < 0 and ctypes.get_errno() in _NO_TRAINS:
+            trains.packets = 1
+            return self.send(sock, headers, payloads, sizes)
+        packets = min(count, self._taken(took) * each)
+        self.cut += packets - took
+        return packets
+
+    def send(self, sock: socket.socket, headers: Figures, payloads: Figures, sizes: Figures) -> int:
+        """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
+
+        BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
+        """
+        self._lay(headers, payloads, sizes)
+        return self._taken(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
+
+    def _lay(self, headers: Figures, payloads: Figures, sizes: Figures) -> None:
+        count = len(headers)
+        self._parts["bytes"][:count, 0] = headers
+        self._parts["base"][:count, 1] = payloads
+        self._parts["bytes"][:count, 1] = sizes
+
+    @staticmethod
+    def _taken(took: int) -> int:
+        """What a call says, or the error that it means."""
+        if took >= 0:
+            return took
+        number = ctypes.get_errno()
+        if number == errno.EINTR:
+            return 0
+        if number == errno.ENOBUFS:
+            raise CardFull
+        raise OSError(number, os.strerror(number))
+
+
+class Inbox:
+    """Room for what one call receives; one for all sockets of a thread."""
+
+    def __init__(self, marks: bool) -> None:
+        room = MOST_MTU_BYTES
+        self._memory = np.zeros(BATCH * room, np.uint8)
+        self.rows = self._memory.reshape(BATCH, room)  # where packets lie, of so many `sizes`
+        self.words = self._memory.view("<u8").reshape(BATCH, -1)
+        self.sizes: list[int] = []
+        self.marked: list[bool] = []
+        self._views = [memoryview(row.data) for row in self.rows]
+        self._controls = np.zeros((BATCH, _CONTROL_BYTES), np.uint8)
+        self._parts = np.zeros(BATCH, _PART)
+        self._messages = np.zeros(BATCH, _MESSAGE)
+        self._parts["base"] = self._memory.ctypes.data + np.arange(BATCH) * room
+        self._parts["bytes"] = room
+        self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * _PART.itemsize
+        self._messages["count"] = 1
+        self._marks = marks
+        if marks:
+            self._messages["control"] = self._controls.ctypes.data + np.arange(BATCH) * _CONTROL_BYTES
+        self._address = ctypes.c_void_p(self._messages.ctypes.data)
+
+    def packet(self, position: int) -> memoryview:
+        """One of what was received last; valid until the next call."""
+        return self._views[position][: self.sizes[position]]
+
+    def receive(self, sock: socket.socket) -> int:
+        """Receive what is there, BATCH packets at most; how many. Keeps their `sizes` and who is `marked`. OSError."""
+        if self._marks:
+            self._messages["control_bytes"] = _CONTROL_BYTES
+        count: int = _libc.recvmmsg(sock.fileno(), self._address, BATCH, socket.MSG_DONTWAIT, None)
+        if count < 0:
+            number = ctypes.get_errno()
+            if number in {errno.EAGAIN, errno.EINTR, errno.ECONNREFUSED}:
+                count = 0
+            else:
+                raise OSError(number, os.strerror(number))
+        self.sizes = self._messages["bytes"][:count].tolist()
+        if self._marks:
+            bits = self._controls[:count, _TOS_OFFSET] & _ECN_BITS
+            told = self._messages["control_bytes"][:count] > 0
+            self.marked = (told & (bits == _CONGESTION_EXPERIENCED)).tolist()
+        else:
+            self.marked = [False] * count
+        return count
+
+
+def make_socket(
+    local: tuple[str, int],
+    remote: tuple[str, int],
+    settings: SocketSettings,
+    traffic: TrafficClass,
+    marks: bool,
+) -> socket.socket:
+    """A socket between two addresses. marks: links may mark its packets, and it tells. OSError, TransportError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        settings.mark(sock, traffic)
+        if marks:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
+            sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
+        sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
+        # a full queue of the card is told, not passed over
+        sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+        exact = clock_here() == "free"
+        window_bytes = settings.window_bytes or 0
+        receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)
+        send_bytes = settings.send_buffer_bytes or (EXACT_SEND_BUFFER_BYTES if exact else SEND_BUFFER_BYTES)
+        _widen(sock, socket.SO_RCVBUF, receive_bytes)
+        _widen(sock, socket.SO_SNDBUF, send_bytes)
+        sock.bind(local)
+        sock.connect(remote)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def payload_bytes(sock: socket.socket) -> int:
+    """What a packet of data carries at most, by the path's MTU."""
+    mtu_bytes = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    if mtu_bytes > MOST_MTU_BYTES:
+        mtu_bytes = LOOPBACK_MTU_BYTES
+    return mtu_bytes - UDP_HEADERS_BYTES - HEADER_ROOM
+
+
+def drain_errors(sock: socket.socket) -> None:
+    """Take what the network has complained of: who is not there any more is known by other ways."""
+    with contextlib.suppress(OSError):
+        for _ in range(MOST_AHEAD):
+            sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
+
+
+def _widen(sock: socket.socket, option: int, size_bytes: int) -> None:
+    """As wide as may be: root may pass the machine's limit."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size_bytes)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
+
+
+READ, WRITE, BAD = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR

@@ -1,0 +1,200 @@
+"""A network inside one process, for tests: one transport per rank, driven by a thread each or all by one thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from typing import Literal
+
+from testbed.comm.transport.base import (
+    BEST_EFFORT,
+    CONTROL_TAG,
+    MAX_TAG,
+    PeerCounters,
+    PeerLost,
+    Request,
+    TrafficClass,
+    aborted_words,
+    address_error,
+    check_traffic_class,
+    check_writable,
+    reason_bytes,
+)
+from testbed.comm.transport.failures import OnNote, OnPeerLost
+from testbed.comm.transport.mailbox import Mailbox, wrong_length
+from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+
+_CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
+_BELL = -2  # nothing came: somebody wants `progress` to return
+_NOTE = -3  # something told beside all messages
+
+
+class MemoryNetwork:
+    """`size` ranks; `transports[r]` is rank r's. Sending copies the message and is done at once."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size: got {size}, expected at least 1")
+        self.transports = [MemoryTransport(self, rank, size) for rank in range(size)]
+
+    def come_back(self, rank: int) -> MemoryTransport:
+        """A new transport of a rank that has gone, for its next incarnation; peers have to forget the old one first."""
+        size = len(self.transports)
+        self.transports[rank] = MemoryTransport(self, rank, size)
+        return self.transports[rank]
+
+
+class MemoryTransport:
+    """One rank's end of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.now_s = time.monotonic()
+        self.counters = {peer: PeerCounters() for peer in range(size) if peer != rank}
+        self._network = network
+        self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
+        self._lost: dict[int, PeerLost] = {}
+        self._closed = False
+        self.exposed = Exposed()
+        self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
+            deque()
+        )  # other ranks' threads append here
+        self._news = threading.Condition()
+        self.incarnations: dict[int, int] = {}  # nobody says hello
+        self.on_note: OnNote | None = None
+        self.on_peer_lost: OnPeerLost | None = None
+
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        request = self._request("send", peer, tag, view, traffic)
+        if peer in self._lost:
+            request.fail(self._lost[peer])
+            return request
+        counters = self.counters[peer]
+        counters.messages_sent += 1
+        counters.bytes_sent += len(view)
+        self._network.transports[peer]._deliver(self.rank, tag, traffic, bytes(view))
+        request.complete()
+        return request
+
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        request = self._request("recv", peer, tag, view, traffic)
+        if is_put(tag):
+            raise address_error(self.rank, self.size, peer, tag)
+        check_writable(view)
+        mailbox = self._mailboxes[peer, traffic]
+        staged = mailbox.take_staged(tag)
+        if staged is not None:
+            self.counters[peer].bytes_copied += len(staged.view)
+            self._hand_over(request, staged.view)
+        elif peer in self._lost:
+            request.fail(self._lost[peer])
+        else:
+            mailbox.post(request)
+        return request
+
+    def progress(self, timeout_s: float | None = 0.0) -> None:
+        """See Transport."""
+        with self._news:
+            if not self._arrived and timeout_s != 0.0:
+                self._news.wait(timeout_s)
+        self.now_s = time.monotonic()
+        while self._arrived:
+            peer, tag, traffic, payload = self._arrived.popleft()
+            if tag == _BELL:
+                continue
+            if tag == _NOTE:
+                if self.on_note is not None:
+                    self.on_note(peer, payload)
+                continue
+            if tag == _CLOSED:
+                self._lose(peer, aborted_words(payload) if payload else "it closed its end", not payload)
+                continue
+            if is_put(tag):
+                request = self.exposed.place(peer, tag, len(payload))
+                if isinstance(request, str):
+                    self._lose(peer, request)
+                    continue
+                self._count(peer, payload)
+                self._hand_over(request, memoryview(payload))
+                continue
+            self._count(peer, payload)
+            mailbox = self._mailboxes[peer, traffic]
+            posted = mailbox.take_posted(tag)
+            if posted is not None:
+                self._hand_over(posted, memoryview(payload))
+            else:
+                mailbox.stage(tag, len(payload)).view[:] = payload
+
+    def wake(self) -> None:
+        """See Transport."""
+        self._deliver(self.rank, _BELL, BEST_EFFORT, b"")
+
+    def abort(self, reason: str) -> None:
+        """See Transport."""
+        self._end(reason_bytes(reason), "this rank has aborted")
+
+    def close(self) -> None:
+        """See Transport."""
+        self._end(b"", "this rank has closed its transport")
+
+    def _end(self, told: bytes, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.on_peer_lost = None  # it knows
+        for peer in self.counters:
+            self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, told)
+            self._lose(peer, reason)
+
+    def _request(
+        self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview, traffic: TrafficClass
+    ) -> Request:
+        if peer not in self.counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG or is_one_sided(tag)):
+            raise address_error(self.rank, self.size, peer, tag)
+        check_traffic_class(traffic)
+        return Request(kind, peer, tag, view)
+
+    def _deliver(self, sender: int, tag: int, traffic: TrafficClass, payload: bytes) -> None:
+        with self._news:
+            self._arrived.append((sender, tag, traffic, payload))
+            self._news.notify()
+
+    def _count(self, peer: int, payload: bytes) -> None:
+        counters = self.counters[peer]
+        counters.messages_received += 1
+        counters.bytes_received += len(payload)
+
+    def _hand_over(self, request: Request, payload: memoryview) -> None:
+        if len(payload) != len(request.view):
+            request.fail(wrong_length(self.rank, request.peer, request.tag, len(payload), len(request.view)))
+            return
+        if payload:
+            request.view[:] = payload
+        request.complete()
+
+    def tell(self, peer: int, data: bytes) -> None:
+        """See TellsOfPeers."""
+        if peer not in self._lost:
+            self._network.transports[peer]._deliver(self.rank, _NOTE, BEST_EFFORT, data)
+
+    def forget(self, peer: int) -> None:
+        """See TellsOfPeers."""
+        on_peer_lost, self.on_peer_lost = self.on_peer_lost, None
+        self._lose(peer, "it was given up")
+        self.on_peer_lost = on_peer_lost
+        del self._lost[peer]
+        for which in [which for which in self._mailboxes if which[0] == peer]:
+            del self._mailboxes[which]
+
+    def _lose(self, peer: int, reason: str, orderly: bool = False) -> None:
+        new = peer not in self._lost
+        error = self._lost.setdefault(peer, PeerLost(self.rank, peer, reason, orderly))
+        for (other, _), mailbox in self._mailboxes.items():
+            if other == peer:
+                mailbox.fail(error)
+        if new and not orderly and self.on_peer_lost is not None:
+            self.on_peer_lost(error)

@@ -1,0 +1,96 @@
+"""Reliable connections of RDMA, several per pair of ranks, by soft-RoCE's cards under the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from testbed.comm.transport.base import TrafficClass
+from testbed.comm.transport.kinds.base import TRANSPORTS, Mends, Packet
+from testbed.comm.transport.kinds.striped import Spread
+from testbed.comm.transport.rdma.card import CardSettings, VerbsCard, ack_timeout_s
+from testbed.comm.transport.rdma.devices import find_card, set_window
+from testbed.comm.transport.rdma.frames import HEADER
+from testbed.comm.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, payload_bytes
+from testbed.comm.transport.rdma.ports import ROCE_PORT, udp_port
+from testbed.comm.transport.rdma.transport import RdmaTransport
+from testbed.comm.transport.sockets import MeshSettings
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.plugins import PluginError
+from testbed.spec.scale import Scale
+
+MOST_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
+
+
+@TRANSPORTS.register("rdma")
+class Rdma(Spread):
+    """stripes: as for Spread. rdma: ack_timeout_s, emulated; window_packets."""
+
+    config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
+    socket_keys: ClassVar[tuple[str, ...]] = ()
+    protocol = "roce"
+    verbs = True
+    modelled = True
+    writes = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if any(one.together is not None for one in self.stripes.values()):
+            expected = "none: queue pairs have windows of their own"
+            raise PluginError(
+                where="transport.stripes", got="together with transport rdma", expected=expected
+            )
+        self.stripes = {
+            name: replace(one, fast_bytes=min(one.fast_bytes, MOST_FAST_BYTES))
+            for name, one in self.stripes.items()
+        }
+
+    @classmethod
+    def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+        """Segments as Spread's; times as all."""
+        rdma = options["rdma"]
+        own = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
+        return {**super().emulated(options, scale), "rdma": own}
+
+    def make(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        distances: Sequence[str],
+    ) -> RdmaTransport:
+        """See TransportKind."""
+        name, gid_index = find_card(addresses[rank][0])
+        set_window(self.options["rdma"]["window_packets"])
+        largest = max(one.fast_bytes for one in self.stripes.values())
+        timeout_s = self.options["rdma"]["ack_timeout_s"]
+        card = VerbsCard(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
+        return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """One of the pair's queue pairs; the first is the fast path."""
+        return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
+
+    def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
+        """Both ends send from the port that stands for the one that would have been dialled, to the same."""
+        return udp_port(dialled), ROCE_PORT
+
+    @property
+    def mends(self) -> Mends:
+        """See TransportKind: cards go back."""
+        timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
+        return Mends("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
+
+    def packet(self, mtu_bytes: int) -> Packet:
+        """See TransportKind."""
+        payload = payload_bytes(mtu_bytes)
+        return Packet(payload, payload + HEADERS_BYTES)
+
+    def written_above(self, distance: str) -> float:
+        """What the fast path does not take."""
+        return self.stripes[distance].fast_bytes
+
+    def overhead(self, distance: str) -> float:
+        """Announcements, of a header each, and immediates are next to nothing."""
+        return HEADER.size / self.stripes[distance].segment_bytes

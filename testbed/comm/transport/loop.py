@@ -1,0 +1,139 @@
+"""What a rank waits for: its sockets, and whoever wants it to wake up; one thread, one epoll instance."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from testbed.clock import clock_here
+from testbed.comm.transport.exact_poll import Events, ExactPoll
+
+# The kernel may add a thousandth of the time asked for, save for real-time processes, which ranks are in a guest. Where
+# it has no exact epoll: that counts milliseconds; select is exact but slower.
+_EXACT_BELOW_S = 0.003
+_EARLY = 0.998
+PR_SET_TIMERSLACK = 29
+
+Handler = Callable[[int], None]
+
+
+class HasDescriptor(Protocol):
+    """A socket, or what else has one."""
+
+    def fileno(self) -> int:
+        """For epoll."""
+
+
+@dataclass
+class StallDetector:
+    """Whether a rank was able to run: it never waits longer than `wait_s`, so who is not back in `gap_s` stood still.
+
+    gaps: (last seen, back again) of each time that it was not; CLOCK_MONOTONIC.
+    """
+
+    wait_s: float
+    gap_s: float
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+
+
+class EventLoop:
+    """Sockets and what to call when they are ready. `wake` is for any thread, or a signal handler."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._exact = ExactPoll(self._epoll.fileno())
+        self._early = 1.0 if clock_here() == "free" else _EARLY
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._handlers: dict[int, Handler] = {self._bell: self._on_bell}
+        self._masks: dict[int, int] = {}
+        self._priorities: dict[int, int] = {}  # of descriptors that come first
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self._epoll.closed
+
+    def poll(self, timeout_s: float | None) -> Events:
+        """What is ready, waiting for it up to `timeout_s` (None: for ever): (descriptor, mask of epoll)."""
+        if timeout_s is None:
+            return self._epoll.poll()
+        # wakes up too early rather than too late; the caller comes again for the rest
+        if self._exact.works:
+            return self._exact.poll(timeout_s * self._early if timeout_s > _EXACT_BELOW_S else timeout_s)
+        if timeout_s > _EXACT_BELOW_S:
+            return self._epoll.poll((math.floor(timeout_s * 995.0 - 1.0) - 0.5) / 1000.0)  # rounded up
+        if timeout_s > 0:
+            readable, _, _ = select.select((self._epoll,), (), (), timeout_s)
+            if not readable:
+                return []
+        return self._epoll.poll(0)
+
+    def handle(self, events: Events) -> None:
+        """Call the handlers, those of the highest priority first."""
+        if self._priorities and len(events) > 1:
+            events.sort(key=lambda event: -self._priorities.get(event[0], 0))
+        handlers = self._handlers
+        for descriptor, mask in events:
+            handler = handlers.get(descriptor)
+            if handler is not None:
+                handler(mask)
+
+    def watch(self, sock: HasDescriptor, mask: int, handler: Handler, priority: int = 0) -> None:
+        """Have `handler` called for these events of the socket; 0 for no longer."""
+        descriptor = sock.fileno()
+        before = self._masks.get(descriptor, 0)
+        if not mask:
+            if before:
+                self._epoll.unregister(descriptor)
+                del self._masks[descriptor], self._handlers[descriptor]
+                self._priorities.pop(descriptor, None)
+            return
+        if mask != before:
+            if before:
+                self._epoll.modify(descriptor, mask)
+            else:
+                self._epoll.register(descriptor, mask)
+            self._masks[descriptor] = mask
+        self._handlers[descriptor] = handler
+        if priority:
+            self._priorities[descriptor] = priority
+
+    def handler_of(self, sock: socket.socket) -> Handler:
+        """What is called for a socket that is watched."""
+        return self._handlers[sock.fileno()]
+
+    def wake(self) -> None:
+        """Have `poll` return."""
+        with contextlib.suppress(OSError):  # closed meanwhile
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if not self._epoll.closed:
+            self._epoll.close()
+            os.close(self._bell)
+            self._bell = -1
+
+    def _on_bell(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+
+def sharpen_timers() -> None:
+    """Have the kernel wake this thread when its time has come, not up to 50 us later as it does by default.
+
+    Waiting for sockets it allows itself a thousandth of the time-out on top, save for real-time processes. Where
+    computing takes no time, that class costs nobody anything.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
+    if clock_here() == "free":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,0 +1,292 @@
+"""Messages in chunks, copied through a window of slots."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from testbed.comm.transport.base import (
+    BEST_EFFORT,
+    PeerCounters,
+    Request,
+    TrafficClass,
+    Transport,
+    TransportError,
+    check_writable,
+)
+from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
+from testbed.comm.transport.mailbox import WrongLength, wrong_length
+from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
+from testbed.comm.transport.software import Slots
+
+_PREFIX = struct.Struct("<Q")
+
+
+class StagedTransport(Layer):
+    """Messages go in chunks through slots: copied into one at the sender, out of one at the receiver, which frees it.
+
+    As NCCL's copy-based transfers, whose slots are a window: no more than slots x chunk bytes of a message are under
+    way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. announced: slots
+    are free once the receiver waits for the message, as those of NCCL's network plugins are, else from the beginning;
+    then messages of a tag that are waited for have the slots together, in their order. After a message of more than a
+    chunk that did not fit its receive, what comes with the same tag makes no sense.
+    """
+
+    def __init__(
+        self, inner: Transport, chunk_bytes: int = 256 * 1024, slots: int = 8, announced: bool = False
+    ) -> None:
+        super().__init__(inner)
+        self.chunk_bytes = chunk_bytes
+        self.slots = slots
+        self.announced = announced
+        # by line and tag, of which slots the receiver has said that they are free, and no chunk has gone into yet
+        self._free: Counter[tuple[Line, int]] = Counter()
+        # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
+        self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
+        self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
+        self._windows: dict[tuple[Line, int], _Window] = {}  # where slots are announced
+        # whole messages, and prefixes as headers
+        self._tally = {peer: PeerCounters() for peer in inner.counters}
+        self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
+
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        self._check(peer, tag)
+        line = (peer, traffic)
+        chunks = _Chunks(Request("send", peer, tag, view), self.chunk_bytes)
+        error = self._listen(line) if self.announced or chunks.count > self.slots else None
+        if error is not None:
+            chunks.end(error)
+            return chunks.request
+        queue = self._sends.setdefault((line, tag), deque())
+        queue.append(chunks)
+        if len(queue) == 1:
+            self._begin_send(line, tag)
+        self._catch_up()
+        return chunks.request
+
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        self._check(peer, tag)
+        check_writable(view)
+        line = (peer, traffic)
+        chunks = _Chunks(Request("recv", peer, tag, view), self.chunk_bytes)
+        queue = self._receives.setdefault((line, tag), deque())
+        queue.append(chunks)
+        if self.announced:
+            window = self._windows.setdefault((line, tag), _Window())
+            window.waiting += chunks.count
+            self._announce(line, tag)
+        if len(queue) == 1:
+            self._begin_receive(line, tag)
+        self._catch_up()
+        return chunks.request
+
+    @property
+    def unfinished(self) -> bool:
+        """See Layer."""
+        return bool(self._sends)
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """See Layer; prefixes count as headers."""
+        found = {}
+        for peer, raw in super().counters.items():
+            whole, chunks = self._tally[peer], self._chunk_tally[peer]
+            sent, received = _PREFIX.size * chunks.messages_sent, _PREFIX.size * chunks.messages_received
+            found[peer] = replace(
+                raw,
+                messages_sent=raw.messages_sent - chunks.messages_sent + whole.messages_sent,
+                messages_received=raw.messages_received - chunks.messages_received + whole.messages_received,
+                bytes_sent=raw.bytes_sent - sent,
+                bytes_received=raw.bytes_received - received,
+                header_bytes_sent=raw.header_bytes_sent + sent,
+                header_bytes_received=raw.header_bytes_received + received,
+            )
+        return found
+
+    def on_note(self, line: Line, tag: int, number: int) -> None:
+        """The receiver has freed slots, of the oldest message of this tag that waits for one."""
+        key = line, tag
+        if key in self._sends or (self.announced and (key in self._free or len(self._free) < MOST_NOTES)):
+            self._free[key] += number
+            self._fill_slots(line, tag)
+
+    def forget(self, peer: int) -> None:
+        """See Layer."""
+        super().forget(peer)
+        for key in [key for key in self._free if key[0][0] == peer]:
+            del self._free[key]
+
+    def on_lost(self, line: Line, error: TransportError) -> None:
+        """No slot will become free."""
+        for other, tag in [key for key in self._sends if key[0] == line]:
+            for chunks in self._sends.pop((other, tag)):
+                chunks.end(error)
+
+    # ---- sending
+
+    def _begin_send(self, line: Line, tag: int) -> None:
+        """The first message of this tag in turn has all slots."""
+        if not self.announced:
+            self._free[line, tag] = min(self.slots, self._sends[line, tag][0].count)
+        self._fill_slots(line, tag)
+
+    def _fill_slots(self, line: Line, tag: int) -> None:
+        queue = self._sends.get((line, tag))
+        while queue and self._free[line, tag]:
+            self._free[line, tag] -= 1
+            self._send_chunk(line, queue[0])
+            self._next_send(line, tag)
+            queue = self._sends.get((line, tag))
+        if not self._free[line, tag]:
+            del self._free[line, tag]
+
+    def _next_send(self, line: Line, tag: int) -> None:
+        queue = self._sends.get((line, tag))
+        if queue and queue[0].begun == queue[0].count:
+            queue.popleft()
+            if queue:
+                self._begin_send(line, tag)
+            else:
+                del self._sends[line, tag]
+
+    def _send_chunk(self, line: Line, chunks: _Chunks) -> None:
+        peer, traffic = line
+        request = chunks.request
+        start, end = chunks.next_bounds()
+        slot = bytearray(_PREFIX.size + end - start)
+        _PREFIX.pack_into(slot, 0, len(request.view))
+        slot[_PREFIX.size :] = request.view[start:end]
+        self._copied[peer] += end - start
+
+        def sent(inner: Request) -> None:
+            if inner.error is not None:
+                chunks.end(inner.error)
+                return
+            self._chunk_tally[peer].messages_sent += 1
+            chunks.done += 1
+            if chunks.done == chunks.count:
+                self._tally[peer].messages_sent += 1
+                chunks.end(None)
+
+        self._after(self.inner.isend(peer, request.tag, memoryview(slot), traffic), sent)
+
+    # ---- receiving
+
+    def _begin_receive(self, line: Line, tag: int) -> None:
+        """The first chunk tells whether the message is what is expected; then there is room for others."""
+        chunks = self._receives[line, tag][0]
+        self._receive_chunk(line, chunks)
+        self._next_receive(line, tag)
+
+    def _announce(self, line: Line, tag: int) -> None:
+        """Say of as many slots as there are that they are free, for chunks that are waited for."""
+        window = self._windows[line, tag]
+        number = min(window.waiting, self.slots - window.free)
+        if number > 0:
+            window.waiting -= number
+            window.free += number
+            self._note(line, tag, number)
+        if not window.free:
+            del self._windows[line, tag]
+
+    def _next_receive(self, line: Line, tag: int) -> None:
+        queue = self._receives.get((line, tag))
+        if queue and (queue[0].begun == queue[0].count or queue[0].request.done):
+            queue.popleft()
+            if queue:
+                self._begin_receive(line, tag)
+            else:
+                del self._receives[line, tag]
+
+    def _receive_chunk(self, line: Line, chunks: _Chunks) -> None:
+        peer, traffic = line
+        request = chunks.request
+        start, end = chunks.next_bounds()
+        slot = bytearray(_PREFIX.size + end - start)
+
+        def come(inner: Request) -> None:
+            error = inner.error
+            total = _PREFIX.unpack_from(slot)[0] if error is None else 0
+            if isinstance(error, WrongLength):
+                got = error.got_bytes - _PREFIX.size
+                error = wrong_length(self.rank, peer, request.tag, got, len(request.view))
+            elif error is None and total != len(request.view):
+                error = wrong_length(self.rank, peer, request.tag, total, len(request.view))
+            if error is not None or request.done:
+                chunks.end(error)
+                self._next_receive(line, request.tag)
+                return
+            if end > start:
+                request.view[start:end] = memoryview(slot)[_PREFIX.size :]
+            self._copied[peer] += end - start
+            self._chunk_tally[peer].messages_received += 1
+            chunks.done += 1
+            if self.announced:
+                self._windows[line, request.tag].free -= 1
+                self._announce(line, request.tag)
+            elif chunks.done <= chunks.count - self.slots:  # the sender waits for a slot
+                self._note(line, request.tag, 1)
+            while chunks.begun < chunks.count and chunks.begun - chunks.done < self.slots:
+                self._receive_chunk(line, chunks)
+            self._next_receive(line, request.tag)
+            if chunks.done == chunks.count:
+                self._tally[peer].messages_received += 1
+                chunks.end(None)
+
+        self._after(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), come)
+
+
+@dataclass
+class _Window:
+    """Of one tag: chunks that are waited for and have no slot yet; slots that are free, or filled and not read."""
+
+    waiting: int = 0
+    free: int = 0
+
+
+class _Chunks:
+    """A message cut in chunks: how many have begun their way, how many have ended it."""
+
+    def __init__(self, request: Request, chunk_bytes: int) -> None:
+        self.request = request
+        self.count = max(1, -(-len(request.view) // chunk_bytes))
+        self.begun = 0
+        self.done = 0
+        self._chunk_bytes = chunk_bytes
+
+    def next_bounds(self) -> tuple[int, int]:
+        """Offsets of the next chunk."""
+        start = self.begun * self._chunk_bytes
+        self.begun += 1
+        return start, min(start + self._chunk_bytes, len(self.request.view))
+
+    def end(self, error: TransportError | None) -> None:
+        """The request is over; only the first call counts."""
+        if self.request.done:
+            return
+        if error is not None:
+            self.request.fail(error)
+        else:
+            self.request.complete()
+
+
+@PROTOCOLS.register("staged")
+class Staged(MessageProtocol):
+    """Messages go in chunks, copied through a window of slots."""
+
+    modelled = True
+    copies = True
+
+    @staticmethod
+    def over(transport: Transport) -> Transport:
+        """See StagedTransport."""
+        return StagedTransport(transport)
+
+    @classmethod
+    def through(cls, transport: Transport, slots: Slots) -> Transport:
+        """See StagedTransport."""
+        return StagedTransport(transport, slots.chunk_bytes, slots.count, slots.announced)

@@ -1,0 +1,337 @@
+"""A rank's card, over pyverbs: soft-RoCE's, or any that libibverbs knows, told by the address of its interface.
+
+Completions are events of a channel: a program that looks for them again and again would hold up the virtual clock.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.clock import private_memory
+from testbed.comm.transport.base import TransportError
+from testbed.comm.transport.buffer_address import address_of
+from testbed.comm.transport.rdma.devices import DEVICES
+from testbed.comm.transport.rdma.immediates import Immediate, pack
+from testbed.comm.transport.rdma.ports import flow_label
+from testbed.comm.transport.rdma.pyverbs import pyverbs
+from testbed.comm.transport.rdma.verbs import (
+    RECEIVED,
+    SENT,
+    WRITTEN,
+    Address,
+    CardCounts,
+    Completion,
+    QueuePair,
+)
+
+# of infiniband/verbs.h
+_RELIABLE = 2  # IBV_QPT_RC
+_LOCAL_WRITE, _REMOTE_WRITE = 1, 2  # IBV_ACCESS_...
+_WRITE_IMM, _SEND_IMM = 1, 3  # IBV_WR_...
+_SIGNALED = 2  # IBV_SEND_SIGNALED
+_RECV, _RECV_WRITE = 128, 129  # IBV_WC_...
+_FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
+_STATUS = {
+    4: "a local protection error",
+    5: "its work was flushed",
+    9: "the peer takes no such request",
+    10: "the peer does not let this memory be written",
+    11: "the peer could not do it",
+    12: "sent again and again, never acknowledged",
+    13: "the peer has no room to receive, again and again",
+}
+_ACK_UNIT_S = 4.096e-6
+_MOST_EXPONENT = 31
+_RETRIES = _FOR_EVER = 7  # the most; of a receiver without room it means for ever
+_LEAST_RNR_TIMER = 1  # 10 us
+_COMPLETIONS = 1 << 14
+_AT_ONCE = 64
+_WRITES = 1 << 32  # numbers of work from here on are writes, below slots
+
+# of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
+_COUNTERS = ("rcvd_pkts", "completer_retry_err", "out_of_seq_request", "duplicate_request")
+
+_making = threading.Lock()  # descriptors of completion channels are told by what is new
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """name: the device's. gid_index: of its port's addresses.
+
+    slot_bytes: of a small message with its header. slots: that it is received into, and as many from which it is sent.
+    writes: of peers that may come before this rank has looked. ack_timeout_s: until what is not acknowledged is sent
+    again; cards know powers of two of 4.096 us.
+    """
+
+    name: str
+    gid_index: int
+    slot_bytes: int
+    slots: int = 512
+    writes: int = 1 << 13
+    ack_timeout_s: float = 0.067
+
+
+def timeout_exponent(timeout_s: float) -> int:
+    """The least time that a card knows and that is not less. 0 is for ever, to a card, and never given."""
+    return next(
+        (n for n in range(1, _MOST_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MOST_EXPONENT
+    )
+
+
+def ack_timeout_s(timeout_s: float) -> float:
+    """What a card makes of it."""
+    return math.ldexp(_ACK_UNIT_S, timeout_exponent(timeout_s))
+
+
+class VerbsCard:
+    """See verbs.Card. TransportError where there is none."""
+
+    def __init__(self, settings: CardSettings) -> None:
+        self.settings = settings
+        self.slot_bytes = settings.slot_bytes
+        try:
+            device, cq, wr, mr, srq = (pyverbs(name) for name in ("device", "cq", "wr", "mr", "srq"))
+        except ImportError as error:
+            raise TransportError(str(error)) from None
+        self._wr, self._mr = wr, mr
+        try:
+            self._fileno = -1
+            self._open(device, cq)
+            self.gid = str(self._context.query_gid(port_num=1, index=settings.gid_index).gid)
+            self._mtu = int(self._context.query_port(1).active_mtu)
+            self._domain = pyverbs("pd").PD(self._context)
+            self._make_queue(cq)
+            count = settings.slots
+            self._memory = memoryview(private_memory(2 * count * self.slot_bytes))
+            self._base = address_of(self._memory)
+            self._known = mr.MR(self._domain, len(self._memory), _LOCAL_WRITE, address=self._base)
+            # small messages into slots; writes of peers take nothing but the event
+            self._small = srq.SRQ(self._domain, srq.SrqInitAttr(srq.SrqAttr(max_wr=count, max_sge=1)))
+            self._written = srq.SRQ(
+                self._domain, srq.SrqInitAttr(srq.SrqAttr(max_wr=settings.writes, max_sge=1))
+            )
+        except Exception as error:  # whatever pyverbs raises
+            raise TransportError(f"RDMA device {settings.name}: {error}") from None
+        for number in range(count):
+            self.free(number)
+        # a write puts nothing there, but pyverbs wants a place
+        self._nothing = wr.RecvWR(wr_id=0, num_sge=1, sg=[wr.SGE(self._base, 1, self._known.lkey)])
+        for _ in range(settings.writes):
+            self._written.post_recv(self._nothing)
+        self._unsent = list(range(count, 2 * count))  # slots to send from
+        self._sending: dict[int, int] = {}  # those that are under way, by queue pair
+
+    def _open(self, device: Any, cq: Any) -> None:
+        """The device, and a channel of completions; a device has such a descriptor, too."""
+        with _making:
+            self._context = device.Context(name=self.settings.name)
+            before = _event_descriptors()
+            self._channel = cq.CompChannel(self._context)
+            (self._fileno,) = _event_descriptors() - before
+
+    def _make_queue(self, cq: Any) -> None:
+        self._news = select.poll()
+        self._news.register(self._fileno, select.POLLIN)
+        self._queue = cq.CQ(self._context, _COMPLETIONS, None, self._channel, 0)
+        self._queue.req_notify()
+
+    def fileno(self) -> int:
+        """See Card."""
+        return self._fileno
+
+    def queue_pair(self, fast: bool, depth: int, port: int, dscp: int) -> QueuePair:
+        """See Card."""
+        return VerbsQueuePair(self, self._small if fast else self._written, depth, port, dscp)
+
+    def send(self, queue_pair: QueuePair, header: bytes, body: bytes | memoryview) -> bool:
+        """See Card."""
+        if not self._unsent:
+            return False
+        slot = self._unsent.pop()
+        self._sending[slot] = queue_pair.number
+        start, size_bytes = slot * self.slot_bytes, len(header) + len(body)
+        self._memory[start : start + len(header)] = header
+        if body:
+            self._memory[start + len(header) : start + size_bytes] = body
+        assert isinstance(queue_pair, VerbsQueuePair)
+        piece = self._wr.SGE(self._base + start, size_bytes, self._known.lkey)
+        queue_pair.post(_SEND_IMM, slot, piece, pack(Immediate(fast=True)))
+        return True
+
+    def register(self, address: int, size_bytes: int, writable: bool) -> VerbsRegion:
+        """See Card."""
+        access = _LOCAL_WRITE | _REMOTE_WRITE if writable else 0
+        try:
+            return VerbsRegion(self._mr.MR(self._domain, size_bytes, access, address=address))
+        except Exception as error:
+            raise TransportError(
+                f"RDMA device {self.settings.name}: {size_bytes} bytes of memory: {error}"
+            ) from None
+
+    def slot(self, number: int) -> memoryview:
+        """See Card."""
+        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def free(self, number: int) -> None:
+        """See Card."""
+        piece = self._wr.SGE(self._base + number * self.slot_bytes, self.slot_bytes, self._known.lkey)
+        self._small.post_recv(self._wr.RecvWR(wr_id=number, num_sge=1, sg=[piece]))
+
+    def completions(self) -> list[Completion]:
+        """See Card."""
+        if self._news.poll(0):  # ask for the next event before looking, so that none is missed
+            self._channel.get_cq_event(self._queue)
+            self._queue.ack_events(1)
+            self._queue.req_notify()
+        found: list[Completion] = []
+        while True:
+            count, entries = self._queue.poll(_AT_ONCE)
+            found += [one for entry in entries if (one := self._completion(entry)) is not None]
+            if count < _AT_ONCE:
+                return found
+
+    def _completion(self, entry: Any) -> Completion | None:
+        failed = _STATUS.get(entry.status, f"status {entry.status}") if entry.status else ""
+        if entry.opcode & _RECV and not failed:
+            if entry.opcode == _RECV_WRITE:
+                self._written.post_recv(self._nothing)
+                immediate = socket.ntohl(entry.imm_data)
+                return Completion(WRITTEN, entry.qp_num, 0, immediate, entry.byte_len)
+            return Completion(RECEIVED, entry.qp_num, entry.wr_id, 0, entry.byte_len)
+        if entry.status == _FLUSHED:  # what waited when a queue pair ended
+            return None
+        if entry.wr_id < _WRITES:
+            if self._sending.pop(entry.wr_id, None) is None:
+                return None
+            self._unsent.append(entry.wr_id)
+            return Completion(SENT, entry.qp_num, 0, failed=failed)
+        return Completion(SENT, entry.qp_num, entry.wr_id - _WRITES, failed=failed)
+
+    def ended(self, queue_pair: int) -> None:
+        """Of what it had under way nothing more is heard."""
+        for slot in [slot for slot, sender in self._sending.items() if sender == queue_pair]:
+            del self._sending[slot]
+            self._unsent.append(slot)
+
+    def counts(self) -> CardCounts | None:
+        """See Card."""
+        folder = DEVICES / self.settings.name / "ports/1/hw_counters"
+        try:
+            return CardCounts(*(int((folder / name).read_text()) for name in _COUNTERS))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """See Card."""
+        if self._fileno >= 0:
+            self._fileno = -1
+            self._context.close()  # and all that was made of it
+
+
+class VerbsRegion:
+    """See verbs.Region."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+        self.key, self.remote_key = int(made.lkey), int(made.rkey)
+
+    def close(self) -> None:
+        """See Region."""
+        self._made.close()
+
+
+class VerbsQueuePair:
+    """See verbs.QueuePair."""
+
+    def __init__(self, card: VerbsCard, receives: Any, depth: int, port: int, dscp: int) -> None:
+        qp = pyverbs("qp")
+        self._card, self._port, self._dscp = card, port, dscp
+        settings = qp.QPInitAttr(
+            qp_type=_RELIABLE,
+            scq=card._queue,
+            rcq=card._queue,
+            srq=receives,
+            cap=qp.QPCap(max_send_wr=depth, max_recv_wr=0, max_send_sge=1, max_recv_sge=0),
+            sq_sig_all=1,
+        )
+        try:
+            self._made = qp.QP(card._domain, settings)
+        except Exception as error:
+            raise TransportError(f"RDMA device {card.settings.name}: a queue pair: {error}") from None
+        self.number = int(self._made.qp_num)
+
+    @property
+    def address(self) -> Address:
+        """See QueuePair."""
+        return Address(self._card.gid, self.number)
+
+    def connect(self, peer: Address) -> None:
+        """See QueuePair."""
+        addr, qp = pyverbs("addr"), pyverbs("qp")
+        card = self._card
+        try:
+            route = addr.GlobalRoute(
+                dgid=addr.GID(peer.gid),
+                sgid_index=card.settings.gid_index,
+                flow_label=flow_label(self._port),
+                hop_limit=64,
+                traffic_class=self._dscp << 2,
+            )
+            wanted = qp.QPAttr(port_num=1)
+            wanted.qp_access_flags = _LOCAL_WRITE | _REMOTE_WRITE
+            wanted.dest_qp_num = peer.number
+            wanted.path_mtu = card._mtu
+            wanted.max_rd_atomic = wanted.max_dest_rd_atomic = 1
+            wanted.min_rnr_timer = _LEAST_RNR_TIMER
+            wanted.timeout = timeout_exponent(card.settings.ack_timeout_s)
+            wanted.retry_cnt, wanted.rnr_retry = _RETRIES, _FOR_EVER
+            wanted.ah_attr = addr.AHAttr(port_num=1, is_global=True, gr=route, dlid=0)
+            self._made.to_rts(wanted)
+        except Exception as error:
+            raise TransportError(f"RDMA device {card.settings.name}: connecting: {error}") from None
+
+    def write(
+        self, number: int, address: int, size_bytes: int, key: int, to: int, remote_key: int, immediate: int
+    ) -> None:
+        """See QueuePair."""
+        piece = self._card._wr.SGE(address, size_bytes, key)
+        self.post(_WRITE_IMM, _WRITES + number, piece, immediate, (remote_key, to))
+
+    def post(
+        self, kind: int, number: int, piece: Any, immediate: int, into: tuple[int, int] | None = None
+    ) -> None:
+        """One piece of work, with an immediate; into: a peer's memory, by key and address."""
+        work = self._card._wr.SendWR(
+            wr_id=number,
+            opcode=kind,
+            num_sge=1,
+            sg=[piece],
+            imm_data=socket.htonl(immediate),
+            send_flags=_SIGNALED,
+        )
+        if into is not None:
+            work.set_wr_rdma(*into)
+        self._made.post_send(work)
+
+    def close(self) -> None:
+        """See QueuePair."""
+        self._made.close()
+        self._card.ended(self.number)
+
+
+def _event_descriptors() -> set[int]:
+    """Completion channels of this process: pyverbs does not tell their descriptors."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[infinibandevent]":
+                found.add(int(name))
+        except OSError:
+            pass
+    return found

@@ -1,0 +1,56 @@
+"""Which of a machine's cards with verbs is a rank's: the one that has its address."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from pathlib import Path
+
+from testbed.comm.transport.base import TransportError
+
+DEVICES = Path("/sys/class/infiniband")
+WINDOW = Path("/sys/module/rdma_rxe/parameters/max_unacked_psns")
+_APPEARS_S, _LOOK_S = 2.0, 0.002  # a card takes an interface's addresses when the kernel finds time
+_MOST_ADDRESSES = 4
+
+_known: dict[str, tuple[str, int]] = {}  # for all ranks of a process
+
+
+def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) -> tuple[str, int]:
+    """The name of the card with this IPv4 address, and the address's index on it. TransportError."""
+    deadline_s = time.monotonic() + patience_s
+    while ip not in _known:
+        _known.update(_addresses(devices))
+        if ip not in _known:
+            if time.monotonic() >= deadline_s:
+                raise TransportError(
+                    f"RDMA: no card with verbs has the address {ip}; hosts have one under the virtual clock, with "
+                    "`transport.kind: rdma`: see docs/rdma.md"
+                )
+            time.sleep(_LOOK_S)
+    return _known[ip]
+
+
+def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
+    """All IPv4 addresses of all cards, which stand there as mapped ones of IPv6."""
+    found: dict[str, tuple[str, int]] = {}
+    for device in sorted(devices.iterdir()) if devices.exists() else ():
+        for index in range(_MOST_ADDRESSES):
+            try:
+                gid = (device / "ports/1/gids" / str(index)).read_text().strip()
+                kind = (device / "ports/1/gid_attrs/types" / str(index)).read_text().strip()
+                mapped = ipaddress.IPv6Address(gid).ipv4_mapped
+            except (OSError, ValueError):  # none of that number
+                continue
+            if mapped is not None and kind == "RoCE v2":
+                found[str(mapped)] = device.name, index
+    return found
+
+
+def set_window(packets: int) -> None:
+    """How many packets each queue pair may have under way, of all cards of this kernel. TransportError."""
+    try:
+        if int(WINDOW.read_text()) != packets:
+            WINDOW.write_text(f"{packets}\n")
+    except OSError as error:
+        raise TransportError(f"RDMA: {WINDOW}: {error.strerror}; the window is 128 packets here") from None

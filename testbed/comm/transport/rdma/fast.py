@@ -1,0 +1,70 @@
+"""The fast path of a pair: one queue pair for small messages, and for all that peers say about large ones."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from testbed.comm.transport.rdma.frames import Frame, pack
+from testbed.comm.transport.rdma.verbs import Card, QueuePair
+
+
+class FastPath:
+    """What is said before there is a queue pair, or when the card has no room, goes later, in its order."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.queue_pair: QueuePair | None = None
+        self._card: Card | None = None
+        self._waiting: deque[tuple[bytes, bytes]] = deque()
+        self._outstanding = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something has not arrived yet."""
+        return bool(self._waiting or self._outstanding)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the card had no room."""
+        return self.ready and bool(self._waiting)
+
+    def attach(self, card: Card, queue_pair: QueuePair) -> None:
+        """There is one; the peer's end of it may not be ready."""
+        self._card, self.queue_pair = card, queue_pair
+
+    def start(self) -> None:
+        """The peer's end is ready."""
+        self.ready = True
+        self.flush()
+
+    def say(self, frame: Frame, payload: memoryview | None = None) -> None:
+        """A frame; its payload may change when this returns."""
+        header, body = pack(frame), payload if payload is not None else b""
+        if not self.ready or self._waiting or not self._post(header, body):
+            self._waiting.append((header, bytes(body)))
+
+    def flush(self) -> None:
+        """What waited, as far as the card takes it."""
+        while self._waiting and self.ready and self._post(*self._waiting[0]):
+            self._waiting.popleft()
+
+    def _post(self, header: bytes, body: bytes | memoryview) -> bool:
+        assert self._card is not None
+        assert self.queue_pair is not None
+        if not self._card.send(self.queue_pair, header, body):
+            return False
+        self._outstanding += 1
+        return True
+
+    def on_sent(self) -> None:
+        """One has arrived."""
+        self._outstanding -= 1
+        self.flush()
+
+    def close(self) -> None:
+        """Nothing more goes."""
+        self.ready = False
+        self._waiting.clear()
+        self._outstanding = 0
+        if self.queue_pair is not None:
+            self.queue_pair.close()

@@ -1,0 +1,226 @@
+"""One rank's pairs over RDMA; see Transport for the messages.
+
+Each pair has a TCP connection beside its queue pairs, by which they find each other and part: see `control`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from testbed.comm.transport.base import MAX_TAG, TrafficClass, TransportError
+from testbed.comm.transport.channels import StripeSettings
+from testbed.comm.transport.mesh import Mesh
+from testbed.comm.transport.rdma import frames, immediates
+from testbed.comm.transport.rdma.control import Control
+from testbed.comm.transport.rdma.pair import Pair
+from testbed.comm.transport.rdma.ports import udp_port
+from testbed.comm.transport.rdma.regions import Regions
+from testbed.comm.transport.rdma.verbs import RECEIVED, SENT, Address, Card, Completion, QueuePair
+from testbed.comm.transport.sockets import MeshSettings
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.comm.transport.wire_counts import WireCounts
+
+FAST_DEPTH = 4096
+CARD_COUNTS = ("went_back", "out_of_sequence")  # of CardCounts, while a run goes on
+
+PairKey = tuple[int, TrafficClass]
+
+
+class RdmaTransport(Mesh):
+    """rank, addresses, settings, stripes, listener: as for StripedTransport. card: this rank's own.
+
+    Raises TransportError when a setting does not take.
+    """
+
+    counts_payload = False  # cards move it past the kernel
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        card: Card,
+        stripes: Callable[[int], StripeSettings] | None = None,
+        *,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self._stripes = stripes or (lambda peer: StripeSettings())
+        self._card = card
+        self._regions = Regions(card)
+        self._pairs: dict[PairKey, Pair] = {}
+        self._queue_pairs: dict[PairKey, list[QueuePair]] = {}
+        self._owners: dict[int, Pair] = {}  # of queue pairs, by their numbers
+        try:
+            super().__init__(rank, addresses, settings, listener, eager=False)
+            self._loop.watch(card, select.EPOLLIN, self._on_completions)
+        except BaseException:
+            card.close()
+            raise
+
+    # ---- see Mesh
+
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+        pair = self._pairs.get((peer, traffic))
+        if pair is None or not 0 <= tag <= MAX_TAG:
+            self._check_address(peer, tag)
+        if pair is None or (pair.lost is None and not pair.fast.ready):
+            self._stream(peer, ConnectionKey(traffic))
+        return self._pairs[peer, traffic]
+
+    def _make_stream(self, peer: int, key: ConnectionKey) -> Control:
+        if key.channel or key.channels:
+            raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
+        counters, staged = self._counters[peer], self.settings.max_staged_bytes
+        pair = Pair(self.rank, peer, self._stripes(peer), staged, counters, self.exposed)
+        self._pairs[peer, key.traffic] = pair
+        control = Control(self.rank, peer, staged, counters, self.exposed)
+        control.on_join = lambda: self._on_join(peer, key.traffic, control)
+        control.on_where = lambda where: self._on_where(peer, key.traffic, control, where)
+        control.on_ready = pair.start
+        control.busy = lambda: not pair.may_part
+        control.on_end = lambda error: self._on_end(peer, key.traffic, error)
+        return control
+
+    def _keys(self, peer: int) -> list[ConnectionKey]:
+        return [ConnectionKey()]
+
+    def _drop(self, peer: int) -> None:
+        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
+            del self._pairs[which]
+
+    def _before_goodbye(self, deadline_s: float) -> None:
+        self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)
+
+    def _give_back(self) -> None:
+        super()._give_back()
+        self._card.close()
+
+    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
+        """See Mesh. What a card receives is counted by IP, and a rank's own; what it sends IP's protocols do not count.
+
+        Bytes of neither are told.
+        """
+        found, counts = super().wire_counts(peers), self._card.counts()
+        if found is None or counts is None:
+            return None
+        return found.plus(WireCounts(segments_in=counts.received))
+
+    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """See Mesh: of the connection beside the queue pairs. Bytes are messages'; a card counts for all its peers."""
+        counts = self._card.counts()
+        own = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
+        return [
+            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **own})
+            for peer, key, figures in super().glances()
+        ]
+
+    def socket_info(self) -> list[dict[str, Any]]:
+        """See Mesh; the same of the card in each entry."""
+        counts = self._card.counts()
+        own = {} if counts is None else {"card": counts._asdict()}
+        return [{**entry, **own} for entry in super().socket_info()]
+
+    @property
+    def registered(self) -> int:
+        """How often memory had to be registered with the card."""
+        return self._regions.registered
+
+    # ---- finding each other
+
+    def _on_join(self, peer: int, traffic: TrafficClass, control: Control) -> None:
+        """The peer can be told where its queue pairs' other ends are."""
+        pair, settings = self._pairs[peer, traffic], self._stripes(peer)
+        try:
+            fast = self._queue_pair(peer, traffic, 0, FAST_DEPTH)
+            writing = [
+                self._queue_pair(peer, traffic, 1 + channel, settings.outstanding)
+                for channel in range(settings.connections)
+            ]
+        except TransportError as error:
+            control.fail(error)
+            return
+        self._queue_pairs[peer, traffic] = [fast, *writing]
+        for queue_pair in (fast, *writing):
+            self._owners[queue_pair.number] = pair
+        pair.attach(self._card, fast, writing, self._regions)
+        gid = fast.address.gid
+        control.tell_where({"gid": gid, "numbers": [one.number for one in (fast, *writing)]})
+
+    def _queue_pair(self, peer: int, traffic: TrafficClass, number: int, depth: int) -> QueuePair:
+        dialler, listener = max(self.rank, peer), min(self.rank, peer)
+        # 0 is the fast path, and each of the others a channel of its own
+        key = ConnectionKey(traffic, number, 1 + self._stripes(peer).connections)
+        port = udp_port(self.settings.local_port(dialler, listener, key))
+        return self._card.queue_pair(number == 0, depth, port, traffic.dscp)
+
+    def _on_where(self, peer: int, traffic: TrafficClass, control: Control, where: dict[str, Any]) -> None:
+        own = self._queue_pairs[peer, traffic]
+        gid, numbers = where.get("gid"), where.get("numbers")
+        if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(own):
+            expected = f"{len(own)} queue pairs and a gid"
+            control.fail(f"its queue pairs: got {where}, expected {expected}")
+            return
+        try:
+            for queue_pair, number in zip(own, numbers, strict=True):
+                queue_pair.connect(Address(gid, int(number)))
+        except (TransportError, ValueError) as error:
+            control.fail(f"its queue pairs: {error}")
+            return
+        control.tell_ready()
+
+    def _on_end(self, peer: int, traffic: TrafficClass, error: TransportError) -> None:
+        """The peer has gone: what it wrote before is there."""
+        self._take_completions()
+        self._pairs[peer, traffic].fail(error)
+        for queue_pair in self._queue_pairs.pop((peer, traffic), ()):
+            self._owners.pop(queue_pair.number, None)
+
+    # ---- what the card tells
+
+    def _on_completions(self, mask: int) -> None:
+        self._take_completions()
+        for (peer, traffic), pair in list(self._pairs.items()):
+            if pair.fast.blocked:
+                pair.fast.flush()
+            if pair.may_part:
+                self._streams[peer, ConnectionKey(traffic)].go_on()  # it may have waited to part
+
+    def _take_completions(self) -> None:
+        for completion in self._card.completions():
+            pair = self._owners.get(completion.queue_pair)
+            if pair is None or pair.lost is not None:
+                if completion.kind == RECEIVED and not completion.failed:
+                    self._card.free(completion.number)
+                continue
+            if words := self._wrong(pair, completion):
+                self._fail(pair, words)
+
+    def _wrong(self, pair: Pair, completion: Completion) -> str:
+        """Have the pair take it; what is wrong with it, empty where nothing is."""
+        kind, queue_pair, number, immediate, size_bytes, failed = completion
+        if failed:
+            return f"its card does not answer: {failed}" if kind == SENT else f"a receive failed: {failed}"
+        if kind == SENT:
+            if number:
+                pair.on_sent(queue_pair, number)
+            else:
+                pair.fast.on_sent()
+            return ""
+        if kind != RECEIVED:
+            return pair.on_written(immediates.unpack(immediate), size_bytes)
+        data = self._card.slot(number)[:size_bytes]
+        try:
+            return pair.on_frame(frames.unpack(data), data[frames.HEADER.size :])
+        except ValueError as error:
+            return f"it sent {error}"
+        finally:
+            self._card.free(number)
+
+    def _fail(self, pair: Pair, words: str) -> None:
+        for which, other in self._pairs.items():
+            if other is pair:
+                self._streams[which[0], ConnectionKey(which[1])].fail(words)
+                return

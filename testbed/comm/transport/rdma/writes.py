@@ -1,0 +1,125 @@
+"""Messages on their way out: cut into segments, which go round a pair's queue pairs as long as these have room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from testbed.comm.transport.base import Request
+from testbed.comm.transport.channels import StripeSettings
+from testbed.comm.transport.rdma.frames import Frame
+from testbed.comm.transport.rdma.immediates import Immediate, pack
+from testbed.comm.transport.rdma.regions import Piece
+from testbed.comm.transport.rdma.verbs import QueuePair
+from testbed.comm.transport.segment_order import SEQUENCES
+
+
+class Outbound:
+    """A message that is being written. left: bytes that no completion has come for; cut: that are cut off."""
+
+    __slots__ = ("announced", "cut", "left", "piece", "request")
+
+    def __init__(self, request: Request, piece: Piece, announced: Frame) -> None:
+        self.request = request
+        self.piece = piece
+        self.announced = announced
+        self.cut = 0
+        self.left = len(request.view)
+
+
+class WriteChannel:
+    """One of the queue pairs that segments go round. outstanding: segments under way."""
+
+    def __init__(self, queue_pair: QueuePair) -> None:
+        self.queue_pair = queue_pair
+        self.outstanding = 0
+
+
+class Writing:
+    """All of a pair's. channels: none before there are queue pairs that the peer is ready for."""
+
+    def __init__(self, settings: StripeSettings) -> None:
+        self._settings = settings
+        self._channels: list[WriteChannel] = []
+        self._waiting: deque[Outbound] = deque()  # not cut up entirely
+        # all that completions are missing of, by their receives' numbers: a slot may be another's again before
+        self._unsent: dict[int, Outbound] = {}
+        self._works: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}
+        self._next_work = self._next_channel = self._next_sequence = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is not in the peer's memory yet."""
+        return bool(self._unsent)
+
+    def start(self, queue_pairs: Sequence[QueuePair]) -> None:
+        """These can be written over."""
+        self._channels = [WriteChannel(queue_pair) for queue_pair in queue_pairs]
+        self.pump()
+
+    def add(self, out: Outbound) -> None:
+        """A message more."""
+        self._unsent[out.announced.announced] = out
+        self._waiting.append(out)
+        self.pump()
+
+    def pump(self) -> None:
+        """Cut up what waits, as far as queue pairs have room."""
+        while self._waiting:
+            channel = self._channel_with_room()
+            if channel is None:
+                return
+            out = self._waiting[0]
+            total = len(out.request.view)
+            start, end = out.cut, min(out.cut + self._settings.segment_bytes, total)
+            out.cut = end
+            if end == total:
+                self._waiting.popleft()
+            self._write(channel, out, start, end)
+
+    def _write(self, channel: WriteChannel, out: Outbound, start: int, end: int) -> None:
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) % SEQUENCES
+        self._next_work += 1
+        channel.outstanding += 1
+        announced, queue_pair = out.announced, channel.queue_pair
+        self._works[queue_pair.number, self._next_work] = channel, out, end - start
+        queue_pair.write(
+            self._next_work,
+            out.piece.address + start,
+            end - start,
+            out.piece.key,
+            announced.address + start,
+            announced.key,
+            pack(Immediate(sequence, announced.slot, notify=end == len(out.request.view))),
+        )
+
+    def _channel_with_room(self) -> WriteChannel | None:
+        count = len(self._channels)
+        for step in range(count):
+            number = (self._next_channel + step) % count
+            if self._channels[number].outstanding < self._settings.outstanding:
+                self._next_channel = number + 1
+                return self._channels[number]
+        return None
+
+    def on_sent(self, queue_pair: int, work: int) -> Request | None:
+        """A segment is in the peer's memory; the message's request where all of it is."""
+        channel, out, size_bytes = self._works.pop((queue_pair, work))
+        channel.outstanding -= 1
+        out.left -= size_bytes
+        self.pump()
+        if out.left:
+            return None
+        del self._unsent[out.announced.announced]
+        out.piece.release()
+        return out.request
+
+    def stop(self) -> list[Outbound]:
+        """Nothing more goes; what has not gone."""
+        left = [*self._unsent.values()]
+        self._channels.clear()
+        self._waiting.clear()
+        self._unsent.clear()
+        self._works.clear()
+        return left

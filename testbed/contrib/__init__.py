@@ -1,0 +1,1 @@
+"""What users' own Python imports: the PyTorch backend, script capture, conformance suites for plug-ins."""

@@ -1,0 +1,397 @@
+"""What PyTorch is asked to do, operation by operation: computing with its cost, and functional collectives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.weak import WeakIdKeyDictionary
+
+from testbed.contrib.capture.recorder.groups import BY_NAME, RecordingGroup
+from testbed.contrib.capture.recorder.source_places import Modules, Sites
+from testbed.contrib.capture.recorder.tape import Tape
+from testbed.errors import TestbedError
+
+aten = torch.ops.aten
+FEW = 1024  # elements
+_DEVICE = torch.ops.prim.device.default
+PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+}
+NAMESPACES = (
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "symm_mem",
+    "_dtensor",
+)
+_SAME = {
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "select",
+    "slice",
+    "t",
+    "transpose",
+    "permute",
+    "_to_copy",
+    "to",
+    "clone",
+}
+_SAME |= {
+    "unbind",
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "detach",
+    "alias",
+    "unsqueeze",
+    "squeeze",
+    "contiguous",
+    "copy_",
+    "as_strided",
+    "lift_fresh",
+    "expand",
+}
+"""Operations whose result has elements of what they are given."""
+_FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
+
+
+class UnknownCollective(TestbedError):
+    """One that is not known here."""
+
+
+class Speeds:
+    """Of an accelerator at the most. peaks: flop/s by element type; others compute as float32 does."""
+
+    def __init__(self, peaks: Mapping[str, float], bytes_per_s: float) -> None:
+        self.peaks, self.bytes_per_s = peaks, bytes_per_s
+
+    def seconds(self, dtype: str, flops: float, touched_bytes: float) -> float:
+        """Of a kernel: the longer of its computing and its way to memory."""
+        computing = flops / self.peaks.get(dtype, self.peaks["float32"]) if flops else 0.0
+        return max(computing, touched_bytes / self.bytes_per_s)
+
+
+def type_name(dtype: Any) -> str:
+    """As traces have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Writes on a tape while `on`. doing: forward, backward or compute."""
+
+    def __init__(self, tape: Tape, sites: Sites, modules: Modules, speeds: Speeds) -> None:
+        super().__init__()
+        self.tape, self.sites, self.modules, self.speeds = tape, sites, modules, speeds
+        self.on = False
+        self.quiet = False  # optimizers ask for numbers that are the CPU's
+        self.doing = "compute"
+        self.backward = False
+        self.check: Callable[[], None] = lambda: None
+        self._pending = WeakIdKeyDictionary()
+        self._uniform = WeakIdKeyDictionary()  # what each element is, of counts that are taken to be the same
+        self._views: dict[Any, bool] = {}
+        self._asked: list[Callable[[], None]] = []
+        self.scalars: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # asked for all the time
+        for one in types:
+            if one not in PLAIN:
+                return NotImplemented  # a tensor of several, such as DTensor, whose parts come by later
+        kwargs = kwargs or {}
+        if func.namespace in NAMESPACES:
+            return self._functional(func, args, kwargs)
+        if FakeTensor not in types and self._known(func, args, kwargs):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        if func is aten._local_scalar_dense.default:
+            return self._scalar(func, args, kwargs)
+        return self._computed(func, args, kwargs)
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten.bincount.default:  # as many as are asked for at the least
+            most = max(1, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
+            return self._counted(aten.histc.default(args[0].float(), most).long(), args[0].numel())
+        try:
+            out = func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            if func in (aten.equal.default, aten.allclose.default):
+                return True
+            what = "size" if isinstance(error, DynamicOutputShapeException) else "value"
+            raise RuntimeError(
+                f"capture: {func} at {self.sites.here()}: its result's {what} depends on data, and there is none"
+            ) from None
+        if func is aten.histc.default:
+            self._counted(out, args[0].numel())
+        elif self._uniform and args and isinstance(args[0], torch.Tensor):
+            for one in out if isinstance(out, list | tuple) else (out,):
+                if isinstance(one, torch.Tensor):
+                    self._follow(func, args[0], one)
+        if self.on and not self._free(func):
+            module = self.modules.current(self.backward)
+            self.tape.compute(self._kind(), module, self._site(), self._cost(func, args, kwargs, out))
+        return out
+
+    def _counted(self, counts: Any, total: int) -> Any:
+        """How many of each there are of so many things, such as tokens for an expert: taken to be as many of each."""
+        self._uniform[counts] = total / counts.numel()
+        return counts
+
+    def _follow(self, func: Any, given: Any, out: Any) -> None:
+        """What is made of counts that are all the same."""
+        each = self._uniform.get(given)
+        if each is None:
+            return
+        name = func._schema.name.removeprefix("aten::")
+        if name == "sum":
+            self._uniform[out] = each * given.numel() / out.numel()
+        elif name in _SAME and out.numel() <= given.numel():
+            self._uniform[out] = each
+
+    @staticmethod
+    def _known(func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether this is about a few whole numbers that the script has written, such as ranks: they stay real."""
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        if not tensors:
+            return func._overloadpacket is aten.arange and all(
+                isinstance(one, int) and one <= FEW for one in args
+            )
+        if any(isinstance(one, list | tuple) and one and isinstance(one[0], torch.Tensor) for one in args):
+            return False
+        tensors += [one for one in kwargs.values() if isinstance(one, torch.Tensor)]
+        return all(one.numel() <= FEW and not one.dtype.is_floating_point for one in tensors)
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """What is done in this block belongs to no step."""
+        before, self.on = self.on, False
+        try:
+            yield
+        finally:
+            self.on = before
+
+    # ---- computing
+
+    def _kind(self) -> str:
+        return "backward" if self.backward else self.doing
+
+    def _site(self) -> str:
+        """Of the first kernel of several alone: looking takes time."""
+        return "" if self.tape.current.open is not None else self.sites.here()
+
+    def _free(self, func: Any) -> bool:
+        if func not in self._views:
+            name = func._schema.name.split("::")[-1]
+            returns = func._schema.returns
+            view = bool(returns) and all(
+                one.alias_info is not None and not one.alias_info.is_write for one in returns
+            )
+            self._views[func] = view or func.namespace == "prim" or name.startswith(_FREE)
+        return self._views[func]
+
+    def _cost(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float, float, float]:
+        touched, dtype = 0, None
+        for one in (args, tuple(kwargs.values()), (out,)):
+            found, first = _size(one)
+            touched += found
+            dtype = dtype or first
+        name = type_name(dtype) if dtype is not None else "float32"
+        formula: Any = flop_registry.get(func._overloadpacket) or _MORE.get(func._overloadpacket)
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
+        return name, flops, float(touched), self.speeds.seconds(name, flops, touched)
+
+    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number out of a tensor: there is none, unless it is known. The program waits for it."""
+        if self.on and not self.quiet:
+            self.tape.block()
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            pass
+        if (each := self._uniform.get(args[0])) is not None:
+            return round(each)
+        site = self.sites.here()
+        self.scalars[site] = self.scalars.get(site, 0) + 1
+        dtype = args[0].dtype
+        if dtype is torch.bool:
+            return False
+        return 1.0 if dtype.is_floating_point else 1
+
+    # ---- communication
+
+    def note(
+        self,
+        group: RecordingGroup,
+        collective: str,
+        tensors: list[Any],
+        results: list[Any],
+        *,
+        splits: Any = (),
+        root: int | None = None,
+        times: int = 1,
+        peer: int = 0,
+        tag: int = 0,
+    ) -> Any:
+        """See groups.Note."""
+        from testbed.contrib.capture.recorder.groups import Noted  # noqa: PLC0415
+
+        if collective == "all_to_all" and (each := self._uniform.get(tensors[0])) is not None:
+            for result in results:
+                self._uniform[result] = each
+        number = self._start(group, collective, tensors or results, splits, root, times, peer, tag)
+        token = self.tape.begun
+        return Noted(lambda: self.tape.wait(number, token), results, self._ask)
+
+    def _ask(self, waited: Callable[[], None]) -> None:
+        """Whose future is taken is waited for when backward ends."""
+        if self.backward:
+            self._asked.append(waited)
+        else:
+            waited()
+
+    def backward_over(self) -> None:
+        """What was taken as a future is waited for now."""
+        asked, self._asked = self._asked, []
+        for waited in asked:
+            waited()
+
+    def _start(
+        self,
+        group: RecordingGroup,
+        collective: str,
+        tensors: list[Any],
+        splits: Any = (),
+        root: int | None = None,
+        times: int = 1,
+        peer: int = 0,
+        tag: int = 0,
+    ) -> int | None:
+        if not self.on:
+            return None
+        module, site = self.modules.current(self.backward), self.sites.here()
+        dtype = type_name(tensors[0].dtype) if tensors else "float32"
+        numel = sum(tensor.numel() for tensor in tensors) * times
+        node = {"module": module, "site": site, "numel": int(numel), "dtype": dtype}
+        if collective in ("send", "recv"):
+            node |= {"type": "message", "name": f"{collective} {peer}", "peer": peer, "tag": tag}
+            node["sends"] = collective == "send"
+            return self.tape.communicate(f"{collective} {peer}", node)
+        node |= {"type": "collective", "collective": collective, "group": group.key}
+        node["name"] = f"{collective} {module}".strip()
+        if splits:
+            node |= {"collective": "all_to_all_v", "splits": list(splits), "numel": int(sum(splits))}
+        if root is not None:
+            node["root"] = root
+        return self.tape.communicate(f"group {group.key}", node)
+
+    def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.split("::")[-1]
+        if name == "wait_tensor":
+            out = func(*args, **kwargs)
+            number, token = self._pending.get(args[0], (None, 0))
+            if (each := self._uniform.get(args[0])) is not None:
+                self._uniform[out] = each
+            self.tape.wait(number, token)
+            return out
+        if name not in FUNCTIONAL:
+            raise UnknownCollective(
+                f"capture: {func._schema.name} at {self.sites.here()} is no collective that is known"
+            )
+        group = next((found for one in (*args, *kwargs.values()) if (found := _group(one)) is not None), None)
+        if group is None:
+            raise UnknownCollective(
+                f"capture: {func._schema.name} at {self.sites.here()}: a group that is not known"
+            )
+        out = func(*args, **kwargs)
+        collective = FUNCTIONAL[name]
+        larger = _tensors(out if collective == "all_gather" else args[0])
+        splits = self._splits(args) if name == "all_to_all_single" else ()
+        root = group.ranks[args[1]] if collective == "broadcast" else None
+        number = self._start(group, collective, larger, splits, root)
+        for tensor in _tensors(out):
+            self._pending[tensor] = number, self.tape.begun
+            if collective == "all_to_all" and (each := self._uniform.get(args[0])) is not None:
+                self._uniform[tensor] = each
+        return out
+
+    @staticmethod
+    def _splits(args: Any) -> list[int]:
+        """Elements for each member; none where all get as many."""
+        tensor, outputs, inputs = args[:3]
+        if not inputs or len({*inputs, *outputs}) == 1:
+            return []
+        row = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 1
+        return [int(count) * row for count in inputs]
+
+
+def _group(found: Any) -> RecordingGroup | None:
+    if isinstance(found, RecordingGroup):
+        return found
+    return BY_NAME.get(found) if isinstance(found, str) else None
+
+
+def _tensors(found: Any) -> list[Any]:
+    return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+def _size(found: Any) -> tuple[int, Any]:
+    """Bytes of all tensors, and the type of the first that computes."""
+    if isinstance(found, torch.Tensor):
+        dtype = found.dtype
+        return found.numel() * dtype.itemsize, dtype if dtype.is_floating_point else None
+    if isinstance(found, list | tuple):
+        total, first = 0, None
+        for one in found:
+            size, dtype = _size(one)
+            total += size
+            first = first or dtype
+        return total, first
+    return 0, None
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+
+
+def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
+    """Products of rows with their group's matrix; or of groups' rows with each other, for gradients of weights."""
+    return int(2 * one.numel() * other.shape[-1])
+
+
+_MORE = {
+    aten._grouped_mm: _grouped,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}

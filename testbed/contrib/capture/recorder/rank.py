@@ -1,0 +1,258 @@
+"""One rank: the script, unmodified, until it has done its steps; what it did in the last goes to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d as c10d
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from testbed.contrib.capture.recorder import devices
+from testbed.contrib.capture.recorder.dispatch_watch import Recorder, Speeds
+from testbed.contrib.capture.recorder.groups import World
+from testbed.contrib.capture.recorder.objects import Objects
+from testbed.contrib.capture.recorder.source_places import _OWN, _TORCH, Modules, Sites
+from testbed.contrib.capture.recorder.tape import Tape
+
+
+class _Enough(BaseException):
+    """All steps are recorded. No Exception: a script that catches those does not catch this."""
+
+
+class Steps:
+    """Tells steps by optimizers: a step ends with the last of those that follow a backward pass."""
+
+    def __init__(self, recorder: Recorder, wanted: int) -> None:
+        self.recorder, self.wanted = recorder, wanted
+        self.count, self.length, self._backward, self._inside = 0, 0, False, False
+
+    def install(self) -> None:
+        """Watch all optimizers, modules and backward passes."""
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+        torch.nn.modules.module.register_module_forward_pre_hook(self._forward)
+        run = torch.autograd._engine_run_backward
+
+        def backward(*arguments: Any, **named: Any) -> Any:
+            self._enough()
+            self._begin()
+            recorder, outer = self.recorder, self.recorder.backward
+            recorder.backward = self._backward = True
+            try:
+                return run(*arguments, **named)
+            finally:
+                recorder.backward = outer
+                if not outer:
+                    recorder.doing = "compute"  # until a module runs: clipping gradients is no forward pass
+                    recorder.backward_over()
+
+        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = backward
+
+    def _begin(self) -> None:
+        if self.wanted == 1 and not self.count and not self.recorder.on:
+            self._restart()
+
+    def _restart(self) -> None:
+        self.recorder.tape.restart()
+        self.recorder.modules.forget()
+        self.recorder.on = True
+
+    def _enough(self) -> None:
+        if self.count >= self.wanted:
+            raise _Enough
+
+    def _forward(self, *_: Any) -> None:
+        if not self._inside:
+            self._enough()
+            self._begin()
+            self.recorder.doing = "forward"
+
+    def _before(self, *_: Any) -> None:
+        self.recorder.doing, self._inside, self.recorder.quiet = "compute", True, True
+
+    def _after(self, *_: Any) -> None:
+        self._inside = self.recorder.quiet = False
+        self.count += self._backward
+        self._backward = False
+        if self.count == self.wanted:
+            self.length = self.recorder.tape.end()
+        elif self.count == self.wanted - 1:
+            self._restart()
+
+
+def run_rank(request: Mapping[str, Any], folder: Path, rank: int, report: int) -> None:
+    """In a process of its own: leaves FOLDER/rank-RANK.json behind."""
+    begun_s = time.monotonic()
+    found: dict[str, Any]
+    try:
+        found = _record(request, folder, rank, report)
+    except BaseException:
+        found = {"error": _traceback(), "steps": 0}
+    found |= {"rank": rank, "seconds": time.monotonic() - begun_s, "peak_bytes": _peak_bytes()}
+    path = folder / f"rank-{rank}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found))
+    part.rename(path)
+
+
+def _peak_bytes() -> int:
+    import resource  # noqa: PLC0415
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _environment(request: Mapping[str, Any], rank: int) -> dict[str, str]:
+    size, local = request["world_size"], request["local_world_size"]
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "GROUP_WORLD_SIZE": str(-(-size // local)),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "capture",
+        "TORCH_DIST_INIT_BARRIER": "0",
+    }
+
+
+def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) -> dict[str, Any]:
+    os.environ.update(_environment(request, rank))
+    tape, sites, modules = Tape(), Sites(), Modules()
+    recorder = Recorder(tape, sites, modules, Speeds(request["peaks"], request["bytes_per_s"]))
+    world = World(rank, request["world_size"], recorder.note)
+    steps = Steps(recorder, request["steps"])
+    world.install()
+    devices.install(tape, request["accelerator"], request["memory_bytes"], recorder.once)
+    _pass_objects(Objects(folder, rank, report), rank, request["world_size"])
+    _vote_alone()
+    torch.save = lambda *_, **__: None
+    modules.install()
+    steps.install()
+    script = request["script"]
+    sys.argv = [script, *request["arguments"]]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    torch.manual_seed(0)
+    with devices.without_compiling(), FakeTensorMode(allow_non_fake_inputs=True), recorder, devices.OnCpu():
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except _Enough:
+            pass
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+    return {
+        "steps": steps.count,
+        "nodes": tape.nodes[: steps.length],
+        "groups": {name: list(members) for name, members in world.groups.items()},
+        "families": world.families,
+        "scalars": recorder.scalars,
+        "torch": torch.__version__,
+    }
+
+
+def _traceback() -> str:
+    """As Python shows it, less what is ours."""
+    kind, error, trace = sys.exc_info()
+    assert kind is not None
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not frame.filename.startswith(_OWN) and "runpy" not in frame.filename]
+    last = max((at for at, frame in enumerate(own) if not frame.filename.startswith(_TORCH)), default=-1)
+    # the script's own lines, and where it ended in PyTorch
+    shown = [
+        frame
+        for at, frame in enumerate(own)
+        if not frame.filename.startswith(_TORCH) or at == last + 1 or (at > last and at == len(own) - 1)
+    ]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    return "".join([*lines, *traceback.format_exception_only(kind, error)])
+
+
+def _pass_objects(objects: Objects, rank: int, size: int) -> None:
+    """Collectives of Python objects; everybody's is taken to be as this rank's, but one from a given rank is that."""
+
+    def everybody(found: list[Any], own: Any, group: Any = None) -> None:
+        found[:] = [own] * len(found)
+
+    def gather(own: Any, found: Any = None, *_: Any, **__: Any) -> None:
+        if found is not None:
+            found[:] = [own] * len(found)
+
+    def broadcast(found: list[Any], src: Any = None, group: Any = None, *_: Any, **named: Any) -> None:
+        source, members = _peer(group, src, named.get("group_src"), 0), _members(group, size)
+        if source == rank:
+            for one in members:
+                if one != rank:
+                    objects.send(one, found)
+        elif rank in members:
+            found[:] = objects.receive(source)
+
+    def scatter(
+        out: list[Any], given: Any, src: Any = None, group: Any = None, *_: Any, **named: Any
+    ) -> None:
+        source, members = _peer(group, src, named.get("group_src"), 0), _members(group, size)
+        if source == rank:
+            for one, thing in zip(members, given, strict=True):
+                if one == rank:
+                    out[0] = thing
+                else:
+                    objects.send(one, thing)
+        elif rank in members:
+            out[0] = objects.receive(source)
+
+    def send(found: list[Any], dst: Any = None, group: Any = None, *_: Any, **named: Any) -> None:
+        objects.send(_peer(group, dst, named.get("group_dst"), None), found)
+
+    def receive(found: list[Any], src: Any = None, group: Any = None, *_: Any, **named: Any) -> int:
+        source = _peer(group, src, named.get("group_src"), None)
+        found[:] = objects.receive(source)
+        return source
+
+    for module in (dist, c10d):
+        module.all_gather_object, module.gather_object = everybody, gather
+        module.broadcast_object_list, module.scatter_object_list = broadcast, scatter
+        module.send_object_list, module.recv_object_list = send, receive
+
+
+def _members(group: Any, size: int) -> tuple[int, ...]:
+    return tuple(range(size)) if group is None else tuple(group.ranks)
+
+
+def _peer(group: Any, rank: Any, in_group: Any, usual: Any) -> int:
+    if in_group is not None:
+        return int(in_group if group is None else group.ranks[in_group])
+    return int(usual if rank is None else rank)
+
+
+def _vote_alone() -> None:
+    """Pipeline stages vote on how they find shapes; all scripts' stages are made alike, so this rank's vote is it."""
+    with contextlib.suppress(ImportError):
+        from torch.distributed.pipelining import stage  # noqa: PLC0415
+
+        if not hasattr(stage.PipelineStage, "_warmup_forward_vote"):
+            return
+
+        def vote(self: Any, has_backward: bool, received_acc: Any = None) -> Any:
+            needs = stage.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+            return torch.tensor([0 if needs else 1], dtype=torch.int32)
+
+        def result(self: Any, received_result: Any = None) -> Any:
+            return vote(self, True) if received_result is None else received_result
+
+        stage.PipelineStage._warmup_forward_vote = vote
+        stage.PipelineStage._warmup_backward_result = result

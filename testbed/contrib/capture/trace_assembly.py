@@ -1,0 +1,185 @@
+"""From what ranks recorded to the trace of the job: computing gets its time, groups and kinds their names."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.contrib.capture.profiler_traces import is_trace, of_rank, read_profiles
+from testbed.contrib.capture.rank_classes import Record, line_of
+from testbed.errors import BadInput
+from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
+
+UTILISATION, ROOFLINE = "utilisation", "roofline"
+Nodes = Sequence[Mapping[str, Any]]
+Seconds = Callable[[int, Nodes], Sequence[float]]
+"""What each node of a rank's takes, by its number; what is no computing takes nothing."""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """seconds: of a rank's nodes. notes: on where they are from, for people."""
+
+    seconds: Seconds
+    notes: tuple[str, ...] = ()
+
+
+def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
+    """Flop/s by element type as PyTorch names them. float32 is multiplied as TF32, at half the rate of bf16."""
+    bf16, fp8 = accelerator["peak"]["bf16"], accelerator["peak"]["fp8"]
+    found = {"bfloat16": bf16, "float16": bf16, "float32": bf16 / 2}
+    return found | {f"float8_{kind}": fp8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
+
+
+def computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
+    """By utilisation: flops at the part of the peak that training reaches, as elsewhere in the testbed.
+
+    By roofline: every kernel at the peak or at the memory's pace, whichever takes longer: the least it can take. Or by
+    a profiler's trace or a folder of them, see `profiled`, or a table, see `measured`. BadInput.
+    """
+    if model == ROOFLINE:
+        return Computing(lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes])
+    if model == UTILISATION:
+        peaks, share = peaks_of(accelerator), accelerator["utilisation"]
+
+        def reached(rank: int, nodes: Nodes) -> list[float]:
+            return [
+                sum(
+                    count / (peaks.get(dtype, peaks["float32"]) * share)
+                    for dtype, count in node["flops"].items()
+                )
+                if "flops" in node
+                else 0.0
+                for node in nodes
+            ]
+
+        return Computing(reached)
+    path = Path(model)
+    return profiled(path) if is_trace(path) else Computing(measured(path))
+
+
+def profiled(path: Path) -> Computing:
+    """By a PyTorch profiler's trace of a run on an accelerator, for all ranks; or by a folder, each for its own.
+
+    A rank without one of its own has that of the nearest below it. BadInput.
+    """
+    profiles = read_profiles(path)
+    return Computing(
+        lambda rank, nodes: shared_out(nodes, of_rank(profiles, rank).seconds),
+        tuple(one.described() for one in profiles),
+    )
+
+
+def shared_out(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
+    """What a kind takes together in a step, shared out among its parts by what each takes at the least."""
+    least: Counter[str] = Counter()
+    for node in nodes:
+        least[node.get("kind", "")] += node.get("seconds", 0.0)
+    return [
+        node["seconds"] / least[node["kind"]] * wanted.get(node["kind"], least[node["kind"]])
+        if node["type"] == "compute" and least[node["kind"]]
+        else 0.0
+        for node in nodes
+    ]
+
+
+def measured(path: Path) -> Seconds:
+    """A CSV table with the columns kind (forward, backward, compute), seconds and, if ranks differ, ranks (0-3 or 5).
+
+    What a rank computes of a kind in a step takes so long together; kinds that are not in it, the least. BadInput.
+    """
+    rows: list[tuple[str, float, range | None]] = []
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    rows.append((row["kind"].strip(), float(row["seconds"]), _ranks(row.get("ranks") or "")))
+                except (KeyError, ValueError, AttributeError):
+                    raise BadInput(
+                        where=f"{path}:{number}",
+                        got=",".join(str(value) for value in row.values()),
+                        expected="kind,seconds or kind,seconds,ranks, such as forward,0.41,0-3",
+                    ) from None
+    except OSError as error:
+        raise BadInput(
+            where="--compute",
+            got=str(path),
+            expected=f"{UTILISATION}, {ROOFLINE}, a profiler's trace (.json, .json.gz, a folder of them) or a table: "
+            f"{error.strerror}",
+        ) from None
+
+    def by_table(rank: int, nodes: Nodes) -> list[float]:
+        return shared_out(
+            nodes, {kind: seconds for kind, seconds, ranks in rows if ranks is None or rank in ranks}
+        )
+
+    return by_table
+
+
+def _ranks(text: str) -> range | None:
+    if not text.strip():
+        return None
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def assemble(
+    ranks: Sequence[tuple[Nodes, Record]], seconds: Seconds, origin: str, accelerator: str
+) -> JobTrace:
+    """Of every rank: its nodes, and the record that knows its groups."""
+    groups: dict[str, tuple[int, ...]] = {}
+    made: list[tuple[Node, ...]] = []
+    known: dict[Node, Node] = {}
+    for rank, (nodes, record) in enumerate(ranks):
+        line = _line_kind(record)
+        taken = seconds(rank, nodes)
+        own = []
+        for node, lasts_s in zip(nodes, taken, strict=True):
+            one = _node(node, record, line, lasts_s)
+            own.append(known.setdefault(one, one))
+            if isinstance(one, Collective):
+                groups[one.group] = tuple(record["groups"][one.group])
+        made.append(tuple(own))
+    trace = JobTrace(tuple(made), groups, origin, accelerator)
+    trace.check(origin)
+    return trace
+
+
+def _line_kind(record: Record) -> str:
+    """What the groups are called within which messages go."""
+    line = line_of(record, record["rank"])
+    names = (name for name, members in record["groups"].items() if tuple(members) in line)
+    family = next((record["families"][name] for name in names), "")
+    return family if family not in ("", "group", "world") else "message"
+
+
+def _node(node: Mapping[str, Any], record: Record, line: str, lasts_s: float) -> Node:
+    name, stream, after = node["name"], node["stream"], tuple(node["after"])
+    module, site = node["module"], node["site"]
+    if node["type"] == "compute":
+        flops = sum(node["flops"].values())
+        return Compute(name, stream, after, module, site, lasts_s, flops, node["touched_bytes"], node["kind"])
+    if node["type"] == "message":
+        peer, numel, dtype, tag = node["peer"], node["numel"], node["dtype"], node["tag"]
+        return PointToPoint(name, stream, after, module, site, peer, numel, dtype, tag, node["sends"], line)
+    group = node["group"]
+    family = record["families"][group]
+    kind = family if family != "group" else "collective"
+    return Collective(
+        name,
+        stream,
+        after,
+        module,
+        site,
+        group,
+        node["collective"],
+        node["numel"],
+        node["dtype"],
+        tuple(node.get("splits", ())),
+        node.get("root", 0),
+        kind,
+    )

@@ -1,0 +1,212 @@
+"""Whether an algorithm does its collective: exact answers for sizes, types and layouts, and its plans' bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle, product
+
+import numpy as np
+
+from testbed.comm.collectives import (
+    ALL_REDUCE,
+    ALL_TO_ALL_V,
+    AUTO,
+    DTYPES,
+    OPERATIONS,
+    Algorithm,
+    Array,
+    Collective,
+    Communicator,
+    RowsAlgorithm,
+    Work,
+    algorithm_of,
+    collective_of,
+    count_wrong_output,
+    dtype_named,
+    fill,
+    rows_algorithm_of,
+    traffic,
+)
+from testbed.comm.collectives.plan_check import check_plans
+from testbed.comm.transport import TransportError
+from testbed.contrib.conformance.errors import Nonconforming
+from testbed.contrib.conformance.rows import UNEVEN, check_rows, check_sent
+from testbed.contrib.conformance.single_thread import Sent, communicators_of, finish, layouts
+
+SIZES = tuple(range(1, 18))
+NUMELS = (0, 1, 7, 64, 1001)
+TYPED = tuple(product(DTYPES, OPERATIONS))
+STRIDE = (
+    7  # which has no factor in common with how many pairs of type and operation there are: all take turns
+)
+
+
+def check_algorithm(
+    algorithm: Algorithm | RowsAlgorithm | str,
+    collective: Collective | str | None = None,
+    *,
+    sizes: Sequence[int] = SIZES,
+    numels: Sequence[int] = NUMELS,
+    typed: Sequence[tuple[str, str]] | None = None,
+) -> None:
+    """Carry an algorithm out on the in-memory network, as one would in a test of one's own.
+
+    With each number of ranks in one building, in two unequal ones, and mixed in three: plans fit together and nobody
+    waits for ever, every element is exact, inputs stay as they were, and each pair of ranks exchanges the bytes that
+    the plans say. Data types and reductions take turns.
+
+    Args:
+        algorithm: As its collective's `algorithm` decorator makes one; or a `RowsAlgorithm`, of rows whose number
+            receivers do not know (ALL_TO_ALL_V); or a name, or FILE.py:NAME, of `collective`.
+        collective: What it does; None: what it was made for.
+        sizes: Numbers of ranks.
+        numels: Elements of a block, or most rows of a rank for another, two of them with each layout.
+        typed: (data type, reduction) pairs; None: all in turn.
+
+    Raises:
+        WrongPlan: From plans alone: who waits for ever, or ends without what it should have.
+        Nonconforming: From data: wrong elements or bytes.
+        PluginError: It raises, or is not there.
+
+    Examples:
+        >>> from testbed.contrib.conformance import check_algorithm
+        >>> check_algorithm("ring", "all_reduce", sizes=[1, 2, 5])
+    """
+    if collective is None:
+        if isinstance(algorithm, str):
+            raise ValueError("collective: got None, expected one beside a name")
+        collective = ALL_TO_ALL_V if isinstance(algorithm, RowsAlgorithm) else algorithm.collective
+    known = collective_of(collective)
+    if known.uneven or isinstance(algorithm, RowsAlgorithm):
+        _check_uneven(known, algorithm, sizes, numels, typed)
+        return
+    made = algorithm if algorithm == AUTO else algorithm_of(known, algorithm)
+    turns = _turns(typed)
+    for size in sizes:
+        roots = sorted({0, size // 2, size - 1}) if _has_root(known, size) else [0]
+        for (number, groups), root in product(enumerate(layouts(size)), roots):
+            if isinstance(made, Algorithm):
+                for pieces in (1, 3):
+                    check_plans(known, made, groups, root, pieces)
+            for offset in (0, 2):
+                numel = numels[(size + number + offset) % len(numels)]
+                _check(known, made, groups, root, numel, *next(turns))
+
+
+def _check_uneven(
+    collective: Collective,
+    algorithm: Algorithm | RowsAlgorithm | str,
+    sizes: Sequence[int],
+    numels: Sequence[int],
+    typed: Sequence[tuple[str, str]] | None,
+) -> None:
+    """Reductions of `typed` have no meaning here."""
+    if isinstance(algorithm, Algorithm) or not collective.uneven:
+        kind = "RowsAlgorithm" if collective.uneven else "Algorithm"
+        raise ValueError(
+            f"algorithm: got a {type(algorithm).__name__}, expected a {kind} for {collective.name}"
+        )
+    named = algorithm if isinstance(algorithm, str) else "algorithm"
+    name = f"{collective.automatic(0, ()) if named == AUTO else named} of {collective.name}"
+    made = rows_algorithm_of(collective, collective.automatic(0, ()) if algorithm == AUTO else algorithm)
+    for most in numels:
+        check_sent(made, name, most)
+    turns = _turns(typed)
+    for size in sizes:
+        for number, groups in enumerate(layouts(size)):
+            for offset, uneven in enumerate(UNEVEN):
+                most = numels[(size + number + 2 * offset) % len(numels)]
+                check_rows(made, name, groups, uneven(size, most), most, next(turns)[0])
+
+
+def _turns(typed: Sequence[tuple[str, str]] | None) -> Iterator[tuple[str, str]]:
+    if typed is not None:
+        return cycle(typed)
+    return cycle([TYPED[number * STRIDE % len(TYPED)] for number in range(len(TYPED))])
+
+
+def _has_root(collective: Collective, size: int) -> bool:
+    sides = (collective.before, collective.after)
+    return any(len(side(0, size, 0)) != len(side(0, size, size - 1)) for side in sides)
+
+
+def _check(
+    collective: Collective,
+    algorithm: Algorithm | str,
+    groups: list[int],
+    root: int,
+    numel: int,
+    dtype: str,
+    op: str,
+) -> None:
+    size = len(groups)
+    name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm
+    case = (
+        f"{name} of {collective.name}, {numel} elements of {dtype}, {op}, in buildings {groups}, root {root}"
+    )
+    inputs, kept = (
+        [_input(collective, rank, size, root, numel, dtype, op) for rank in range(size)] for _ in "12"
+    )
+    outputs = [
+        np.zeros(numel * len(collective.after(rank, size, root)), dtype_named(dtype)) for rank in range(size)
+    ]
+    if collective is ALL_REDUCE:
+        outputs = inputs
+    try:
+        sent = _run(collective, algorithm, groups, root, outputs, inputs, op)
+    except TransportError as error:
+        raise Nonconforming(f"{case}: {error}") from error
+    for rank, output in enumerate(outputs):
+        wrong = count_wrong_output(collective, output, rank, size, numel, op, root)
+        if wrong:
+            raise Nonconforming(f"{case}: rank {rank} ends with {wrong} wrong elements of {output.size}")
+        if collective is not ALL_REDUCE and not np.array_equal(inputs[rank], kept[rank]):
+            raise Nonconforming(f"{case}: rank {rank}'s input is changed")
+    if isinstance(algorithm, Algorithm):
+        expected = traffic(collective, algorithm, numel, dtype_named(dtype).itemsize, groups, root)
+        if sent != expected:
+            raise Nonconforming(f"{case}: bytes by pair of ranks: got {sent}, expected {expected}")
+
+
+def _input(collective: Collective, rank: int, size: int, root: int, numel: int, dtype: str, op: str) -> Array:
+    array = np.empty(numel * len(collective.before(rank, size, root)), dtype_named(dtype))
+    fill(array, rank, numel, op)
+    return array
+
+
+def _run(
+    collective: Collective,
+    algorithm: Algorithm | str,
+    groups: list[int],
+    root: int,
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    op: str,
+) -> Sent:
+    """Payload bytes by pair of ranks."""
+    communicators = communicators_of(groups)
+    works = [
+        _start(communicator, collective, algorithm, root, outputs[rank], inputs[rank], op)
+        for rank, communicator in enumerate(communicators)
+    ]
+    finish(communicators, works)
+    return {
+        (rank, peer): counters.bytes_sent
+        for rank, communicator in enumerate(communicators)
+        for peer, counters in communicator.transport.counters.items()
+        if counters.bytes_sent
+    }
+
+
+def _start(
+    communicator: Communicator,
+    collective: Collective,
+    algorithm: Algorithm | str,
+    root: int,
+    output: Array,
+    input: Array,
+    op: str,
+) -> Work:
+    if collective is ALL_REDUCE:  # in place, as ranks do it
+        return communicator.all_reduce(output, op, algorithm, async_op=True)
+    return communicator.collective(collective, output, input, op, algorithm, async_op=True, root=root)

@@ -1,0 +1,108 @@
+"""What transports do with puts and signals, where they take them: see `testbed.comm.transport.onesided`."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+from testbed.comm.transport import PeerLost, Transport, TransportError, wait_all
+from testbed.comm.transport.onesided import Exposed, OneSided, one_sided, put_tag, signal_tag
+from testbed.contrib.conformance.threads import Runner, finish, raises
+
+
+def check_puts_go_into_windows_and_signals_come_behind_them(run: Runner) -> None:
+    """Small ones behind large ones; a signal tells of all before it, and no receive is posted for what is put."""
+    sizes = [200_000, 3, 40_000, 1, 120_000]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+
+    def program(transport: Transport) -> list[str]:
+        peer, window = 1 - transport.rank, bytearray(sum(sizes))
+        made = _exposed(transport, window, peer)
+        if made is None:
+            return []
+        carrier, number = made
+        sends, wrong = [], []
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            payload = bytes([index + 10 * transport.rank + 1]) * size
+            sends.append(carrier.isend(peer, put_tag(number, start), memoryview(payload)))
+            sends.append(carrier.isend(peer, signal_tag(number), memoryview(b"")))
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            finish(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
+            if window[start : start + size] != bytes([index + 10 * peer + 1]) * size:
+                wrong.append(f"{size} bytes at {start}")
+        finish(transport, *sends)
+        counters = transport.counters[peer]
+        assert counters.bytes_sent == counters.bytes_received == sum(sizes) + 8, counters
+        return wrong
+
+    assert run(2, program) == [[]] * 2
+
+
+def check_puts_and_messages_go_side_by_side(run: Runner) -> None:
+    """Messages that nobody has asked for yet hold up no put, whichever came first; each gets to its own place."""
+
+    def program(transport: Transport) -> bool:
+        peer, window = 1 - transport.rank, bytearray(50_000)
+        made = _exposed(transport, window, peer)
+        if made is None:
+            return True
+        carrier, number = made
+        messages = [bytes([tag]) * 30_000 for tag in range(3)]
+        sends = []
+        for tag, payload in enumerate(messages):
+            sends.append(transport.isend(peer, tag, memoryview(payload)))
+            put = memoryview(bytes([100 + tag]) * 10_000)
+            sends.append(carrier.isend(peer, put_tag(number, 10_000 * tag), put))
+        sends.append(carrier.isend(peer, signal_tag(number), memoryview(b"")))
+        finish(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
+        whole = window == b"".join(bytes([100 + tag]) * 10_000 for tag in range(3)) + bytes(20_000)
+        buffers = [bytearray(30_000) for _ in messages]
+        finish(transport, *sends, *(transport.irecv(peer, t, memoryview(b)) for t, b in enumerate(buffers)))
+        return whole and [bytes(buffer) for buffer in buffers] == messages
+
+    assert run(2, program) == [True, True]
+
+
+def check_a_put_out_of_bounds_loses_its_sender(run: Runner) -> None:
+    """Whoever writes where it may not is lost, with the window, the offset and the size; nothing is written."""
+
+    def program(transport: Transport, offset: int, wrong: int) -> str:
+        peer, window = 1 - transport.rank, bytearray(1000)
+        made = _exposed(transport, window, peer)
+        if made is None:
+            return ""
+        carrier, number = made
+        if transport.rank == 0:
+            request = carrier.isend(peer, put_tag(number + wrong, offset), memoryview(bytes([1]) * 100))
+            with contextlib.suppress(TransportError):
+                wait_all(transport, [request, transport.irecv(peer, 1, memoryview(bytearray(1)))], 10)
+            return ""
+        with raises(PeerLost) as caught:
+            finish(transport, transport.irecv(peer, 1, memoryview(bytearray(1))))
+        assert window == bytes(1000)
+        return str(caught.value)
+
+    for offset, wrong, words in (
+        (901, 0, "its put of 100 bytes at offset 901 into window 0, which has 1000 bytes"),
+        (0, 7, "its put of 100 bytes at offset 0 into window 7, which is not open to it"),
+    ):
+        found = run(2, partial(program, offset=offset, wrong=wrong))[1]
+        assert found in ("", f"rank 1: lost peer 0: {words}"), found
+
+
+def _exposed(transport: Transport, window: bytearray, peer: int) -> tuple[Transport, int] | None:
+    """What takes puts, and the number of a window of every rank's, once all have theirs; None where nothing does."""
+    carrier = one_sided(transport)
+    if carrier is None:
+        return None
+    assert isinstance(carrier, OneSided)
+    exposed: Exposed = carrier.exposed
+    number = exposed.add(memoryview(window), [peer])
+    ready = bytearray(8)
+    finish(
+        transport,
+        transport.isend(peer, 77, memoryview(number.to_bytes(8, "little"))),
+        transport.irecv(peer, 77, memoryview(ready)),
+    )
+    assert int.from_bytes(ready, "little") == number
+    return carrier, number

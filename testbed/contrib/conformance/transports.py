@@ -1,0 +1,283 @@
+"""What any transport must do, as checks that anybody can run on one of theirs: `check_transport`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from testbed.comm.transport import (
+    MAX_TAG,
+    MeshSettings,
+    PeerLost,
+    Transport,
+    TransportError,
+    TransportKind,
+    TransportTimeout,
+    wait_all,
+)
+from testbed.contrib.conformance import puts
+from testbed.contrib.conformance.threads import Program, Runner, finish, in_threads, linger, raises
+
+Mesh = Callable[[int], AbstractContextManager[Callable[[int], Transport]]]
+"""For so many ranks, as long as a `with` block lasts: what makes the transport of each."""
+
+
+def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False) -> None:
+    """Raise AssertionError, naming the check, where a transport breaks the contract of `comm.transport.Transport`.
+
+    transport: a kind of transport with its options, which is tried over loopback; or what makes transports for so many
+    ranks. sends_wait: whether sends are done only when the peer has asked for them, as with `rendezvous`.
+
+    Puts and signals are tried where the transport, or what is under it, takes them.
+
+    Example:
+        check_transport(Mine(wait_s=0.01))
+    """
+    run = runner(over_loopback(transport) if isinstance(transport, TransportKind) else transport)
+    for name, check in transport_checks(sends_wait).items():
+        try:
+            check(run)
+        except Exception as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], None]]:
+    """All checks by name, for those who run them one by one."""
+    found: dict[str, Callable[[Runner], None]] = {
+        check.__name__.removeprefix("check_"): check
+        for check in (
+            check_messages_arrive_whole_and_in_order_per_tag,
+            check_many_messages_of_all_sizes_between_all_ranks,
+            check_counters_count_payload,
+            check_waiting_in_vain_names_rank_and_peer,
+            check_bad_peers_tags_and_buffers_are_refused,
+            check_after_close_everything_fails_and_nothing_hangs,
+            puts.check_puts_go_into_windows_and_signals_come_behind_them,
+            puts.check_puts_and_messages_go_side_by_side,
+            puts.check_a_put_out_of_bounds_loses_its_sender,
+        )
+    }
+    for early, length in itertools.product((True, False), (4, 100_000)):
+        check = check_a_message_of_another_length_is_an_error_that_names_both_ranks
+        name = f"{check.__name__.removeprefix('check_')}_{'early' if early else 'late'}_{length}"
+        found[name] = partial(check, early=early, length=length)
+    if not sends_wait:
+        for eager in (
+            check_tags_pick_messages_whatever_their_order,
+            check_a_peer_that_leaves_fails_what_waits_for_it_at_once,
+        ):
+            found[eager.__name__.removeprefix("check_")] = eager
+    return found
+
+
+def over_loopback(kind: TransportKind) -> Mesh:
+    """Ranks of a kind of transport on this machine, each on an address of its own."""
+
+    @contextlib.contextmanager
+    def mesh(size: int) -> Iterator[Callable[[int], Transport]]:
+        with contextlib.ExitStack() as probes:
+            addresses = []
+            for rank in range(size):
+                probe = probes.enter_context(socket.socket())
+                probe.bind((f"127.77.1.{rank + 1}", 0))
+                addresses.append(probe.getsockname())
+        settings = MeshSettings(token="check", multipath=kind.multipath)
+        yield lambda rank: kind.make(rank, addresses, settings, ["same_rack"] * size)
+
+    return mesh
+
+
+def runner(mesh: Mesh) -> Runner:
+    """Ranks as threads, on transports of a mesh; the first error of any is raised."""
+
+    def run(size: int, program: Program) -> list[Any]:
+        with mesh(size) as make:
+            return in_threads(size, make, program)
+
+    return run
+
+
+# ---- the checks
+
+
+def check_messages_arrive_whole_and_in_order_per_tag(run: Runner) -> None:
+    """Of all sizes, nothing and megabytes among them."""
+
+    sizes = [0, 1, 7, 16_383, 16_384, 65_536, 3_000_000, 0, 5]
+
+    def program(transport: Transport) -> bool:
+        peer = 1 - transport.rank
+        outgoing = [bytes([number + transport.rank]) * size for number, size in enumerate(sizes)]
+        incoming = [bytearray(size) for size in sizes]
+        requests = [transport.isend(peer, 9, memoryview(data)) for data in outgoing]
+        requests += [transport.irecv(peer, 9, memoryview(data)) for data in incoming]
+        finish(transport, *requests)
+        return [bytes(data) for data in incoming] == [
+            bytes([number + peer]) * size for number, size in enumerate(sizes)
+        ]
+
+    assert run(2, program) == [True, True]
+
+
+def check_tags_pick_messages_whatever_their_order(run: Runner) -> None:
+    """Messages that come before their receives are kept."""
+
+    def program(transport: Transport) -> list[bytes]:
+        peer = 1 - transport.rank
+        finish(transport, *(transport.isend(peer, tag, memoryview(b"tag%d" % tag)) for tag in (3, 1, 2)))
+        linger(transport, 0.05)  # let the messages come before their receives are posted
+        buffers = [bytearray(4) for _ in range(3)]
+        finish(transport, *(transport.irecv(peer, tag, memoryview(buffers[tag - 1])) for tag in (1, 2, 3)))
+        return [bytes(buffer) for buffer in buffers]
+
+    assert run(2, program) == [[b"tag1", b"tag2", b"tag3"]] * 2
+
+
+def check_many_messages_of_all_sizes_between_all_ranks(run: Runner) -> None:
+    """Each rank sends the others the same shuffled list and receives in another order, some early and some late."""
+    rng = random.Random(3)
+    plan = [(tag, rng.choice([0, 3, 100, 5_000, 40_000, 300_000])) for tag in range(60)]
+
+    def program(transport: Transport) -> int:
+        peers = [peer for peer in range(transport.size) if peer != transport.rank]
+        sends, receives = plan[:], plan[:]
+        random.Random(10 + transport.rank).shuffle(receives)
+        requests, wrong = [], []
+        buffers: list[tuple[int, int, bytearray]] = []
+        for (out_tag, out_size), (in_tag, in_size) in zip(sends, receives, strict=True):
+            for peer in peers:
+                payload = bytes([(out_tag + transport.rank) % 256]) * out_size
+                requests.append(transport.isend(peer, out_tag, memoryview(payload)))
+                buffer = bytearray(in_size)
+                buffers.append((peer, in_tag, buffer))
+                requests.append(transport.irecv(peer, in_tag, memoryview(buffer)))
+            transport.progress(0.0)
+        finish(transport, *requests)
+        for peer, tag, buffer in buffers:
+            if buffer != bytes([(tag + peer) % 256]) * len(buffer):
+                wrong.append((peer, tag))
+        return len(wrong)
+
+    assert run(4, program) == [0] * 4
+
+
+def check_a_message_of_another_length_is_an_error_that_names_both_ranks(
+    run: Runner, early: bool, length: int
+) -> None:
+    """And the connection goes on. early: whether its receive is posted before it comes."""
+
+    def program(transport: Transport) -> str:
+        if transport.rank == 0:
+            linger(transport, 0.1 if early else 0)
+            finish(transport, transport.isend(1, 5, memoryview(bytes(length))))
+            finish(transport, transport.isend(1, 5, memoryview(b"next")))
+            return ""
+        linger(transport, 0 if early else 0.1)
+        with raises(TransportError) as caught:
+            finish(transport, transport.irecv(0, 5, memoryview(bytearray(3))))
+        buffer = bytearray(4)
+        finish(transport, transport.irecv(0, 5, memoryview(buffer)))
+        assert buffer == b"next"
+        return str(caught.value)
+
+    words = f"rank 1: message from peer 0, tag 5: got {length} bytes, expected 3, as posted"
+    assert run(2, program)[1] == words
+
+
+def check_counters_count_payload(run: Runner) -> None:
+    """Bytes and messages, both ways."""
+
+    def program(transport: Transport) -> tuple[int, ...]:
+        peer = 1 - transport.rank
+        assert list(transport.counters) == [peer]
+        for _ in range(3):
+            finish(
+                transport,
+                transport.isend(peer, 1, memoryview(b"x" * 1000)),
+                transport.irecv(peer, 1, memoryview(bytearray(1000))),
+            )
+        mine = transport.counters[peer]
+        return mine.bytes_sent, mine.bytes_received, mine.messages_sent, mine.messages_received
+
+    assert run(2, program) == [(3000, 3000, 3, 3)] * 2
+
+
+def check_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> None:
+    """Requests under way and later ones; what it sent before can still be received."""
+
+    def program(transport: Transport) -> float:
+        if transport.rank == 1:
+            finish(transport, transport.isend(0, 2, memoryview(b"last")))
+            return 0.0
+        request = transport.irecv(1, 1, memoryview(bytearray(4)))
+        begun_s = time.monotonic()
+        with raises(PeerLost, match="rank 0: lost peer 1: it closed its end"):
+            finish(transport, request)
+        took_s = time.monotonic() - begun_s
+        buffer = bytearray(4)
+        finish(transport, transport.irecv(1, 2, memoryview(buffer)))
+        assert buffer == b"last"
+        for late in (
+            transport.irecv(1, 2, memoryview(buffer)),
+            transport.isend(1, 2, memoryview(buffer)),
+        ):
+            assert late.done
+            assert isinstance(late.error, PeerLost)
+            assert (late.error.rank, late.error.peer) == (0, 1)
+        return took_s
+
+    assert run(2, program)[0] < 5
+
+
+def check_waiting_in_vain_names_rank_and_peer(run: Runner) -> None:
+    """And what was waited for can still come."""
+
+    def program(transport: Transport) -> str:
+        if transport.rank == 1:
+            finish(transport, transport.irecv(0, 1, memoryview(bytearray(1))))
+            return ""
+        with raises(TransportTimeout) as caught:
+            wait_all(transport, [transport.irecv(1, 1, memoryview(bytearray(1)))], 0.05)
+        finish(transport, transport.isend(1, 1, memoryview(b"x")))
+        assert isinstance(caught.value, TimeoutError)
+        return str(caught.value)
+
+    assert run(2, program)[0] == "rank 0: recv with peer 1: nothing within 0.05 s"
+
+
+def check_bad_peers_tags_and_buffers_are_refused(run: Runner) -> None:
+    """ValueError, before anything is sent."""
+
+    def program(transport: Transport) -> None:
+        nothing = memoryview(bytearray())
+        for peer in (-1, 0, 2):
+            with raises(ValueError, match=rf"rank 0: peer: got {peer}, expected another rank of 0 to 1"):
+                transport.isend(peer, 1, nothing)
+        for tag in (-1, MAX_TAG + 1):
+            with raises(ValueError, match=rf"rank 0: tag: got {tag}, expected 0 to"):
+                transport.irecv(1, tag, nothing)
+        with raises(ValueError, match="view: got read-only memory"):
+            transport.irecv(1, 1, memoryview(b"constant"))
+
+    run(2, lambda transport: program(transport) if transport.rank == 0 else None)
+
+
+def check_after_close_everything_fails_and_nothing_hangs(run: Runner) -> None:
+    """What was under way, and what is asked for later."""
+
+    def program(transport: Transport) -> bool:
+        pending = transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1)))
+        transport.close()
+        transport.close()
+        transport.progress(0.0)
+        later = transport.isend(1 - transport.rank, 1, memoryview(b"x"))
+        return isinstance(pending.error, PeerLost) and isinstance(later.error, PeerLost)
+
+    assert run(2, program) == [True, True]

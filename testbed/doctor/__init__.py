@@ -1,8 +1,0 @@
-"""What this host can do: probes with evidence, and the link engine and datapath that a run would use here."""
-
-from testbed.doctor.capability import Capability, Choice, choose
-from testbed.doctor.capacity import HostFacts, host_facts
-from testbed.doctor.probes import probe_all
-from testbed.doctor.report import report
-
-__all__ = ["Capability", "Choice", "HostFacts", "choose", "host_facts", "probe_all", "report"]

@@ -1,0 +1,88 @@
+"""From dumps to a diagnosis. Pure, and the same for the same dumps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from testbed.comm.flight_recorder import COMPLETED, NetworkPaths, RankDump
+from testbed.measure.diagnosis.first_timeout import naive_answer
+from testbed.measure.diagnosis.hangs import hang_verdicts, stalled
+from testbed.measure.diagnosis.limits import CLOCK_ERROR_S, SAME_CLOCK_ERROR_S
+from testbed.measure.diagnosis.mismatch import mismatches
+from testbed.measure.diagnosis.operation_graph import Graph, longest_s
+from testbed.measure.diagnosis.pairs import slow_network
+from testbed.measure.diagnosis.slow import slow_io, slow_ranks
+from testbed.measure.diagnosis.verdicts import CRASHED, STUCK_IN_NETWORK, Diagnosis, Verdict
+from testbed.measure.diagnosis.wait_graph import gone_ranks
+
+
+def diagnose(
+    dumps: Iterable[RankDump], paths: NetworkPaths | None = None, clock_error_s: float | None = None
+) -> Diagnosis:
+    """Who did it. dumps: of all ranks, or nearly; some may be missing. paths: None where nobody knows them.
+
+    clock_error_s: by how much clocks of ranks may differ; events of different ranks that are closer than that have no
+    order. None: CLOCK_ERROR_S, or next to nothing where the paths say that there is one clock.
+    """
+    graph = Graph(dumps)
+    paths = paths or NetworkPaths()
+    if clock_error_s is None:
+        clock_error_s = SAME_CLOCK_ERROR_S if paths.one_clock else CLOCK_ERROR_S
+    verdicts: list[Verdict] = []
+    hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
+    if hangs:
+        verdicts = hang_verdicts(graph, clock_error_s, paths)
+        stuck = [pair for own in verdicts if own.kind == STUCK_IN_NETWORK for pair in own.pairs]
+        if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and len(stuck) == 1:
+            verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s, stuck))
+    wrong = mismatches(graph, clock_error_s)
+    if wrong:
+        # ranks that mean different things wait for each other for ever, which is no second fault
+        crashed = [own for own in verdicts if own.kind == CRASHED]
+        verdicts = [*crashed, *wrong, *(own for own in verdicts if own.kind != CRASHED)]
+    if not verdicts:
+        verdicts = [
+            *slow_io(graph, clock_error_s),
+            *slow_ranks(graph),
+            *slow_network(graph, paths, clock_error_s),
+        ]
+    named = {rank for group in graph.groups.values() for rank in group.ranks}
+    return Diagnosis(
+        tuple(verdicts),
+        naive_answer(graph),
+        first_incomplete(graph),
+        len(graph.dumps),
+        tuple(sorted(named - set(graph.dumps))),
+    )
+
+
+def with_losses(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
+    """What is stuck beside what is slow: the first is one pair, and a part that it crosses explains others, too.
+
+    A part that loses some of what crosses it has most messages come in time, some late, a few not at all.
+    """
+    (pair,) = stuck[0].pairs
+    for part in slow:
+        if part.component and pair in part.pairs and len(part.pairs) > 1:
+            found = replace(
+                part,
+                kind=STUCK_IN_NETWORK,
+                reason="what does not come crosses it, and what comes late does, too",
+                felt_by=stuck[0].felt_by,
+                evidence=(stuck[0].evidence[0], *part.evidence),
+            )
+            return [found, *stuck[1:]]
+    return stuck
+
+
+def first_incomplete(graph: Graph) -> str:
+    """The operation that was begun first of those that some rank has not ended, for people; "" where none is."""
+    best = (math.inf, "")
+    for rank in graph.dumps:
+        for node in graph.open_nodes(rank):
+            entry = graph.entry(node)
+            if entry.state != COMPLETED and entry.scheduled_s < best[0]:
+                best = (entry.scheduled_s, graph.node_words(node))
+    return best[1]

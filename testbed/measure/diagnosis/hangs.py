@@ -1,0 +1,257 @@
+"""Verdicts on what does not end: from where waiting ends to whose it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from testbed.comm.flight_recorder import FAILED, NetworkPaths
+from testbed.measure.diagnosis import wait_graph
+from testbed.measure.diagnosis.limits import STALLED_TIMES
+from testbed.measure.diagnosis.lost_messages import network_verdicts
+from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, activity_s
+from testbed.measure.diagnosis.programs import peers_of, strayed
+from testbed.measure.diagnosis.verdicts import (
+    CRASHED,
+    DEADLOCK,
+    RANK_NOT_JOINED,
+    SILENT,
+    SLOW_IO,
+    STUCK_IN_NETWORK,
+    Verdict,
+    moment_text,
+    ranks_text,
+)
+from testbed.measure.diagnosis.wait_graph import Waiting, caused, together, waiters_words
+
+ORDER = (CRASHED, SILENT, RANK_NOT_JOINED, DEADLOCK, STUCK_IN_NETWORK, SLOW_IO)
+
+
+def stalled(graph: Graph, longest_s: float) -> bool:
+    """Whether something is open that would be over in a healthy run: failed, of a rank that ended, or too long."""
+    for rank, dump in graph.dumps.items():
+        for node in graph.open_nodes(rank):
+            entry = graph.entry(node)
+            if entry.state == FAILED or dump.ended not in ("", "finished"):
+                return True
+            if dump.time_s - activity_s(entry) > STALLED_TIMES * longest_s > 0:
+                return True
+    return False
+
+
+def hang_verdicts(graph: Graph, clock_error_s: float, paths: NetworkPaths) -> list[Verdict]:
+    """Of a run in which something does not end; likeliest first."""
+    gone = wait_graph.gone_ranks(graph)
+    found = wait_graph.follow(graph, gone, clock_error_s)
+    verdicts = [
+        *_gone(graph, gone, found, paths),
+        *_still(graph, found, paths),
+        *_not_joined(graph, found),
+        *_circles(graph, found),
+        *network_verdicts(graph, found, paths, clock_error_s),
+        *_control(graph, found),
+    ]
+    return sorted(
+        verdicts, key=lambda own: (own.kind != CRASHED, -own.felt_by, ORDER.index(own.kind), own.ranks)
+    )
+
+
+def _host(graph: Graph, paths: NetworkPaths, ranks: Sequence[int]) -> str:
+    """The host that ranks are on, where they are all of it and more than one; "" otherwise."""
+    hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
+    names = {hosts.get(rank, "") for rank in ranks}
+    if len(names) != 1 or len(ranks) < 2 or not (name := names.pop()):
+        return ""
+    return f"host {name}" if {rank for rank, host in hosts.items() if host == name} == set(ranks) else ""
+
+
+def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str]]:
+    """Ranks, those of one host together where all of it are among them."""
+    ranks = sorted(ranks)
+    hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
+    found: list[tuple[tuple[int, ...], str]] = []
+    for rank in ranks:
+        own = tuple(other for other in ranks if hosts.get(other, "") == hosts.get(rank) != "")
+        host = _host(graph, paths, own)
+        entry = (own, host) if host else ((rank,), "")
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkPaths) -> list[Verdict]:
+    felt = {ranks[0]: own for ranks, (own, _) in together(caused(found, wait_graph.GONE)).items()}
+    verdicts = []
+    for ranks, host in _by_host(graph, paths, {*gone, *felt}):
+        waiters = {waiter for rank in ranks if rank in felt for waiter in felt[rank].waiters}
+        known = [rank for rank in ranks if rank in gone]
+        last_s = max((graph.last_activity_s(rank) for rank in known), default=-math.inf)
+        evidence = [f"rank {rank}: {gone[rank]}" for rank in known[:4]]
+        evidence += [f"rank {rank} left no dump" for rank in ranks if rank not in graph.dumps]
+        evidence += [line for rank in ranks if rank in felt for line in waiters_words(graph, felt[rank])][:4]
+        if math.isfinite(last_s):
+            evidence.append(f"its recorder says nothing after {moment_text(last_s)}")
+        elif felt:
+            last_s = min((felt[rank].since_s for rank in ranks if rank in felt), default=-math.inf)
+        verdicts.append(
+            Verdict(
+                CRASHED,
+                ranks,
+                host,
+                since_s=last_s if math.isfinite(last_s) else None,
+                certainty=0.98 if known else 0.6,
+                reason="its process ended" if known else "it has no dump and is waited for",
+                felt_by=len(waiters),
+                evidence=tuple(evidence),
+                look_at=(f"the log and exit of {host or ranks_text(ranks)}, and its host's kernel log",),
+            )
+        )
+    return verdicts
+
+
+def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
+    felt = {ranks[0]: own for ranks, (own, _) in together(caused(found, wait_graph.STANDS_STILL)).items()}
+    verdicts = []
+    for ranks, host in _by_host(graph, paths, felt):
+        last_s = max(graph.last_activity_s(rank) for rank in ranks)
+        failed = math.isfinite(graph.first_failure_s)
+        lines = [f"{ranks_text(ranks)}: the last that it did was at {moment_text(last_s)}"]
+        if failed:
+            lines.append(f"others gave up at {moment_text(graph.first_failure_s)}, it has not even noticed")
+        lines += [line for rank in ranks for line in waiters_words(graph, felt[rank])][:4]
+        waiters = {waiter for rank in ranks for waiter in felt[rank].waiters} - set(ranks)
+        who = host or ranks_text(ranks)
+        # a process that stands takes no messages; one that takes them is alive, and its program does not come
+        left = sorted({peer for rank in ranks for peer in wait_graph.unread(graph, rank)})
+        if left:
+            lines.append(f"messages of {ranks_text(tuple(left))} wait to be taken")
+        reason = "it neither goes on nor gives up" + (
+            "" if left else ", and has taken all that was sent to it"
+        )
+        stuck = "is stopped, swaps, or hangs in a system call or its GPU"
+        verdicts.append(
+            Verdict(
+                SILENT if left else RANK_NOT_JOINED,
+                ranks,
+                host,
+                since_s=last_s,
+                certainty=0.9 if failed else 0.7,
+                reason=reason,
+                felt_by=len(waiters),
+                evidence=tuple(lines),
+                look_at=(
+                    f"whether {who} {stuck}"
+                    if left
+                    else f"what {who} does instead: its stack, or whether it {stuck}",
+                ),
+            )
+        )
+    return verdicts
+
+
+def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
+    verdicts = []
+    for ranks, (felt, keys) in together(caused(found, wait_graph.NOT_JOINED, wait_graph.SHORT)).items():
+        key = max(keys)
+        rank = ranks[0]
+        lines = []
+        for own in sorted(set(keys))[:3]:
+            if not own[1]:
+                continue
+            joined = len(graph.collectives.get(own, {}))
+            lines.append(f"{graph.words(own)}: {joined} of {len(graph.members(own[0]))} ranks have joined")
+            if graph.left_out(rank, own):
+                lines.append(f"rank {rank} has gone on to later operations of {graph.group_name(own[0])}")
+        lines += waiters_words(graph, felt)
+        opened = graph.open_nodes(rank)
+        doing = f"waits in {graph.node_words(opened[0])}" if opened else "is in no operation"
+        lines.append(
+            f"rank {rank} {doing}; the last that it did was at {moment_text(graph.last_activity_s(rank))}"
+        )
+        verdicts.append(
+            Verdict(
+                RANK_NOT_JOINED,
+                ranks,
+                since_s=felt.since_s,
+                certainty=0.95,
+                reason="all who wait, directly or not, wait for it, and it waits for nobody",
+                felt_by=len(felt.waiters),
+                evidence=tuple(lines),
+                look_at=(
+                    f"what rank {rank} does instead of {graph.words(key) if key[1] else 'sending'}: its stack, its"
+                    " data loader, its branch of the program",
+                ),
+            )
+        )
+    return verdicts
+
+
+def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
+    verdicts = []
+    peers = peers_of(graph) if found.circles else {}
+    for circle in found.circles:
+        ranks = tuple(sorted({node[0] for node in circle}))
+        keys = sorted({(graph.entry(node).group, graph.entry(node).sequence) for node in circle})
+        lines = [f"rank {node[0]} waits in {graph.node_words(node)}" for node in circle[:6]]
+        stray = {rank: own for rank in ranks if (own := strayed(graph, rank, peers[rank]))}
+        for rank, own in sorted(stray.items())[:3]:
+            lines.append(
+                f"rank {rank} called {own.did} where those that run the same program call {own.instead}"
+            )
+        odd = _odd_one(graph, ranks, keys)
+        if odd is not None:
+            lines.append(f"all but rank {odd[0]} are in {graph.words(odd[1])}")
+        culprits = ranks
+        if len(stray) == 1:
+            ((rank, only),) = stray.items()
+            kind, culprits = RANK_NOT_JOINED if only.left_out else DEADLOCK, (rank,)
+            reason = "it left its program, in which those that run the same one went on"
+        elif odd is not None:
+            kind, culprits = RANK_NOT_JOINED, (odd[0],)
+            reason = "it alone is elsewhere, the others are together"
+        else:
+            kind = DEADLOCK
+            reason = "each waits for the next, in a circle, and none has left its program"
+        verdicts.append(
+            Verdict(
+                kind,
+                culprits,
+                since_s=min(graph.entry(node).scheduled_s for node in circle),
+                certainty=0.9,
+                reason=reason,
+                felt_by=len(ranks),
+                evidence=tuple(lines),
+                look_at=(
+                    f"the order in which {ranks_text(culprits)} came to {' and '.join(map(graph.words, keys[:3]))}",
+                ),
+            )
+        )
+    return verdicts
+
+
+def _odd_one(graph: Graph, ranks: Sequence[int], keys: Sequence[Key]) -> tuple[int, Key] | None:
+    """The one rank of a circle that is missing where at least two others wait; None where it is not one."""
+    missing = set()
+    for key in keys:
+        absent = [rank for rank in graph.members(key[0]) if key[1] and graph.standing(rank, key) == ABSENT]
+        if len(absent) == 1 and absent[0] in ranks and len(graph.collectives[key]) > 1:
+            missing.add((absent[0], key))
+    return min(missing) if len({rank for rank, _ in missing}) == 1 else None
+
+
+def _control(graph: Graph, found: Waiting) -> list[Verdict]:
+    return [
+        Verdict(
+            SLOW_IO,
+            ranks,
+            since_s=felt.since_s,
+            certainty=0.8,
+            reason="its operation has not begun to move data, the others' have",
+            felt_by=len(felt.waiters),
+            evidence=tuple(waiters_words(graph, felt)),
+            look_at=(
+                f"what rank {ranks[0]} does before data move: registering memory, files, its control network",
+            ),
+        )
+        for ranks, (felt, _) in together(caused(found, wait_graph.CONTROL)).items()
+    ]

@@ -1,0 +1,350 @@
+"""Who waits for whom, followed to where it ends: somebody who is gone or never came, messages under way, or a circle.
+
+From a rank's open operation to the peers whose messages it misses: one that has sent them is not to blame, the network
+is; one that has sent fewer is behind, and is followed in turn. Counts of messages say it, no clock does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from testbed.comm.flight_recorder import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
+from testbed.measure.diagnosis.limits import SAME_STALL_SHARE
+from testbed.measure.diagnosis.operation_graph import (
+    ABSENT,
+    JOINED,
+    RECEIVES,
+    UNKNOWN,
+    Graph,
+    Key,
+    Node,
+    heard_of,
+)
+from testbed.measure.diagnosis.programs import harmless
+
+NETWORK = "network"  # from the first rank to the second
+NOT_JOINED = "not joined"
+GONE = "gone"
+STANDS_STILL = "stands still"
+CONTROL = "control"  # its operation has not got beyond its control part
+SHORT = "short"  # it is done and has sent less than was expected
+UNEXPLAINED = "unexplained"  # all have joined, and no counts of messages are there
+
+_NOTHING = PeerTraffic()
+_WELL = ("", "finished")
+# how a rank says that it ended because of others
+_GAVE_UP = re.compile(
+    r"not done within|nothing within|lost peer|aborted|revoked|exit status 1", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, order=True)
+class Cause:
+    """Where waiting ends. ranks: whose it is. key: the operation that waits for it, (group, 0) of a message."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    key: Key
+
+
+@dataclass
+class Felt:
+    """Of one cause: since when, by the clocks of who waits for it directly; for how long; who waits, at any remove."""
+
+    since_s: float = math.inf
+    age_s: float = 0.0
+    direct: set[Node] = field(default_factory=set)
+    waiters: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Waiting:
+    """causes: of all that waits; circles: nodes that wait for each other, and for nothing else."""
+
+    causes: dict[Cause, Felt]
+    circles: list[tuple[Node, ...]]
+
+
+def gave_up(dump: RankDump) -> bool:
+    """Whether a rank ended, or one of its operations did, because others did not do their part."""
+    return any(entry.state == FAILED for entry in dump.entries) or bool(_GAVE_UP.search(dump.ended))
+
+
+def gone_ranks(graph: Graph) -> dict[int, str]:
+    """Ranks that ended in the midst of it, and how; none of those that gave up because of others."""
+    found = {
+        rank: dump.ended
+        for rank, dump in graph.dumps.items()
+        if dump.ended not in _WELL and not gave_up(dump)
+    }
+    return {} if len(found) == len(graph.dumps) > 1 else found
+
+
+def stands_still(graph: Graph, rank: int) -> bool:
+    """Whether a rank that is not known to have ended does nothing.
+
+    Others have failed, and it has not, though its connections ended, too, and it has waited for longer than they had
+    patience, or all that it had sent has come, as a kernel sends what a paused process gave it: a card that is down
+    leaves a rank that gives up in time. Or, where none has failed, several peers' messages wait for it.
+    """
+    dump = graph.dumps[rank]
+    if dump.ended not in _WELL or gave_up(dump):
+        return False
+    if any(gone == rank for gone, _ in heard_of(graph, -math.inf)):
+        return False  # it has closed its connections
+    others = [own for own in graph.dumps.values() if own.rank != rank]
+    impatient = [own.rank for own in others if gave_up(own)]
+    if not impatient:
+        return _all_came(graph, rank) and len(unread(graph, rank)) > 1
+    if 2 * len(impatient) < len(others) or graph.last_activity_s(rank) >= graph.first_failure_s:
+        return False
+    patience_s = graph.first_failure_s - min(graph.open_since_s(other) for other in impatient)
+    if dump.time_s - graph.open_since_s(rank) > patience_s:
+        return True
+    return _all_came(graph, rank) and not _awaits(graph, rank)
+
+
+def _awaits(graph: Graph, rank: int) -> bool:
+    """Whether a rank waits for messages, and only for such as have not been sent."""
+    missing = any(graph.entry(node).waits_for for node in graph.open_nodes(rank))
+    return missing and not unread(graph, rank)
+
+
+def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
+    """Peer, what this rank has of it and what it has of this rank, in operations that are open here."""
+    for node in graph.open_nodes(rank):
+        for peer, own in graph.entry(node).peers.items():
+            there = _other_part(graph, node, peer)
+            if there is not None:
+                yield peer, own, graph.entry(there).peers.get(rank, _NOTHING)
+
+
+def _all_came(graph: Graph, rank: int) -> bool:
+    """Whether nobody waits for messages that this rank has sent."""
+    exchanged = _exchanged(graph, rank)
+    return not any(theirs.missing and own.sent > theirs.received for _, own, theirs in exchanged)
+
+
+def unread(graph: Graph, rank: int) -> set[int]:
+    """Peers whose messages were sent and this rank, which is ready for them, has not taken."""
+    return {
+        peer for peer, own, theirs in _exchanged(graph, rank) if own.missing and theirs.sent > own.received
+    }
+
+
+def _other_part(graph: Graph, node: Node, peer: int) -> Node | None:
+    """A peer's part in an operation."""
+    entry = graph.entry(node)
+    if entry.sequence:
+        return graph.node(peer, (entry.group, entry.sequence))
+    return graph.counterpart(node, 0.0) if peer == entry.peer else None
+
+
+class _Follower:
+    def __init__(self, graph: Graph, gone: Iterable[int], clock_error_s: float) -> None:
+        self.graph = graph
+        self.gone = set(gone)
+        self.clock_error_s = clock_error_s
+        self.harmless = harmless(graph)
+        # beside one that is gone, others have merely not heard of it yet
+        self.still = {rank for rank in graph.dumps if not self.gone and stands_still(graph, rank)}
+
+    def nexts(self, node: Node) -> list[Node | Cause]:
+        """What an open operation waits for directly."""
+        rank = node[0]
+        entry = self.graph.entry(node)
+        key = (entry.group, entry.sequence)
+        if rank in self.gone:
+            return [Cause(GONE, (rank,), key)]
+        if rank in self.still:
+            return [Cause(STANDS_STILL, (rank,), key)]
+        return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
+
+    def _of_collective(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
+        graph, rank = self.graph, node[0]
+        members = [peer for peer in graph.members(key[0]) if peer != rank]
+        absent = [peer for peer in members if graph.standing(peer, key) in (ABSENT, UNKNOWN)]
+        missing = entry.waits_for
+        found: list[Node | Cause] = []
+        for peer in missing:
+            found += self._towards(node, entry, key, peer)
+        if missing:
+            return found
+        for peer, own in entry.peers.items():
+            there = graph.node(peer, key)
+            theirs = graph.entry(there).peers.get(rank, _NOTHING) if there else _NOTHING
+            if own.sent <= theirs.received:
+                continue
+            if there is None:
+                found += self._behind(peer, key, node)
+            elif theirs.missing:
+                still = peer in self.still
+                found.append(
+                    Cause(STANDS_STILL, (peer,), key) if still else Cause(NETWORK, (rank, peer), key)
+                )
+            elif graph.entry(there).state != "completed":
+                found.append(there)
+        if found:
+            return found
+        if absent and not entry.peers:
+            return [one for peer in absent for one in self._behind(peer, key, node)]
+        if entry.started_s is None and self._others_started(key, rank):
+            return [Cause(CONTROL, (rank,), key)]
+        if not entry.peers:
+            return [Cause(UNEXPLAINED, tuple(sorted(graph.collectives.get(key, {}))), key)]
+        return [Cause(NOT_JOINED, (rank,), key)] if entry.state == SCHEDULED else []
+
+    def _others_started(self, key: Key, rank: int) -> bool:
+        own = self.graph.collectives.get(key, {})
+        return any(
+            self.graph.entry((other, place)).started_s is not None
+            for other, place in own.items()
+            if other != rank
+        )
+
+    def _of_message(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
+        peer = entry.peer
+        if peer is None:
+            return []
+        there = self.graph.counterpart(node, self.clock_error_s) if peer in self.graph.dumps else None
+        if there is None:
+            return self._behind(peer, key, node)
+        theirs = self.graph.entry(there)
+        if theirs.started_s is None and not theirs.peers and theirs.state == SCHEDULED:
+            return [there]
+        sender, target = (peer, node[0]) if entry.name in RECEIVES else (node[0], peer)
+        if peer in self.gone:
+            return [Cause(GONE, (peer,), key)]
+        if peer in self.still:
+            return [Cause(STANDS_STILL, (peer,), key)]
+        return [Cause(NETWORK, (sender, target), key)]
+
+    def _towards(self, node: Node, entry: Entry, key: Key, peer: int) -> list[Node | Cause]:
+        """Of a peer whose messages an open collective misses."""
+        graph, rank = self.graph, node[0]
+        standing = graph.standing(peer, key)
+        if standing == JOINED:
+            there = graph.node(peer, key)
+            assert there is not None
+            theirs = graph.entry(there)
+            if peer in self.gone:
+                return [Cause(GONE, (peer,), key)]
+            if peer in self.still:  # what it gave its transport last may not have left
+                return [Cause(STANDS_STILL, (peer,), key)]
+            if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
+                return [Cause(NETWORK, (peer, rank), key)]
+            return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]
+        if standing in (ABSENT, UNKNOWN):
+            return self._behind(peer, key, node)
+        return [Cause(NETWORK, (peer, rank), key)]
+
+    def _behind(self, peer: int, key: Key, waiter: Node) -> list[Node | Cause]:
+        """Of a peer that has not come to an operation."""
+        if peer not in self.graph.dumps or peer in self.gone:
+            return [Cause(GONE, (peer,), key)]
+        if peer in self.still:
+            return [Cause(STANDS_STILL, (peer,), key)]
+        if key[1] and self.graph.left_out(peer, key):
+            return [Cause(NOT_JOINED, (peer,), key)]
+        nodes = [node for node in self.graph.open_nodes(peer) if node != waiter and node not in self.harmless]
+        return [*nodes] if nodes else [Cause(NOT_JOINED, (peer,), key)]
+
+
+def follow(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
+    """All that is open, followed. gone: ranks that are known to have ended."""
+    follower = _Follower(graph, gone, clock_error_s)
+    nodes = [node for rank in graph.dumps if rank not in follower.gone for node in graph.open_nodes(rank)]
+    nexts = {node: follower.nexts(node) for node in nodes}
+    for node in [one for found in nexts.values() for one in found if isinstance(one, tuple)]:
+        if node not in nexts:
+            nexts[node] = follower.nexts(node)
+    causes: dict[Cause, Felt] = {}
+    circling: dict[Node, frozenset[Node]] = {}
+    for node in nodes:
+        reached, ends = _reach(nexts, node)
+        for cause in ends:
+            causes.setdefault(cause, Felt()).waiters.add(node[0])
+        if not ends and node in reached:
+            circling[node] = frozenset(reached)
+    for node in nodes:
+        for one in nexts[node]:
+            if isinstance(one, Cause):
+                _feel(graph, causes[one], one, node)
+    return Waiting(_of_one_stall(causes), _circles(circling))
+
+
+def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node], set[Cause]]:
+    """All nodes that are reached from one (itself if by a circle), and all causes."""
+    reached: set[Node] = set()
+    ends: set[Cause] = set()
+    pending = [start]
+    while pending:
+        for one in nexts.get(pending.pop(), ()):
+            if isinstance(one, Cause):
+                ends.add(one)
+            elif one not in reached:
+                reached.add(one)
+                pending.append(one)
+    return reached, ends
+
+
+def _feel(graph: Graph, felt: Felt, cause: Cause, node: Node) -> None:
+    """Book who waits for a cause directly, and since when."""
+    entry = graph.entry(node)
+    since_s = entry.scheduled_s
+    for peer in cause.ranks:
+        own = entry.peers.get(peer)
+        if own is not None:
+            times = (own.expected_first_s, own.received_last_s)
+            since_s = max([since_s, *(value for value in times if value is not None)])
+    felt.direct.add(node)
+    felt.since_s = min(felt.since_s, since_s)
+    felt.age_s = max(felt.age_s, graph.seen_until_s(node) - since_s)
+
+
+def _of_one_stall(causes: dict[Cause, Felt]) -> dict[Cause, Felt]:
+    """Without what came about when others gave up: waits much younger than the oldest."""
+    oldest_s = max((felt.age_s for felt in causes.values()), default=0.0)
+    return {
+        cause: felt
+        for cause, felt in sorted(causes.items())
+        if cause.kind == GONE or felt.age_s >= SAME_STALL_SHARE * oldest_s
+    }
+
+
+def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
+    """Groups of nodes of which each reaches each."""
+    found: list[tuple[Node, ...]] = []
+    left = set(circling)
+    while left:
+        node = min(left)
+        own = {other for other in circling[node] if node in circling.get(other, ())} | {node}
+        left -= own
+        found.append(tuple(sorted(own)))
+    return found
+
+
+def caused(found: Waiting, *kinds: str) -> dict[Cause, Felt]:
+    """Its causes of these kinds."""
+    return {cause: felt for cause, felt in found.causes.items() if cause.kind in kinds}
+
+
+def together(causes: Mapping[Cause, Felt]) -> dict[tuple[int, ...], tuple[Felt, list[Key]]]:
+    """By ranks: what is felt of them, through which operations."""
+    together: dict[tuple[int, ...], tuple[Felt, list[Key]]] = {}
+    for cause, felt in causes.items():
+        own, keys = together.setdefault(cause.ranks, (Felt(), []))
+        own.since_s = min(own.since_s, felt.since_s)
+        own.age_s = max(own.age_s, felt.age_s)
+        own.waiters |= felt.waiters
+        own.direct |= felt.direct
+        keys.append(cause.key)
+    return together
+
+
+def waiters_words(graph: Graph, felt: Felt) -> list[str]:
+    """Who waits for a cause directly, in which operations; the first ones."""
+    return [f"rank {node[0]} waits in {graph.node_words(node)}" for node in sorted(felt.direct)[:4]]

@@ -1,0 +1,247 @@
+"""Brings together what was measured for one variant and has it judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.measure.execution.event_timeline import changed_by, touched
+from testbed.measure.execution.events import events_record
+from testbed.measure.execution.host_evidence import HostEvidence
+from testbed.measure.execution.job_run import LinkSample
+from testbed.measure.execution.model_check import ModelCheck
+from testbed.measure.execution.pause_counters import pause_invariants
+from testbed.measure.execution.replication import ReplicationRecord
+from testbed.measure.fidelity import (
+    Invariant,
+    LinkMeasurement,
+    Verdict,
+    invariants,
+    judge,
+    link_invariants,
+    read_windows,
+    tunnel_invariants,
+)
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity.monitor import MonitorWindow
+from testbed.measure.fidelity.similarity import Number, scale_similarity
+from testbed.measure.fidelity.tunnel_invariants import Tunnel
+from testbed.measure.fidelity.verdict import ORDER
+from testbed.measure.results.summary import StepResult
+from testbed.net.fabric.readback import WanCounters
+from testbed.spec.events import EventSpec
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.spec.topology import Topology
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a whole run measured, for all of its variants.
+
+    monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
+    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. model: of
+    the variant that is judged. replication: of replicas that come and go. pauses: of all links, where switches pause.
+    port_drops: inside buildings, in the variant's steps.
+    """
+
+    topology: Topology
+    measurements: Sequence[LinkMeasurement]
+    links: Sequence[LinkSample]
+    monitor_files: Mapping[str, Path]
+    changed_settings: str | None
+    changed_offloads: str | None
+    changes: Sequence[tuple[float, str]] = ()
+    repairs: Sequence[str] = ()
+    events: Sequence[EventSpec] = ()
+    event_log: Sequence[Mapping[str, Any]] = ()
+    scale: Scale = UNSCALED
+    numbers: Sequence[Number] = ()
+    agreement: Invariant | None = None
+    missing_share: float | None = None
+    model: ModelCheck | None = None
+    tunnels: Sequence[Tunnel] = ()
+    inside: HostEvidence | None = None
+    replication: ReplicationRecord | None = None
+    pauses: Sequence[Mapping[str, Any]] = ()
+    port_drops: Sequence[link_invariants.PortDrops] = ()
+
+
+def link_key(counters: WanCounters) -> tuple[str, str]:
+    """(link name, direction), as link engines name theirs."""
+    return f"{counters.a}-{counters.b}-{counters.plane}", counters.direction
+
+
+def assess(
+    evidence: Evidence, steps: Sequence[StepResult], expected: int, observed: Sequence[int]
+) -> Verdict:
+    """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
+    spans = [(step.start_s, step.end_s) for step in steps]
+    links, buildings = touched(evidence.events, evidence.topology)
+    asked = [
+        (link.name, direction) for link in evidence.topology.wan for direction in (link.a_to_b, link.b_to_a)
+    ]
+    counted = [
+        (frames, direction)
+        for frames, (name, direction) in zip(_conservation(evidence.links), asked, strict=True)
+        if name not in links
+    ]
+    frames = [entry for entry, _ in counted]
+    edges = {name: counts for name, counts in _edges(evidence.links).items() if name not in buildings}
+    dropped = evidence.inside.dropped if evidence.inside else 0
+    on_time = []
+    if evidence.events:
+        record = events_record(evidence.event_log, steps[0].variant)
+        on_time.append(link_invariants.events_on_time(**record))
+    return judge(
+        [
+            invariants.rate_accuracy(evidence.measurements),
+            invariants.delay_accuracy(evidence.measurements),
+            link_invariants.jitter_accuracy(evidence.measurements),
+            link_invariants.loss_accuracy(frames, [direction for _, direction in counted], sorted(links)),
+            link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links), evidence.port_drops),
+            link_invariants.serialisation(evidence.missing_share),
+            link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
+            link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
+            link_invariants.nothing_changed(evidence.changes, _changed_by_events(evidence)),
+            link_invariants.rules_in_force(evidence.repairs),
+            *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
+            *_timeliness(evidence, spans),
+            invariants.payload_correct(
+                sum(step.wrong for step in steps),
+                sum(step.checked for step in steps),
+                evidence.inside.result_elements(steps) if evidence.inside else None,
+            ),
+            invariants.wan_bytes_as_computed(expected, observed),
+            invariants.conservation(frames, edges, sorted(links)),
+            *(evidence.inside.invariants(steps) if evidence.inside else []),
+            *on_time,
+            *pause_invariants(evidence.topology, evidence.pauses),
+            scale_similarity(evidence.numbers, evidence.scale),
+            *([evidence.agreement] if evidence.agreement else []),
+            *([evidence.model.invariant(steps, dropped)] if evidence.model else []),
+        ]
+    )
+
+
+def _changed_by_events(evidence: Evidence) -> list[str]:
+    return sorted(set().union(*changed_by(evidence.events, evidence.topology)))
+
+
+def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
+    """Whether machine and link engine kept up."""
+    if not evidence.monitor_files:
+        names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
+        return [invariants.by_construction(name) for name in names]
+    windows = {name: read_windows(path, list(spans)) for name, path in evidence.monitor_files.items()}
+    counts, bounds_s = _lateness(evidence.links, spans)
+    return [
+        *(_worst_machine(check, windows) for check in _MACHINE),
+        invariants.emulator_lateness(counts, bounds_s),
+        link_invariants.emulator_stalls(
+            _stalled_s(evidence.links, spans), sum(end - start for start, end in spans)
+        ),
+    ]
+
+
+_MACHINE = (invariants.cpu_headroom, invariants.foreign_load, invariants.scheduler_lag)
+_TUNNELS = (
+    tunnel_invariants.tunnel_rate,
+    tunnel_invariants.tunnel_delay,
+    tunnel_invariants.tunnel_loss,
+    tunnel_invariants.clocks_agree,
+)
+
+
+def _worst_machine(
+    check: Callable[[MonitorWindow], Invariant], windows: Mapping[str, MonitorWindow]
+) -> Invariant:
+    """One machine's invariant, with its name where there are several."""
+    checked = {name: check(window) for name, window in windows.items()}
+    name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
+    found = checked[name]
+    return replace(found, sentence=f"{name}: {found.sentence}") if name else found
+
+
+def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:
+    """Sum of the worst lateness of all directions between two samples, of samples in the spans or right after one."""
+    total_s = 0.0
+    for start_s, end_s in spans:
+        inside = [sample for sample in links if start_s < sample.time_s <= end_s]
+        inside += [sample for sample in links if sample.time_s > end_s][:1]
+        for sample in inside:
+            late = [account.lateness_max_s for account in sample.account.directions.values()]
+            known = [value for value in late if value is not None]
+            if late and not known:
+                return None
+            total_s += max(known, default=0.0)
+    return total_s
+
+
+def _lateness(
+    links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
+) -> tuple[dict[str, list[int]] | None, tuple[float, ...]]:
+    """Histograms per direction of what was released between the samples around each span."""
+    totals: dict[str, list[int]] = {}
+    bounds_s: tuple[float, ...] = ()
+    for start_s, end_s in spans:
+        before = max((s for s in links if s.time_s <= start_s), key=lambda s: s.time_s, default=links[0])
+        after = min((s for s in links if s.time_s >= end_s), key=lambda s: s.time_s, default=links[-1])
+        for key, account in after.account.directions.items():
+            if not account.lateness_counts:
+                return None, ()
+            bounds_s = account.lateness_bounds_s
+            earlier = before.account.directions[key].lateness_counts
+            growth = [late - early for late, early in zip(account.lateness_counts, earlier, strict=True)]
+            name = f"{key[0]} {key[1]}"
+            totals[name] = [
+                sum(pair) for pair in zip(totals.get(name, [0] * len(growth)), growth, strict=True)
+            ]
+    return totals, bounds_s
+
+
+def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
+    """Frames between the first and the last sample, both taken while nothing was under way."""
+    first, last = links[0], links[-1]
+    before = {link_key(counters): counters for counters in first.counters.wan}
+    rows = []
+    for counters in last.counters.wan:
+        key = link_key(counters)
+        start, early, late = before[key], first.account.directions[key], last.account.directions[key]
+        rows.append(
+            Conservation(
+                name=f"{key[0]} {key[1]}",
+                entered=counters.entered_packets - start.entered_packets,
+                crossed=late.crossed_packets - early.crossed_packets,
+                taken_in=late.in_packets - early.in_packets,
+                given_out=late.out_packets - early.out_packets,
+                arrived=counters.arrived_packets - start.arrived_packets,
+                lost=late.lost - early.lost,
+                duplicated=late.duplicated - early.duplicated,
+                dropped=late.dropped - early.dropped,
+                overrun=late.overrun - early.overrun,
+                held=late.held - early.held,
+            )
+        )
+    return rows
+
+
+def _backlog_drops(links: Sequence[LinkSample]) -> int:
+    return links[-1].counters.backlog_drops - links[0].counters.backlog_drops
+
+
+def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
+    """Frames into and out of each building's edge switch between the first and the last sample.
+
+    What a link's queue dropped on the edge's own port, where the kernel's link engine has it, went out as well: a port
+    counts only what its queue lets through.
+    """
+    first, last = links[0].counters.edges, links[-1].counters.edges
+    queued = dict.fromkeys(last, 0)
+    for counters, row in zip(links[-1].counters.wan, _conservation(links), strict=True):
+        near = counters.a if counters.direction == "a_to_b" else counters.b
+        queued[near] += row.taken_in - row.crossed
+    return {
+        name: (last[name][0] - first[name][0], last[name][1] - first[name][1] + queued[name]) for name in last
+    }

@@ -1,0 +1,200 @@
+"""The ring all-reduce that a run does alone on its network, and what a model says it should take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from testbed.clock import clock_here
+from testbed.comm.collectives import pieces_for
+from testbed.comm.collectives.isolated_all_reduce import (
+    MOST_ROUNDS,
+    baseline_is_whole,
+    baseline_rounds,
+    baseline_times,
+)
+from testbed.comm.transport import PROTOCOLS
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.measure.fidelity import Invariant
+from testbed.measure.fidelity.alpha_beta_check import model_agreement
+from testbed.measure.fidelity.rank_invariants import Attempt, BaselineTimes
+from testbed.net.paths.alpha_beta import (
+    Step,
+    all_planes,
+    calibration_bytes,
+    nearest_plane,
+    ring_all_reduce_s,
+    ring_steps,
+    worst_plane,
+)
+from testbed.net.paths.hops import NETEM, Paths
+from testbed.net.paths.losses import control_of
+from testbed.spec.buildings import Host
+from testbed.spec.scale import Scale
+from testbed.spec.topology import Topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import software_of
+from testbed.workload.job.endpoints import Wiring
+
+MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
+
+
+class IsolatedBaseline:
+    """The collective and its model. Figures are emulated; message_bytes: those of the workload's largest messages."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        hosts: Sequence[Host],
+        transport: TransportSpec,
+        wiring: Wiring,
+        scale: Scale,
+        message_bytes: float,
+        link_engine: str = NETEM,
+    ) -> None:
+        self.exact = clock_here() == "free"
+        # what messages cost software where that is modelled: else it costs what it costs
+        self.software = software_of(transport, scale)
+        self._wiring = wiring
+        self._lossy = topology.lossy
+        sockets = [wiring.congestion_control, *(own.congestion_control for own in transport.sockets)]
+        self._remembers = any(control_of(name).paces for name in sockets if name)
+        # which plane a message takes is the policy's to say, and several connections may take several
+        best = all_planes if wiring.transport.takes_several_paths else nearest_plane
+        paths = Paths(topology, link_engine)
+        self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
+        # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
+        worst = ring_steps(paths, hosts, worst_plane)
+        self._worst_ring = self._as_sockets_allow(worst, paced=True)
+        self.message_bytes = 0
+        if len(hosts) > 1:
+            self.message_bytes = calibration_bytes(self._worst_ring, topology.mtu, message_bytes)
+
+    @property
+    def times(self) -> int:
+        """How often it is done before the steps."""
+        return baseline_times(self.exact, self._lossy, self._wiring.transport.warms_up)
+
+    @property
+    def overhead_s(self) -> float:
+        """What each message costs on top of its time on the network, but for its bytes."""
+        return self.software.message_s + self.software.handover_s if self.exact else MESSAGE_S
+
+    def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
+        """What the ranks measured against the model."""
+        what = f"The beginning of a ring all-reduce, {MOST_ROUNDS} rounds,"
+        if baseline_is_whole(len(self._ring)):
+            what = "A ring all-reduce"
+        return model_agreement(
+            min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
+            self._model_s(self._ring),
+            exact=self.exact,
+            slowest_s=self._model_s(self._worst_ring),
+            lossy=self._lossy,
+            what=what,
+        )
+
+    def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
+        """What it took each time before the steps, and after them if it was done again."""
+        before, after = (
+            [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
+        )
+        return _attempts(before), _attempts(after)
+
+    def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> BaselineTimes:
+        """What the ranks measured before and after the steps, with what may make a difference."""
+        rounds = baseline_rounds(len(self._ring))
+        return BaselineTimes(
+            *self.attempts(calibrations),
+            order_s=rounds * self.software.message_s if self.exact else 0.0,
+            path_s=self._model_s(self._ring),
+            resent=_resent_between(calibrations),
+            remembers=self._remembers,
+        )
+
+    def _model_s(self, ring: Sequence[Step]) -> float:
+        if not ring:
+            return 0.0
+        size = len(ring)
+        pieces = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
+        rounds, piece_bytes = baseline_rounds(size), self.message_bytes / pieces
+        ring = [self._through_slots(step, piece_bytes) for step in ring]
+        software = self.software
+        note_s = 2 * software.of_note_s if self._announced else None
+        acknowledged_s = 0.0
+        if self._wiring.transport.writes:
+            note_s = note_s or 0.0  # its own announcements cost hosts nothing more
+            acknowledged_s = max(step.returned_s for step in ring)  # of the last message
+        if not self.exact:
+            took_s = ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
+            return took_s + acknowledged_s
+        # of a message that is cut only the first chunk's cost is not hidden behind others' way
+        whole_bytes = min(piece_bytes, software.slots.chunk_bytes) if self._copies else piece_bytes
+        overhead_s = 2 * (software.message_s + software.handover_s + whole_bytes * software.byte_s)
+        around_s = software.launch_s + software.completion_s + acknowledged_s
+        return around_s + ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, rounds, note_s)
+
+    @property
+    def _announced(self) -> bool:
+        protocol = PROTOCOLS.find(self.software.protocol)
+        return protocol.registers or (protocol.copies and self.software.slots.announced)
+
+    @property
+    def _copies(self) -> bool:
+        return PROTOCOLS.find(self.software.protocol).copies
+
+    def _through_slots(self, step: Step, piece_bytes: float) -> Step:
+        """A window of slots smaller than what is under way on a full path makes each message wait for notes."""
+        slots, software = self.software.slots, self.software
+        windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
+        if not self._copies or not windows:
+            return step
+        each_s = software.message_s + software.handover_s + slots.chunk_bytes * software.byte_s
+        round_s = step.round_trip_s(slots.chunk_bytes) + 2 * (each_s + software.of_note_s)
+        waits_s = max(0.0, round_s - slots.count * slots.chunk_bytes * step.beta_s)
+        return replace(step, delay_s=step.delay_s + windows * waits_s)
+
+    def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
+        """Pacing, parity, and windows smaller than what is under way on a full path make bytes take longer.
+
+        Where a receiver grants what it is sent, it grants that much of its card, and a message waits for the grant.
+        """
+        size = len(ring)
+        found: list[Step] = []
+        if size == 1:
+            return found
+        for rank, step in enumerate(ring):
+            peer = (rank + 1) % size
+            channels = self._wiring.channels(rank, peer)
+            slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
+            beta_s = max(step.beta_s, slowest_s / channels) * (1 + self._wiring.overhead(rank, peer))
+            delay_s = step.delay_s
+            if (granted := self._wiring.transport.granted) is not None:
+                beta_s, delay_s = beta_s / granted, delay_s + step.delay_s + step.returned_s
+            found.append(replace(step, beta_s=beta_s, delay_s=delay_s, back_s=step.returned_s))
+        return found
+
+
+def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
+    """Segments that hosts sent again from the last attempt before the steps to the first one after them."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for entry in calibrations:
+        rank, before = entry["rank"], entry["resent_before"]
+        if entry["again"]:
+            first[rank] = min(before, first.get(rank, before))
+        else:
+            last[rank] = max(before + entry["resent"], last.get(rank, 0))
+    return sum(count - last.get(rank, 0) for rank, count in first.items())
+
+
+def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:
+    """Each of the collectives that were done, from the common start to the last rank's end."""
+    took: dict[int, Attempt] = {}
+    for entry in calibrations:
+        before = took.get(entry["attempt"], Attempt(0.0, 0))
+        took_s = max(before.took_s, entry["end_s"] - entry["start_s"])
+        took[entry["attempt"]] = Attempt(took_s, before.resent + entry["resent"])
+    return list(took.values())

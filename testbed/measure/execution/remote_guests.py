@@ -1,0 +1,106 @@
+"""Guests of the virtual clock that an engine's workers carry out, on whatever machine they are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+from testbed.measure.execution.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
+from testbed.measure.execution.guests import Guests
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.resource_forecast import Forecast
+from testbed.measure.results.parts import FINISHED, Parts
+from testbed.measure.results.shards import Shard, ShardRecord
+from testbed.measure.results.writer import Carried, ShardTimes
+from testbed.net.virtual.errors import VirtualClockError
+from testbed.net.virtual.guest import GuestSettings
+from testbed.net.virtual.image import KernelImage, find_image
+from testbed.prediction.calibration import file_in_use
+from testbed.prediction.executors.dask_cluster import Cluster
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.version import VERSION
+
+CODE = Path(__file__).parents[2]
+DIGITS = 12
+
+
+class GuestsElsewhere(Guests):
+    """As many at once as the engine has workers; what is finished is kept here as each comes."""
+
+    def __init__(
+        self,
+        image: KernelImage,
+        settings: GuestSettings,
+        expected: Forecast,
+        ranks_per_process: int | None,
+        link_engine: str,
+        engine: Cluster,
+    ) -> None:
+        super().__init__(image, settings, expected, ranks_per_process, link_engine)
+        self.engine = engine
+
+    @property
+    def words(self) -> str:
+        """Who carries them."""
+        return f"virtual clock, by {self.engine.words}"
+
+    def carry_out(
+        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
+    ) -> Carried:
+        """See `Backend`. A worker that dies loses nothing: what it had is done again by another."""
+        began_s = time.monotonic()
+        finished = parts.finished
+        waiting = [shard for shard in shards if shard.number not in finished]
+        work = GuestWork(self.settings, scale, self.ranks_per_process, self.link_engine)
+        each = scenario.warmup
+        done = sum(shard.trials + each for shard in shards if shard.number in finished)
+        total = sum(shard.trials + each for shard in shards)
+        guests = f"{len(waiting)} guest{'' if len(waiting) == 1 else 's'}"
+        progress.phase(f"{guests} for {self.engine.words}")
+        progress.step(done, total)
+        with self.engine.workers(measure_elsewhere, work) as workers:
+            asked = [(shard, shard.scenario(scenario)) for shard in waiting]
+            for shard, packed in zip(waiting, workers.map(asked), strict=True):
+                unpack(packed, parts.folder / str(shard.number))
+                done += shard.trials + each
+                progress.step(min(done, total - 1), total)
+        folders = [parts.folder / str(shard.number) for shard in shards]
+        ended = [read_ended(folder / FINISHED) for folder in folders]
+        return Carried(
+            [ShardRecord.read(folder) for folder in folders],
+            time.monotonic() - began_s,
+            self.settings.memory_bytes,
+            min(self.engine.at_once, len(shards)),
+            [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended],
+            self.expected.wall_s,
+            self.expected.memory_bytes,
+        )
+
+
+def worker_is() -> Mapping[str, str]:
+    """What must be the same on all workers, for figures to be the same whoever works."""
+    try:
+        image = find_image()
+        kernel = f"{image.version} ({image.recipe[:DIGITS]})"
+    except VirtualClockError:
+        kernel = "none"
+    made = file_in_use()
+    return {
+        "testbed": f"{VERSION} ({_code()})",
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        "calibration": "the package's" if made is None else sha256(made.read_bytes()).hexdigest()[:DIGITS],
+        "kernel of the virtual clock": kernel,
+    }
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    found = sha256()
+    for file in sorted(CODE.rglob("*.py")):
+        found.update(str(file.relative_to(CODE)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:DIGITS]

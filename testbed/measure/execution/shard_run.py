@@ -1,0 +1,402 @@
+"""One shard of a run: its network is built, its job measured and watched, its figures judged."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from testbed.clock import clock_here
+from testbed.comm.collectives import between_groups
+from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE
+from testbed.measure.execution import rank_packing
+from testbed.measure.execution.assessment import Evidence, assess
+from testbed.measure.execution.event_timeline import changed_by
+from testbed.measure.execution.events import EventPlayer, events_record
+from testbed.measure.execution.host_evidence import HostEvidence, why_not_again
+from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
+from testbed.measure.execution.job_run import JobRun
+from testbed.measure.execution.live_log import ShardLive
+from testbed.measure.execution.model_check import check_model
+from testbed.measure.execution.pause_counters import paused_links
+from testbed.measure.execution.port_drops import port_drops, port_record
+from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.records import (
+    NetworkRecord,
+    RankRecords,
+    fabric_record,
+    link_lines,
+    read_ranks,
+    shifted,
+)
+from testbed.measure.execution.remote_hosts import bring_home, monitor_file, tunnels_of, watched
+from testbed.measure.execution.replication import ReplicationRecord
+from testbed.measure.execution.serving_log import as_carried
+from testbed.measure.execution.similarity_numbers import numbers_of
+from testbed.measure.execution.stalls import StallTeller, StallWatch
+from testbed.measure.execution.witnesses import socket_changes
+from testbed.measure.fidelity import LinkMeasurement, MonitorProcess, measure_links
+from testbed.measure.fidelity.capacity import NetworkBackend
+from testbed.measure.fidelity.tunnel_invariants import Tunnel
+from testbed.measure.results.records import EVENTS
+from testbed.measure.results.run_directory import surroundings, write_lines
+from testbed.measure.results.serving_summary import answers_summary
+from testbed.measure.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
+from testbed.measure.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
+from testbed.measure.results.training_summary import training_summary
+from testbed.net.controller import PolicyChoice
+from testbed.net.fabric.capture import Capture
+from testbed.net.fabric.change_watch import Watch
+from testbed.net.fabric.faults import Faults
+from testbed.net.fabric.network import Fabric
+from testbed.net.fabric.ownership import clean_abandoned
+from testbed.net.fabric.plan import WAN_NODE
+from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
+from testbed.prediction.step_prediction import missing_share
+from testbed.prediction.wan_crossing import network_paths
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import WHEN_SLOW, Scenario
+from testbed.spec.topology import Topology
+from testbed.workload.job.background import BackgroundHost
+from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
+from testbed.workload.job.errors import RunError
+from testbed.workload.job.fault_resolution import rank_faults_of
+from testbed.workload.job.job import job_of
+from testbed.workload.job.launch_spec import JobSpec, plan_steps
+
+MONITOR_FILE = "monitor.jsonl"
+THIS_MACHINE = "this machine"
+LOOK_INTERVAL_S = 1.0
+
+
+class ShardRun:
+    """Measures one shard in a network of its own. scenario: the shard's own; folder: where all goes, which there is.
+
+    ranks_per_process: None for what is quickest.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        scenario: Scenario,
+        network_backend: NetworkBackend,
+        scale: Scale,
+        folder: Path,
+        progress: Progress,
+        machines: Sequence[str] = (),
+        ranks_per_process: int | None = None,
+    ) -> None:
+        self.shard = shard
+        self.scenario = scenario
+        self.machines = machines
+        self.network_backend = network_backend
+        self.scale = scale
+        self.folder = folder
+        self.progress = progress
+        self.clock = clock_here()
+        self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
+        self.job = job_of(scenario, scale, network_backend.link_engine)
+        self.topology: Topology = self.job.topology
+        if machines and self.job.replication is not None:
+            expected = "one machine, as ranks have lines to a coordinator on it"
+            raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
+        self.hosts, self.workload = self.job.hosts, self.job.workload
+        self.happenings = scenario.happenings
+        self.ranks_per_process = rank_packing.ranks_per_process(
+            ranks_per_process,
+            len(self.hosts),
+            self.workload.rank_bytes,
+            exact=self.clock == "free",
+            apart=bool(rank_packing.stopping(self.happenings)) or self.job.replication is not None,
+        )
+        self.baseline = IsolatedBaseline(
+            self.topology,
+            self.hosts,
+            scenario.transport,
+            self.job.wiring,
+            scale,
+            self.workload.message_bytes,
+            network_backend.link_engine,
+        )
+
+    def measure(self) -> ShardRecord:
+        """Build, measure, watch, take down, judge; the record stands in the folder, too. FabricError, RunError."""
+        clean_abandoned()
+        scenario = self.scenario
+        events: list[Mapping[str, Any]] = []
+        fabric = Fabric(
+            self.topology,
+            policy=PolicyChoice(**scenario.policy.to_choice()),
+            flows=self.job.flows,
+            multipath=multipath_of(scenario.transport, self.hosts),
+            rdma=wants_rdma(scenario.transport),
+            events=events.append,
+            link_engine=self.network_backend.link_engine,
+            datapath=self.network_backend.datapath,
+            scale=self.scale,
+            seed=scenario.seed,
+            control=scenario.control.resolve(self.scale),
+            machines=self.machines,
+            progress=self.progress.phase,
+        )
+        with fabric:
+            watch = fabric.watch(*changed_by(self.happenings, self.topology))
+            self.progress.phase("measuring rate and delay of every WAN link")
+            measurements = measure_links(self.topology, fabric.probe_pids())
+            if fabric.queues:
+                with watch.own_change():
+                    fabric.queue()
+            shown = fabric.inspect()
+            self.progress.phase(f"starting {len(self.hosts)} ranks")
+            self._write_paths()
+            spec = self._job_spec(fabric)
+            intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
+            job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
+            job.watch = watch
+            job.player = self._player(fabric, job)
+            live = ShardLive(self.folder, fabric_record(shown, self.hosts))
+            live.player, job.on_sample = job.player, live.sample
+            job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
+            teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
+            job.on_stall = teller.tell
+            capture = self._capture(fabric)
+            frames = fabric.tunnel_frames()
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(capture)
+                stack.callback(teller.end)
+                if self.clock != "free":
+                    monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
+                    job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
+                    stack.enter_context(watched(fabric))
+                try:
+                    job.run()
+                except RunError:
+                    self._leave_events(job)
+                    raise
+            self.progress.phase("judging the figures")
+            tunnels = tunnels_of(fabric, frames)
+            bring_home(fabric, self.folder)
+            watch.look(thorough=True)
+            changed = fabric.changed_settings(), fabric.changed_offloads()
+            network = NetworkRecord.of(fabric, events)
+        record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
+        record.write()
+        live.end()
+        return record
+
+    def _leave_events(self, job: JobRun) -> None:
+        """For who looks at why it failed: what happened meanwhile, beside what the ranks did last."""
+        if job.player and (dumps := self.folder / FLIGHT).exists():
+            write_lines(dumps / EVENTS, job.player.log)
+
+    def _write_paths(self) -> None:
+        """What connections cross as the run starts, beside what ranks' flight recorders will say."""
+        folder = self.folder / FLIGHT
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = network_paths(self.job, self._calibration)
+        replace(paths, one_clock=not self.machines).write(folder / PATHS_FILE)
+
+    def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
+        scenario = self.scenario
+        return background_hosts(
+            scenario.background_traffic,
+            self.topology,
+            fabric.state.pids.__getitem__,
+            scenario.transport.congestion_control,
+            scenario.seed,
+        )
+
+    def _capture(self, fabric: Fabric) -> Capture:
+        asked = self.scenario.telemetry.capture
+        links = [link.name for link in self.topology.wan] if asked == "all" else asked
+        pid = fabric.state.pids[WAN_NODE]
+        return Capture(pid, fabric.plan.wires(), links, self.folder / CAPTURES)
+
+    def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
+        if not self.happenings:
+            return None
+        return EventPlayer(
+            self.happenings,
+            self.topology,
+            self.scale,
+            Faults(fabric),
+            [host.name for host in self.hosts],
+            job.rank_pids.get,
+            job.tell_of_death,
+            job.return_ranks,
+            self.scenario.seed,
+        )
+
+    def _job_spec(self, fabric: Fabric) -> JobSpec:
+        scenario = self.scenario
+        endpoints = endpoints_on(self.topology, self.hosts, fabric.pids)
+        return JobSpec(
+            wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
+            dtype=scenario.workload.gradient_dtype,
+            plan=self.workload.start,
+            dispatching=self.workload.dispatching,
+            steps=plan_steps(
+                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.happenings
+            ),
+            output=str(self.folder.resolve()),
+            background_traffic=tuple(self._background_hosts(fabric)),
+            telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
+            calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
+            calibrations=self.baseline.times,
+            ranks_per_process=self.ranks_per_process,
+            rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
+            calibrate_again=self.job.replication is None
+            and not why_not_again(self.happenings, scenario.background_traffic, self.topology),
+            survives_kills=self.job.survives_kills,
+            replication=self.job.replication,
+        )
+
+    def _record(
+        self,
+        job: JobRun,
+        measurements: list[LinkMeasurement],
+        shown: dict[str, Any],
+        changed: tuple[str | None, str | None],
+        watch: Watch,
+        captured: list[dict[str, Any]],
+        network: NetworkRecord,
+        tunnels: Sequence[Tunnel],
+    ) -> ShardRecord:
+        records = read_ranks(self.folder, len(self.hosts))
+        self.done = as_carried(self.job, self.folder, records)
+        samples, sockets = records.samples, records.sockets
+        replication = ReplicationRecord.read(self.folder, self.job)
+        origin_s = replication.origin_s if replication else first_start_s(samples)
+        log = job.player.log if job.player else []
+        changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
+        numbers = numbers_of(
+            self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
+        )
+        evidence = Evidence(
+            topology=self.topology,
+            events=self.happenings,
+            event_log=log,
+            scale=self.scale,
+            numbers=numbers,
+            agreement=self.baseline.agreement(records.calibrations),
+            measurements=measurements,
+            links=job.samples,
+            monitor_files=self._monitor_files(tunnels),
+            tunnels=tunnels,
+            changed_settings=changed[0],
+            changed_offloads=changed[1],
+            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
+            repairs=network.repairs,
+            inside=self._inside(job, records, log),
+            replication=replication,
+            pauses=paused_links(self.topology, job.samples[0].account, job.samples[-1].account, self.scale),
+        )
+        steps = gather_steps(samples, len(self.hosts))
+        variants = []
+        for name, algorithm in self.scenario.named_algorithms.items():
+            own = [step for step in steps if step.variant == name]
+            drops = port_drops(
+                self.scenario.topology, self.topology, job, [(step.start_s, step.end_s) for step in own]
+            )
+            own_evidence = replace(evidence, port_drops=drops)
+            variants.append(self._variant(name, algorithm, own, records, own_evidence))
+        slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.happenings and not slow:
+            shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
+        clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
+        manifest = {
+            "schema": 1,
+            **surroundings(),
+            "seed": self.scenario.seed,
+            "clock": {"kind": clock, "cpu_time": self.clock or "real"},
+            "scale": scale,
+            "link_engine": self.network_backend.link_engine,
+            "datapath": self.network_backend.datapath,
+            "ranks_per_process": self.ranks_per_process,
+            "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
+            "sockets": sockets,
+            "bootstrap": records.bootstrap(),
+            "fabric": fabric_record(shown, self.hosts),
+            "calibration": dict(self._calibration.made),
+            "policy": {**network.policy, "controller_restarts": network.restarts},
+            "control": {variant["algorithm"]: variant["control"] for variant in variants},
+            "captures": captured,
+            "background_traffic": job.background_traffic,
+            "tunnels": [asdict(tunnel) for tunnel in tunnels],
+            "origin_epoch_s": origin_s + time.time() - time.monotonic(),
+        }
+        figures = {
+            "clock": clock,
+            "scale": scale,
+            "dimensionless": [number.to_dict() for number in numbers],
+            "variants": variants,
+            "manifest": manifest,
+        }
+        return ShardRecord(
+            self.shard,
+            self.folder,
+            ShardFigures.model_validate(figures),
+            samples=list(shifted(samples, origin_s)),
+            links=list(link_lines(job.samples, origin_s)),
+            sockets=list(shifted(records.tcp, origin_s)),
+            events=list(shifted(log, origin_s)),
+            controller=list(shifted(network.events, origin_s)),
+            rules=list(network.rule_lines()),
+        )
+
+    def _variant(
+        self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
+    ) -> dict[str, Any]:
+        """As `ShardVariant` has it."""
+        expected = self.done.wan_bytes(algorithm)
+        model = check_model(self.job, algorithm, self._calibration)
+        missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
+        evidence = replace(evidence, missing_share=missing, model=model)
+        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed(steps)]
+        entry = {
+            "algorithm": name,
+            "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
+            "expected_wan_bytes": expected,
+            "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
+            "verdict": assess(evidence, steps, expected, observed).to_dict(),
+            "control": asdict(self.scenario.control.resolve()),
+            "pauses": list(evidence.pauses),
+            "port_drops": [port_record(drops, self.scale) for drops in evidence.port_drops],
+            "training": training_summary(
+                self.done.workload, algorithm, steps, records.samples, predicted, self.scale
+            ),
+        }
+        entry |= answers_summary(self.done, algorithm, steps, records.samples, predicted)
+        if evidence.replication is not None:
+            entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
+        if evidence.events:
+            entry["events"] = events_record(evidence.event_log, name)
+        return entry
+
+    def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
+        """What was counted inside the buildings."""
+        return HostEvidence(
+            self.job,
+            job.before,
+            job.after,
+            job.samples,
+            records.samples,
+            log,
+            self.baseline.lone(records.calibrations),
+            exact=self.baseline.exact,
+            step_clock=job.step_clock,
+            sockets=records.sockets,
+        )
+
+    def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
+        """What watched each machine; nothing where nothing can be late."""
+        if self.clock == "free":
+            return {}
+        others = {tunnel.machine: self.folder / monitor_file(tunnel.machine) for tunnel in tunnels}
+        return {THIS_MACHINE if others else "": self.folder / MONITOR_FILE, **others}

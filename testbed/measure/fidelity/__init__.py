@@ -1,0 +1,17 @@
+"""Fidelity: probes, monitor, invariants, verdict, and what a host can carry."""
+
+from testbed.measure.fidelity.monitor import MonitorProcess, MonitorWindow, read_windows
+from testbed.measure.fidelity.probe import LinkMeasurement, measure_links
+from testbed.measure.fidelity.verdict import Invariant, Verdict, judge, worst
+
+__all__ = [
+    "Invariant",
+    "LinkMeasurement",
+    "MonitorProcess",
+    "MonitorWindow",
+    "Verdict",
+    "judge",
+    "measure_links",
+    "read_windows",
+    "worst",
+]

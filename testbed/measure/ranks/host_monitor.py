@@ -1,0 +1,146 @@
+"""What a rank sees of its own host while it works: what its network carried beside the rank's messages, stalls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.clock import clock_here
+from testbed.comm.transport.loop import StallDetector
+from testbed.comm.transport.socket_options import changes
+from testbed.comm.transport.socket_view import Observed, Unobserved
+from testbed.comm.transport.wire_counts import WireCounts
+from testbed.net.links.protocol_counters import ProtocolCounts, read_protocols
+
+LOOKS = 50  # in a step, where nothing else wakes a rank
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.020
+LATE_S = 0.0001  # nothing is late where computing takes no time, but for the finest steps of its timers
+REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
+
+
+@dataclass(frozen=True)
+class HostCounts:
+    """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell.
+
+    peers: of the connections with each peer.
+    """
+
+    host: ProtocolCounts
+    own: WireCounts | None
+    peers: Mapping[int, WireCounts] | None = None
+
+
+class HostMonitor:
+    """Of one rank in a namespace that it has for itself. `begin` before each step, `end` after it."""
+
+    def __init__(self, sockets: Observed) -> None:
+        self._sockets = sockets
+        self._exact = clock_here() == "free"
+        self._before: HostCounts | None = None
+        self._open: frozenset[object] = frozenset()
+        self._options = sockets.socket_options()
+        wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
+        late_s = LATE_S if self._exact else REAL_LATE_S
+        self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
+
+    def begin(self) -> None:
+        """A step is going to start."""
+        # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
+        peers = self._sockets.peer_counts()
+        self._open = self._sockets.open_connections()
+        self._before = HostCounts(read_protocols(), self._total(peers), peers)
+        self._stall_detector.gaps.clear()
+
+    def _changed_options(self) -> list[str]:
+        """What somebody has changed of this rank's sockets since they were looked at last."""
+        known, self._options = self._options, self._sockets.socket_options()
+        return [
+            f"the connection with rank {which[0]}: {words}"
+            for which, options in self._options.items()
+            for words in changes(known.get(which, {}), options)
+        ]
+
+    def _total(self, peers: Mapping[int, WireCounts] | None) -> WireCounts | None:
+        return None if peers is None else self._sockets.wire_counts(peers)
+
+    def end(self, start_s: float, end_s: float) -> dict[str, Any]:
+        """What was seen during the step, ready for JSON."""
+        before = self._before
+        assert before is not None
+        host = read_protocols()
+        peers, read_s = self._sockets.peer_counts(), time.monotonic()
+        after = HostCounts(host, self._total(peers), peers)
+        # where nobody looks meanwhile, no stall shorter than the step is noticed
+        wait_s = end_s - start_s if isinstance(self._sockets, Unobserved) else self._stall_detector.wait_s
+        # of a connection that was closed meanwhile, as when a peer is lost, nobody tells any more what it carried
+        whole = self._open <= self._sockets.open_connections()
+        found: dict[str, Any] = {"traffic": traffic(before, after) if whole else None, "looks_s": wait_s}
+        stalls = [
+            {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
+            for since_s, until_s in self._stall_detector.gaps
+            if until_s > start_s and since_s < end_s
+        ]
+        if stalls:
+            found["stalls"] = stalls
+        if changed := self._changed_options():
+            found["socket_changes"] = changed
+        if whole and self._sockets.counts_payload:
+            found |= witnesses(before, after, read_s)
+        if self._exact:
+            self._stall_detector.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
+            self._stall_detector.gap_s = self._stall_detector.wait_s + LATE_S
+        return found
+
+
+def resent_here() -> int:
+    """Segments that TCP has sent again from this process's host so far."""
+    return read_protocols().tcp_resent
+
+
+def witnesses(before: HostCounts, after: HostCounts, read_s: float) -> dict[str, Any]:
+    """Return what the kernel says of the messages that came in a step: payload and headers by peer, and the last byte.
+
+    read_s: when `after` was read. `last_byte_s` is exact to one of the kernel's ticks, and missing where it is not
+    known; so are all of them where the kernel does not tell.
+    """
+    if before.peers is None or after.peers is None:
+        return {}
+    early = {peer: counts.bytes_in for peer, counts in before.peers.items()}
+    grown = {peer: counts.bytes_in - early.get(peer, 0) for peer, counts in after.peers.items()}
+    found: dict[str, Any] = {
+        "received_bytes": {str(peer): count for peer, count in grown.items() if count > 0}
+    }
+    quiet_s = min((after.peers[peer].quiet_s for peer, count in grown.items() if count > 0), default=math.inf)
+    if math.isfinite(quiet_s):
+        found["last_byte_s"] = read_s - quiet_s
+    return found
+
+
+def traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
+    """What the host's IPv4 and the rank's connections carried between two counts, each way; None: not known.
+
+    `opened`: connections, or subflows of them, that came meanwhile: some of their first segments are the listener's.
+    """
+    early, late = before.own, after.own
+    if early is None or late is None or late.subflows < early.subflows:
+        return None
+    found: dict[str, Any] = {"opened": late.subflows - early.subflows}
+    found["resent"] = after.host.tcp_resent - before.host.tcp_resent
+    for way, segments in (("out", "segments_out"), ("in", "segments_in")):
+        names = {
+            "packets": f"{way}_packets",
+            "headers": "out_headers" if way == "out" else "in_packets",
+            "bytes": f"{way}_bytes",
+            **{word: f"{word}_{way}" for word in ("udp", "icmp")},
+        }
+        found[way] = {
+            **{word: getattr(after.host, name) - getattr(before.host, name) for word, name in names.items()},
+            "own_packets": getattr(late, segments) - getattr(early, segments),
+            "own_bytes": getattr(late, f"bytes_{way}") - getattr(early, f"bytes_{way}"),
+        }
+    # links that flip bits on purpose bring the ranks packets that no connection takes
+    found["in"]["packets"] -= after.host.in_errors - before.host.in_errors
+    return found

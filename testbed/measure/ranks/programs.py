@@ -1,0 +1,261 @@
+"""Any program as the ranks of a job: one process per rank, each in its host, all gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from testbed.measure.ranks.pmi import PmiError, PmiSpace
+from testbed.net.links.netns import set_network_namespace
+from testbed.processes import end_with_parent
+from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
+
+MASTER_PORT = 29_400
+GRACE_S = 2.0  # for the others to end by themselves, once one has failed
+KILL_S = 2.0  # from asking to end to killing
+HOST_INTERFACE = "eth0"
+
+# as Python ends a traceback, and PyTorch each of its lines with the rank before
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(?P<said>[A-Za-z_][\w.]*(?:: .*)?)$")
+
+# rank, whether on standard error, a line without its end
+OnLine = Callable[[int, bool, str], None]
+# of ranks that have ended, how: "finished", or in words
+OnFailing = Callable[[Mapping[int, str]], None]
+
+
+class Programs:
+    """The same command once per rank, with the environment that torchrun and MPICH's mpiexec would give it.
+
+    `run` returns the worst exit status: 0, or that of the first to fail (128 + n where signal n ended it). failing: is
+    called once where they do not all end well, before any is stopped for that.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        endpoints: Sequence[RankEndpoint],
+        on_line: OnLine,
+        environment: Mapping[str, str] | None = None,
+        check: Callable[[], str | None] = lambda: None,
+        failing: OnFailing = lambda ended: None,
+    ) -> None:
+        self.command = list(command)
+        self.endpoints = endpoints
+        self.on_line = on_line
+        self.environment = dict(environment or {})
+        self.check = check
+        self.failing = failing
+        self._ended: dict[int, int] = {}
+        self._said: dict[int, str] = {}  # what is wrong, by the last line that says so
+        self._told = False
+        self._selector = selectors.DefaultSelector()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._partial: dict[int, bytes] = {}
+        alone = all(endpoint.namespace_pid == THIS_NAMESPACE for endpoint in endpoints)
+        size = len(endpoints)
+        self._pmi = PmiSpace(size, *((1, size) if alone else (size, 1)))
+        self._pmi_ends: dict[int, socket.socket] = {}
+
+    def run(self) -> int:
+        """Start all, pass on what they say, until all have ended; OSError when the command cannot be started."""
+        status = 1
+        try:
+            for endpoint in self.endpoints:
+                self._start(endpoint)
+            status = self._watch()
+            return status
+        finally:
+            try:
+                if status:
+                    self._tell()
+            finally:
+                self._stop()
+
+    def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
+        """What a rank's process is told about the job."""
+        here = endpoint.namespace_pid == THIS_NAMESPACE
+        interface = "lo" if here else HOST_INTERFACE
+        size = len(self.endpoints)
+        return {
+            "RANK": str(endpoint.rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(endpoint.rank if here else 0),
+            "LOCAL_WORLD_SIZE": str(size if here else 1),
+            "GROUP_RANK": str(0 if here else endpoint.rank),
+            "MASTER_ADDR": self.endpoints[0].ip,
+            "MASTER_PORT": str(MASTER_PORT if not here else self.endpoints[0].port),
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            "TP_SOCKET_IFNAME": interface,
+            "FI_PROVIDER": os.environ.get("FI_PROVIDER", "tcp"),
+            "FI_TCP_IFACE": interface,
+            # hosts share this machine's memory, which MPI must not use in place of the network
+            **(
+                {}
+                if here
+                else {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": interface}
+            ),
+            "PMI_RANK": str(endpoint.rank),
+            "PMI_SIZE": str(size),
+            "PMI_SPAWNED": "0",
+            "TESTBED_HOST": endpoint.host,
+            "TESTBED_BUILDINGS": ",".join(str(other.building) for other in self.endpoints),
+        }
+
+    # ---- starting
+
+    def _start(self, endpoint: RankEndpoint) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            **self.environment,
+            **self.environment_of(endpoint),
+            "PMI_FD": str(theirs.fileno()),
+        }
+        descriptor = None
+        if endpoint.namespace_pid != THIS_NAMESPACE:
+            descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+        def enter() -> None:
+            end_with_parent(signal.SIGKILL)
+            if descriptor is not None:
+                set_network_namespace(descriptor)
+
+        try:
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=enter,  # noqa: PLW1509 (no thread of ours runs any more)
+                start_new_session=True,  # a group of its own, which ends as one
+            )
+        finally:
+            theirs.close()
+            if descriptor is not None:
+                os.close(descriptor)
+        self._processes[endpoint.rank] = process
+        self._pmi_ends[endpoint.rank] = ours
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for stream, is_error in ((process.stdout, False), (process.stderr, True)):
+            self._register(stream.fileno(), self._on_output, endpoint.rank, is_error)
+        self._register(ours.fileno(), self._on_pmi, endpoint.rank, False)
+
+    def _register(self, descriptor: int, handler: Callable[..., None], rank: int, is_error: bool) -> None:
+        os.set_blocking(descriptor, False)
+        self._partial[descriptor] = b""
+        self._selector.register(descriptor, selectors.EVENT_READ, (handler, rank, is_error))
+
+    # ---- while they run
+
+    def _watch(self) -> int:
+        status, deadline_s = 0, float("inf")
+        asked = False
+        living = set(self._processes)
+        while living or self._selector.get_map():
+            now_s = time.monotonic()
+            if living and now_s >= deadline_s:
+                self._tell()
+                self._signal(living, signal.SIGKILL if asked else signal.SIGTERM)
+                asked, deadline_s = True, now_s + KILL_S
+            for key, _ in self._selector.select(0.1):
+                handler, rank, is_error = key.data
+                try:
+                    handler(key.fd, rank, is_error)
+                except PmiError as error:
+                    self.on_line(rank, True, str(error))
+                    status, deadline_s = status or 1, min(deadline_s, now_s)
+            for rank in sorted(living):
+                ended = self._processes[rank].poll()
+                if ended is None:
+                    continue
+                living.discard(rank)
+                if not asked:
+                    self._ended[rank] = ended
+                if ended and not asked:
+                    status = status or (ended if ended > 0 else 128 - ended)
+                    deadline_s = min(deadline_s, now_s + GRACE_S)
+            if not living:
+                self._finish()
+            if trouble := self.check():
+                self.on_line(0, True, trouble)
+                return 1
+        return status
+
+    def _tell(self) -> None:
+        """Of those that ended by themselves, how."""
+        if not self._told:
+            self._told = True
+            self.failing({rank: self._how(rank, status) for rank, status in self._ended.items()})
+
+    def _how(self, rank: int, status: int) -> str:
+        if status <= 0:
+            return f"killed by signal {-status}" if status else "finished"
+        said = self._said.get(rank)
+        return f"ended with status {status}: {said}" if said else f"ended with status {status}"
+
+    def _on_output(self, descriptor: int, rank: int, is_error: bool) -> None:
+        for line in self._lines(descriptor):
+            if is_error and (error := _ERROR.match(line)):
+                self._said[rank] = error["said"]
+            self.on_line(rank, is_error, line)
+
+    def _on_pmi(self, descriptor: int, rank: int, is_error: bool) -> None:
+        for line in self._lines(descriptor):
+            for member, answer in self._pmi.handle(rank, line).items():
+                with contextlib.suppress(OSError):
+                    self._pmi_ends[member].send(answer.encode() + b"\n")
+
+    def _lines(self, descriptor: int) -> list[str]:
+        """The lines that have come since; at the end also one without an end, and nothing is watched any more."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        *lines, rest = (self._partial[descriptor] + data).split(b"\n")
+        self._partial[descriptor] = rest
+        if not data:
+            self._selector.unregister(descriptor)
+            lines += [rest] if rest else []
+        return [line.decode(errors="replace") for line in lines]
+
+    def _finish(self) -> None:
+        """All have ended: pass on the rest, without waiting for others that hold their output open."""
+        while ready := self._selector.select(0):
+            for key, _ in ready:
+                handler, rank, is_error = key.data
+                handler(key.fd, rank, is_error)
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fd)
+
+    # ---- the end
+
+    def _signal(self, ranks: set[int], number: signal.Signals) -> None:
+        """To a rank's whole group: what it has started goes with it."""
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._processes[rank].pid, number)
+
+    def _stop(self) -> None:
+        self._signal(set(self._processes), signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        for end in self._pmi_ends.values():
+            end.close()
+        self._selector.close()

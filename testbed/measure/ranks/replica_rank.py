@@ -1,0 +1,170 @@
+"""A rank of a job whose replicas come and go: its steps are agreed on through the coordinator, not among all ranks."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from testbed.comm.collectives import Communicator
+from testbed.comm.replicas import ReplicaGroup, Session, SessionSettings
+from testbed.comm.transport import TrafficClass, TransportError
+from testbed.measure.ranks.executor import Executor
+from testbed.measure.ranks.host_monitor import HostMonitor
+from testbed.measure.ranks.rank import Rank
+from testbed.measure.ranks.socket_sampler import SocketSampler
+from testbed.workload.job.endpoints import Joined, join
+from testbed.workload.job.launch_spec import JobSpec, Step
+from testbed.workload.plan import GroupCollective
+
+WORD_S = 5.0  # for the coordinator to find out why something went wrong, beside the time in which it notices
+
+
+class ReplicaRank(Rank):
+    """As Rank. line: to the coordinator, of this incarnation. What is written down stands when the rank is killed."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        rank: int,
+        progress: Callable[[dict[str, Any]], None],
+        line: socket.socket,
+        incarnation: int = 0,
+        ring: mmap.mmap | None = None,
+    ) -> None:
+        super().__init__(job, rank, progress, ring=ring, incarnation=incarnation)
+        assert job.replication is not None
+        self.replication = job.replication
+        self.line = line
+        self._given_bytes = self._checkpoint_bytes = 0  # as written down: between steps, too
+
+    def run(self) -> None:
+        """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
+        joined = join(self.job.wiring, self.rank, self.incarnation)
+        self.transport = joined.transport
+        self.session: Session | None = None
+        self._write([{"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()}])
+        try:
+            self._run(joined)
+        except TransportError:
+            left = self.session and self.session.word_of_leaving(self.replication.policy.detect_s + WORD_S)
+            if left is None:
+                raise
+            raise left from None
+        finally:
+            if self.session is not None:
+                self.session.close()
+            self.transport.close()
+
+    def _run(self, joined: Joined) -> None:
+        job = self.job
+        self.communicator = self._everybody(joined.costs)
+        if not self.incarnation:
+            self.communicator.barrier()
+            self._write(self._calibrate())
+        self.host_monitor = HostMonitor(joined.sockets)
+        with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
+            self.session = session = self._make_session()
+            self.executor = self._make_executor()
+            index = session.wait_for_step().step
+            sockets: list[dict[str, Any]] = []
+            try:
+                while index < len(job.steps):
+                    self._step(index, job.steps[index])
+                    index = session.member.step
+                sockets = joined.sockets.socket_info()
+            finally:
+                readings = {"sockets": sockets, "readings": sampler.records}
+                self._write([{"rank": self.rank, "operation": "sockets", **readings}])
+
+    def _make_session(self) -> Session:
+        told = self.replication
+        place = next(ranks.index(self.rank) for ranks in told.replicas if self.rank in ranks)
+        checkpoint = told.checkpoint_elements[place] if told.checkpoint_elements else 0
+        settings = SessionSettings(
+            told.heartbeat_s,
+            told.ring,
+            told.state_elements[place] * 4,
+            TrafficClass(told.dscp),
+            checkpoint * 4,
+            told.policy.checkpoint_every,
+        )
+        return Session(self.communicator.engine, self.line, told.replicas, self.incarnation, settings)
+
+    def _make_executor(self) -> Executor:
+        """As `Rank` does, without a message to anybody: whom there is none of may be away."""
+        plan, session = self.job.plan, self.session
+        assert session is not None
+        mates = self.replication.replicas[session.replica]
+        classes = sorted({0, *plan.dscps.values()})
+        of_class = {
+            dscp: self.communicator.split_as(
+                number, range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp), fails_with=mates
+            )
+            for number, dscp in enumerate(classes, 1)
+        }
+        collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective)]
+        dscps = {op.group: plan.dscp(op) for op in collectives}
+        groups: dict[int, Communicator] = {}
+        lasting: dict[int, ReplicaGroup] = {}
+        for index, (name, members) in enumerate(plan.groups):
+            if self.rank not in members:
+                continue
+            number, traffic = 1 + len(classes) + index, TrafficClass(dscps.get(index, 0))
+            if self.replication.tolerant and not set(members) <= set(mates):
+                timeout_s = self.job.wiring.timeout_s
+                lasting[index] = ReplicaGroup(session, members, number, timeout_s, traffic, name)
+            else:
+                groups[index] = self.communicator.split_as(number, members, name, traffic=traffic)
+        self._slow_down({*of_class.values(), *groups.values()})
+        timeout_s = self.job.wiring.timeout_s
+        made = Executor(plan, of_class, groups, self.job.dtype, timeout_s, None, self.faults, lasting)
+        made.computing_share = self.job.wiring.software.computing_share
+        return made
+
+    def _sleep(self, seconds: float) -> None:
+        self.communicator.engine.sleep(seconds, None)
+
+    def _step(self, index: int, step: Step) -> None:
+        session = self.session
+        assert session is not None
+        self.executor.prepare(salt=index * 1000)
+        start_s = session.agree_on_start()
+        if session.replica == session.members[0] and session.place == 0:
+            self._tell_step(index, step, start_s)
+        self.faults.step(step.variant, step.trial, start_s)
+        self.host_monitor.begin()
+        self._wait_until(start_s)
+        sent_before, stops_before = self._sent(), len(session.stops)
+        done = self.executor.run(start_s, step.algorithm)
+        summed = session.finish()
+        end_s = time.monotonic()
+        members = (self.replication.replicas[member] for member in session.members)
+        self._tell_end(index, step, sum(map(len, members)))
+        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
+        seen = self.host_monitor.end(start_s, end_s)
+        done.look()
+        done.wrong += session.caught_up_wrong
+        epochs = [one.epoch for one in summed.values()]
+        self._record(
+            index,
+            step,
+            (start_s, end_s),
+            done,
+            {
+                "sent_bytes": sent,
+                "incarnation": self.incarnation,
+                "epoch": max(epochs, default=session.member.epoch),
+                "replicas": sorted({member for one in summed.values() for member in one.members}),
+                "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
+                "given_bytes": session.given_bytes - self._given_bytes,
+                "checkpoint_bytes": session.checkpoints.sent_bytes - self._checkpoint_bytes,
+                **seen,
+            },
+        )
+        self._given_bytes = session.given_bytes
+        self._checkpoint_bytes = session.checkpoints.sent_bytes
+        self._write(self.samples)
+        self.samples = []

@@ -1,0 +1,218 @@
+"""The start of a job and no more: ranks find each other, work out the topology, make their groups and connect.
+
+What `testbed bootstrap` has its ranks do, after NCCLX's scalable start (arXiv:2510.20171). The control plane is real:
+sockets, handshakes, messages. What its software takes is given as costs, which a rank sleeps: see `StartCosts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.comm.collectives import Communicator, P2POp
+from testbed.comm.transport import MeshSettings, TcpTransport
+from testbed.comm.transport.addresses import Address, Addresses
+from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, listening
+from testbed.workload.job.endpoints import RankEndpoint
+
+FIRST_PORT = 20_000
+PORTS_EACH = 2  # of a rank and kind of group: where rank 0 of it is called, and where connections are
+
+
+@dataclass(frozen=True)
+class GroupKind:
+    """Groups of so many ranks, `stride` apart: all ranks, or those that one dimension of parallelism has together."""
+
+    name: str
+    size: int
+    stride: int
+
+    def members(self, rank: int) -> range:
+        """Those of the group that a rank is in, in its order."""
+        first = rank - self.place(rank) * self.stride
+        return range(first, first + self.size * self.stride, self.stride)
+
+    def place(self, rank: int) -> int:
+        """Of a rank in its group."""
+        return rank // self.stride % self.size
+
+
+def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[GroupKind, ...]:
+    """All ranks, then each dimension of parallelism, the first one with ranks that follow each other."""
+    found, stride = [GroupKind("all", ranks, 1)], 1
+    for name, size in dimensions:
+        found.append(GroupKind(name, size, stride))
+        stride *= size
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class StartSpec:
+    """A whole start. Seconds are those of the machine's clock.
+
+    slots: of each rank among those of its host. begin_s: when all begin. by_pairs, reuses, eager: see StartWay.
+    caller_s and so on: see StartCosts.
+    """
+
+    ranks: tuple[RankEndpoint, ...]
+    slots: tuple[int, ...]
+    kinds: tuple[GroupKind, ...]
+    token: str
+    begin_s: float
+    timeout_s: float
+    bootstrap: str
+    by_pairs: bool
+    reuses: bool
+    eager: bool
+    base_s: float = 0.0
+    caller_s: float = 0.0
+    entry_s: float = 0.0
+    connection_s: float = 0.0
+    pair_s: float = 0.0
+    rank_s: float = 0.0
+    ranks_per_process: int = 1
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"task": "start", **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> StartSpec:
+        """The inverse of `to_json`."""
+        document: dict[str, Any] = json.loads(text)
+        del document["task"]
+        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
+        document["slots"] = tuple(document["slots"])
+        document["kinds"] = tuple(GroupKind(**item) for item in document["kinds"])
+        return cls(**document)
+
+    def address(self, rank: int, kind: int, *, door: bool = False) -> Address:
+        """Where a rank listens for connections of a kind of group; door: where its rank 0 is called at first."""
+        slot = self.slots[rank] * len(self.kinds) + kind
+        return self.ranks[rank].ip, FIRST_PORT + slot * PORTS_EACH + int(door)
+
+    def topology_s(self, size: int) -> float:
+        """What working out the topology takes each of so many."""
+        return self.pair_s * size * size if self.by_pairs else self.rank_s * size
+
+
+class StartRank:
+    """One rank's part. `tell(event)` gets seconds by what they went to, sockets, bytes, memory of its process."""
+
+    def __init__(self, spec: StartSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.tell = tell
+        self.transports: list[TcpTransport] = []
+        self.doors: dict[int, socket.socket] = {}
+        self.listeners: list[socket.socket] = []
+        self.seconds: dict[str, float] = {}
+        self.bytes_sent = 0
+
+    def run(self) -> None:
+        """All of it."""
+        spec = self.spec
+        before_bytes = resident_bytes()
+        self._listen()
+        late_s = time.monotonic() - spec.begin_s
+        time.sleep(max(0.0, -late_s))
+        try:
+            time.sleep(spec.base_s)
+            for kind, group in enumerate(spec.kinds):
+                self._group(kind, group)
+            ended_s = time.monotonic()
+            gc.collect()
+            sockets = sum(transport.connections for transport in self.transports)
+            event = {"event": "result", "rank": self.rank, "time_s": ended_s - spec.begin_s, "late_s": late_s}
+            memory = {"before_bytes": before_bytes, "after_bytes": resident_bytes()}
+            self.tell(
+                {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
+            )
+            self._barrier(self.transports[0])  # nobody goes before all have told
+        finally:
+            for transport in self.transports:
+                transport.close()
+            for sock in (*self.doors.values(), *self.listeners):
+                sock.close()
+
+    def _listen(self) -> None:
+        """Be there before anybody calls: who has to try again would wait for that."""
+        for kind, group in enumerate(self.spec.kinds):
+            self.listeners.append(listening(self.spec.address(self.rank, kind), group.size))
+            if group.place(self.rank) == 0:
+                door = self.spec.address(self.rank, kind, door=True)
+                self.doors[kind] = listening(door, group.size)
+
+    def _group(self, kind: int, group: GroupKind) -> None:
+        """Find its members unless they are known, then connect, then use it for the first time."""
+        spec, members, place = self.spec, group.members(self.rank), group.place(self.rank)
+        own = spec.address(self.rank, kind)
+        if kind > 0 and spec.reuses:
+            addresses = Addresses.of([spec.address(member, kind) for member in members])
+        else:
+            begun_s = time.monotonic()
+            costs = BootstrapCosts(spec.caller_s, spec.entry_s)
+            door = spec.address(members[0], kind, door=True)
+            token, size = f"{spec.token}/{kind}/{members[0]}", group.size
+            addresses, report = bootstrap(
+                spec.bootstrap, place, size, door, own, token, spec.timeout_s, self.doors.get(kind), costs
+            )
+            self.bytes_sent += report.bytes_sent
+            self._spent("finding", begun_s)
+            begun_s = time.monotonic()
+            time.sleep(spec.topology_s(group.size))
+            self._spent("topology", begun_s)
+        begun_s = time.monotonic()
+        settings = MeshSettings(f"{spec.token}/{kind}", bootstrap_timeout_s=spec.timeout_s)
+        listener = self.listeners[kind]
+        transport = TcpTransport(place, addresses, settings, eager=spec.eager, listener=listener)
+        self.transports.append(transport)
+        self._first_use(transport)
+        # setting one up costs the same, whoever dialled
+        time.sleep(transport.connections * spec.connection_s)
+        self._spent("connecting", begun_s)
+
+    def _first_use(self, transport: TcpTransport) -> None:
+        """A note to those that rings and doublings send to: connections that are made when used are made now."""
+        communicator = Communicator(transport, timeout_s=self.spec.timeout_s)
+        for send_to, hear_from in partners(transport.rank, transport.size):
+            note, heard = np.zeros(1, np.int8), np.zeros(1, np.int8)
+            operations = [P2POp("isend", note, peer) for peer in send_to]
+            operations += [P2POp("irecv", heard, peer) for peer in hear_from]
+            for work in communicator.batch_isend_irecv(operations):
+                work.wait()
+
+    def _barrier(self, transport: TcpTransport) -> None:
+        Communicator(transport, timeout_s=self.spec.timeout_s).barrier()
+
+    def _spent(self, on: str, begun_s: float) -> None:
+        self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s
+
+
+def partners(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Whom a rank sends to and hears from, round by round: in a ring, then of doublings those that there are."""
+    if size > 1:
+        yield ((rank + 1) % size,), ((rank - 1) % size,)
+    distance = 2
+    while distance < size:
+        peer = rank ^ distance
+        if peer < size:
+            yield (peer,), (peer,)
+        distance *= 2
+
+
+def resident_bytes() -> int:
+    """Of this process, its own memory that is in use."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,194 @@
+"""The figures of a whole run from the records of its shards. Pure: no clock, no files, no network."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.measure.fidelity import worst
+from testbed.measure.results.link_result import merged_ports
+from testbed.measure.results.link_use import by_link
+from testbed.measure.results.pause_result import merged
+from testbed.measure.results.rates import rates_of
+from testbed.measure.results.records import COUNTERS
+from testbed.measure.results.result import Bytes, InvariantRecord, Training, Variant, VerdictRecord
+from testbed.measure.results.serving_summary import answers_of
+from testbed.measure.results.shards import Record, ShardRecord, ShardVariant
+from testbed.measure.results.socket_use import CONNECTION, SOCKET_COUNTERS, socket_use
+from testbed.measure.results.summary import (
+    StepResult,
+    gather_steps,
+    held_against,
+    middle_step,
+    summarise_variant,
+    undisturbed,
+)
+from testbed.measure.results.training_summary import by_tier, limited_words
+from testbed.measure.results.work_summary import committed_work
+from testbed.prediction.step_flops import step_work
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+
+GAP_S = 0.1  # between the shards, where they are shown one after the other
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a whole run wrote down while it measured; origin_s: its time 0, by the first shard's times."""
+
+    samples: list[Record] = field(default_factory=list)
+    links: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    sockets: list[Record] = field(default_factory=list)
+    origin_s: float = 0.0
+
+
+def merge_records(results: Sequence[ShardRecord]) -> Records:
+    """The whole run's: the shards one after the other in time, trials numbered through; a whole one's as they are."""
+    first = results[0]
+    if first.shard.variant is None:
+        return Records(list(first.samples), list(first.links), list(first.events), list(first.sockets))
+    found = Records(origin_s=_begin_s(first))
+    samples, links, events = found.samples, found.links, found.events
+    shift_s, steps = 0.0, 0
+    carried: dict[tuple[object, ...], int] = {}
+    for result in results:
+        end_s = max(sample["end_s"] for sample in result.samples)
+        offset_s = shift_s - _begin_s(result)
+        variant = result.shard.variant
+        for sample in result.samples:
+            samples.append(
+                {
+                    **sample,
+                    "variant": variant,
+                    "trial": sample["trial"] + result.shard.first_trial,
+                    "step": sample["step"] + steps,
+                    "start_s": sample["start_s"] + offset_s,
+                    "end_s": sample["end_s"] + offset_s,
+                }
+            )
+        last: dict[tuple[object, ...], int] = {}
+        for link in result.links:
+            moved = {**link, "time_s": link["time_s"] + offset_s}
+            for counter in COUNTERS:
+                key = (*_link(link), counter)
+                moved[counter] = link[counter] + carried.get(key, 0)
+                last[key] = moved[counter]
+            links.append(moved)
+        for event in result.events:
+            time_s = event["time_s"]
+            moment = None if time_s is None else time_s + offset_s
+            events.append({**event, "variant": variant, "time_s": moment})
+        for reading in result.sockets:  # whose connections were made anew, as links were
+            moved = {"variant": variant, **reading, "time_s": reading["time_s"] + offset_s}
+            for counter in SOCKET_COUNTERS & reading.keys():
+                own = variant, *(reading[name] for name in CONNECTION), counter
+                last[own] = moved[counter] = reading[counter] + carried.get(own, 0)
+            found.sockets.append(moved)
+        carried |= last
+        steps += 1 + max(sample["step"] for sample in result.samples)
+        shift_s = max([end_s, *(link["time_s"] for link in result.links)]) + offset_s + GAP_S
+    return found
+
+
+def _begin_s(result: ShardRecord) -> float:
+    """A shard's first reading of its links, before its first measured step."""
+    return min([0.0, *(float(link["time_s"]) for link in result.links)])
+
+
+def merge_variants(
+    scenario: Scenario, scale: Scale, results: Sequence[ShardRecord], records: Records
+) -> list[Variant]:
+    """The run's variants; `records` as `merge_records` gives them."""
+    readings = by_link(records.links)
+    variants = []
+    for name in scenario.variant_names:
+        variant = scenario.variant(name)
+        own = [entry for result in results if (entry := result.variant(name)) is not None]
+        samples = [sample for sample in records.samples if sample["variant"] == name]
+        steps = gather_steps(samples, scenario.ranks)
+        topology = variant.topology.resolve(scale)
+        hosts = variant.rank_hosts(topology)
+        # readings of a whole scenario's connections are of all its algorithms
+        socket_readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
+        figures = summarise_variant(
+            topology,
+            scale,
+            name=name,
+            algorithm=name if scenario.variants is None else next(iter(variant.named_algorithms)),
+            policy=variant.policy.label,
+            hosts=hosts,
+            steps=steps,
+            readings=readings,
+            connections=socket_use(socket_readings, steps, [host.building for host in hosts], scale),
+            expected_wan_bytes=statistics.median(part.expected_wan_bytes for part in own),
+            verdict=merge_verdicts([part.verdict for part in own]).document(),
+            predicted_s=_predicted_s(own),
+        )
+        figures["control"] = own[0].control
+        of_step, times_s = step_work(variant), figures["step_time_s"]["samples"]
+        replications = [part.replication for part in own if part.replication is not None]
+        figures["work"] = done = committed_work(variant, of_step, times_s, replications)
+        figures["rates"] = rates_of(of_step, done.elapsed_s, done.steps)
+        if own[0].events is not None:
+            figures["events"] = own[0].events
+        if own[0].replication is not None:
+            figures["replication"] = own[0].replication
+        figures |= answers_of(variant, own)
+        figures["pauses"] = merged([part.pauses for part in own])
+        figures["port_drops"] = merged_ports([part.port_drops for part in own])
+        buildings = [topology.building(host.building).index for host in hosts]
+        figures["training"] = training = _training(own, steps, buildings, scale)
+        if training.schedule is not None:
+            figures["limited_by"] = limited_words(training.measured.document())
+        variants.append(Variant.model_validate(figures))
+    return variants
+
+
+def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
+    """The median: each shard has a seed of its own, which draws hashes anew."""
+    found = [part.predicted_s for part in own if part.predicted_s is not None]
+    return statistics.median(found) if found else None
+
+
+def _middle(own: Sequence[ShardVariant]) -> ShardVariant:
+    """The shard whose step took the median."""
+    return sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2]
+
+
+def _training(
+    own: Sequence[ShardVariant], steps: Sequence[StepResult], buildings: Sequence[int], scale: Scale
+) -> Training:
+    """Of the shard whose step took the median; its prediction, and bytes, are of all steps. buildings: by rank."""
+    training = _middle(own).training
+    sent = [by_tier(step.sent_bytes, buildings, scale) for step in undisturbed(steps)]
+    tiers = {
+        tier: Bytes(
+            expected=round(statistics.median(part.training.bytes[tier].expected for part in own)),
+            observed=round(statistics.median(one[tier] for one in sent)),
+        )
+        for tier in training.bytes
+    }
+    changes: dict[str, Any] = {"median_step": middle_step(steps).index, "bytes": tiers}
+    if training.predicted is not None:
+        measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
+        error = held_against(training.predicted.step_time_s, measured_s)
+        changes["predicted"] = training.predicted.model_copy(update=error)
+    return training.model_copy(update=changes)
+
+
+def merge_verdicts(verdicts: Sequence[VerdictRecord]) -> VerdictRecord:
+    """As bad as the worst; each invariant as in the shard where it held least."""
+    status = worst([verdict.status for verdict in verdicts])
+    rows: dict[str, InvariantRecord] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.status != status):
+        for row in verdict.invariants:
+            if row.name not in rows or (row.ok is False and rows[row.name].ok is not False):
+                rows[row.name] = row
+    return VerdictRecord(status=status, invariants=tuple(rows.values()))
+
+
+def _link(record: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(record[key]) for key in ("a", "b", "plane", "direction"))

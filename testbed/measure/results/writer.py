@@ -1,0 +1,193 @@
+"""Writes a run's directory from the records of its shards: the only way in which one comes to be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.comm.flight_recorder import FLIGHT
+from testbed.measure.fidelity import worst
+from testbed.measure.results.manifest import MANIFEST, ClockRecord, Manifest, ShardEntry
+from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
+from testbed.measure.results.result import SUMMARY, Result, Variant
+from testbed.measure.results.run_directory import RunDirectory, surroundings, write_json, write_lines
+from testbed.measure.results.run_fingerprint import RunFingerprint, fingerprint_of
+from testbed.measure.results.shard_merge import Records, merge_records, merge_variants
+from testbed.measure.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class ShardTimes:
+    """How long a shard's guest was up, in virtual and in wall time, and the memory that it used."""
+
+    virtual_s: float
+    wall_s: float
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
+
+    wall_s: all of them. memory_bytes and jobs: of guests, the memory that each may use. times: by shard, of guests.
+    expected: said of guests before they began, memory of the largest. kernel_image: of guests' kernel, its hash.
+    """
+
+    records: Sequence[ShardRecord]
+    wall_s: float
+    memory_bytes: int | None = None
+    jobs: int | None = None
+    times: Sequence[ShardTimes] = ()
+    expected_wall_s: float | None = None
+    expected_memory_bytes: int | None = None
+    kernel_image: str | None = None
+
+
+def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
+    """All files of a run, from its shards' records; returns what `summary.json` holds."""
+    shards, folder = carried.records, directory.partial
+    records = merge_records(shards)
+    variants = merge_variants(scenario, scale, shards, records)
+    first = shards[0].figures
+    result = Result(
+        schema=1,
+        scenario=scenario.name,
+        run_dir=str(directory.path),
+        clock=first.clock,
+        scale=first.scale,
+        dimensionless=first.dimensionless,
+        status=worst([variant.verdict.status for variant in variants]),
+        variants=tuple(variants),
+    )
+    (folder / "scenario.yaml").write_text(scenario.to_yaml())
+    write_lines(folder / SAMPLES, records.samples)
+    manifest = _manifest(scenario, carried, variants, records)
+    fingerprint = _fingerprint(folder / SAMPLES, scenario, scale, carried, manifest)
+    write_json(folder / MANIFEST, manifest.model_copy(update={"fingerprint": fingerprint}).document())
+    write_json(folder / SUMMARY, result.document())
+    write_lines(folder / LINKS, records.links)
+    write_lines(folder / SOCKETS, records.sockets)
+    write_lines(folder / CONTROLLER, _marked(shards, CONTROLLER))
+    write_lines(folder / RULES, _marked(shards, RULES))
+    if scenario.happenings or records.events:
+        write_lines(folder / EVENTS, records.events)
+    for shard in shards:
+        _keep_files(shard, folder)
+    return result
+
+
+def _manifest(
+    scenario: Scenario, carried: Carried, variants: Sequence[Variant], records: Records
+) -> Manifest:
+    """The first shard's, with what is the whole run's."""
+    shards = carried.records
+    first = shards[0].figures.manifest
+    here = surroundings()
+    changes = {
+        **{key: here[key] for key in ("testbed_version", "created", "versions")},
+        "command": tuple(here["command"]),
+        "host": type(first.host).model_validate(here["host"]),
+        "seed": scenario.seed,
+        "clock": _clock(first, carried),
+        "control": {variant.name: variant.control.document() for variant in variants},
+        "captures": tuple(_captures(shards)),
+        "fabrics": _other_fabrics(shards),
+        **{
+            key: tuple(
+                record.shard.mark(entry)
+                for record in shards
+                for entry in getattr(record.figures.manifest, key)
+            )
+            for key in ("sockets", "background_traffic", "tunnels")
+        },
+        "origin_epoch_s": first.origin_epoch_s + records.origin_s,
+    }
+    return first.model_copy(update=changes)
+
+
+def _fingerprint(
+    samples: Path, scenario: Scenario, scale: Scale, carried: Carried, manifest: Manifest
+) -> RunFingerprint:
+    kernel, clock = manifest.clock.kernel or manifest.host.kernel, manifest.clock
+    return fingerprint_of(
+        samples,
+        scenario,
+        scale,
+        clock=f"{clock.kind}, {clock.cpu_time}" if clock.kind == "virtual" else clock.kind,
+        kernel=kernel if carried.kernel_image is None else f"{kernel}, image {carried.kernel_image}",
+        link_engine=manifest.link_engine,
+        datapath=manifest.datapath,
+        versions=manifest.versions,
+    )
+
+
+def _clock(first: Manifest, carried: Carried) -> ClockRecord:
+    """Of a whole scenario in one network, that network's; else with what carried the shards."""
+    shards = carried.records
+    if shards[0].shard.variant is None:
+        return first.clock
+    changes: dict[str, Any] = {"wall_s": carried.wall_s}
+    if carried.times:
+        names = ("memory_bytes", "jobs", "expected_wall_s", "expected_memory_bytes")
+        changes |= {"kernel": first.host.kernel} | {name: getattr(carried, name) for name in names}
+    entries = []
+    for number, record in enumerate(shards):
+        shard = record.shard
+        assert shard.variant is not None
+        times = carried.times[number] if carried.times else None
+        entries.append(
+            ShardEntry(
+                variant=shard.variant,
+                first_trial=shard.first_trial,
+                trials=shard.trials,
+                seed=shard.seed,
+                **(vars(times) if times else {}),
+            )
+        )
+    return first.clock.model_copy(update={**changes, "parts": tuple(entries)})
+
+
+def _other_fabrics(shards: Sequence[ShardRecord]) -> dict[str, Record]:
+    """The networks of variants that differ from the first one's."""
+    first = shards[0].figures.manifest.fabric
+    own = {
+        record.shard.variant: record.figures.manifest.fabric
+        for record in shards
+        if record.shard.variant is not None
+    }
+    return {name: fabric for name, fabric in own.items() if fabric != first}
+
+
+def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:
+    for record in shards:
+        for entry in record.figures.manifest.captures:
+            yield entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
+
+
+def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
+    """A file's records, each with its shard's variant and first trial, if there are several; times are the shard's."""
+    for record in shards:
+        lines = record.controller if name == CONTROLLER else record.rules
+        shard = record.shard
+        mark = {} if shard.variant is None else {"variant": shard.variant, "first_trial": shard.first_trial}
+        for line in lines:
+            yield {**mark, **line}
+
+
+def _keep_files(record: ShardRecord, folder: Path) -> None:
+    """A shard's captures and dumps, and what watched the machine where there is one network only."""
+    for name in (CAPTURES, FLIGHT):
+        if (kept := record.folder / name).exists():
+            target = folder / name
+            if record.shard.variant is not None:
+                target.mkdir(exist_ok=True)
+                target /= record.shard.folder
+            shutil.move(kept, target)
+    if record.shard.variant is None:
+        for file in record.folder.glob(MONITORS):
+            shutil.move(file, folder / file.name)

@@ -1,0 +1,1 @@
+"""The emulated network: links, fabric, SDN controller, paths, and the virtual clock's guest kernel."""

@@ -1,0 +1,64 @@
+"""Controller: which packet takes which link. Policies compute rules; a process of its own puts them into the switches.
+
+`compute` is pure, `ControllerProcess` runs `python -m testbed.net.controller`, on os-ken or Ryu. A policy of one's own
+derives from `Policy` or `LinkPolicy`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from testbed.net.controller.errors import ControllerError, NoPathError, PolicyError
+from testbed.net.controller.process import ControllerProcess
+from testbed.net.controller.rules import Action, Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
+
+if TYPE_CHECKING:
+    from testbed.net.controller.edges import EdgePorts
+    from testbed.net.controller.policies import POLICIES, LinkPolicy, Mark, Policy, Route
+    from testbed.net.controller.policy_view import Flow, LinkEnd, View
+    from testbed.net.controller.rule_compiler import Computed, PolicyChoice, compute, compute_rules
+
+# on first use: the controller's own process passes through here and starts faster without them
+_LATER = {
+    **dict.fromkeys(("Computed", "PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
+    "EdgePorts": "edges",
+    **dict.fromkeys(("POLICIES", "LinkPolicy", "Mark", "Policy", "Route"), "policies"),
+    **dict.fromkeys(("Flow", "LinkEnd", "View"), "policy_view"),
+}
+
+__all__ = [
+    "POLICIES",
+    "Action",
+    "Computed",
+    "ControllerError",
+    "ControllerProcess",
+    "Ecmp",
+    "EdgePorts",
+    "FastFailover",
+    "Flow",
+    "Goto",
+    "LinkEnd",
+    "LinkPolicy",
+    "Mark",
+    "Match",
+    "NoPathError",
+    "Output",
+    "Policy",
+    "PolicyChoice",
+    "PolicyError",
+    "Ports",
+    "Route",
+    "Rule",
+    "SetDscp",
+    "View",
+    "compute",
+    "compute_rules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """See _LATER."""
+    if name in _LATER:
+        return getattr(import_module(f"testbed.net.controller.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,113 @@
+"""The edges of a fabric: their ports, and the rules that they have whatever the policy.
+
+The probe addresses of a WAN link take exactly that link, addresses of a building's own hosts go to its hosts, and
+whatever no rule names is dropped: nothing is flooded, nothing is learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.net.controller.errors import ControllerError
+from testbed.net.controller.rules import Match, Output, Rule
+from testbed.spec.topology import Topology, probe_address
+
+PROBE_PRIORITY, HOST_PRIORITY, FLOW_PRIORITY, BUILDING_PRIORITY, DROP_PRIORITY = 400, 300, 200, 100, 0
+
+
+@dataclass(frozen=True)
+class EdgePorts:
+    """OpenFlow port numbers of a building's edge switch: to the leaf switch, to the probe node, to each WAN link end.
+
+    `wan` is keyed by (neighbour building, plane). local: None for a transit site, which has no leaf switch.
+    """
+
+    building: str
+    dpid: int
+    local: int | None
+    probe: int
+    wan: Mapping[tuple[str, int], int]
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """(datapath id, port) by which packets of the building's hosts come in and leave. ControllerError."""
+        if self.local is None:
+            raise ControllerError(f"edge {self.building}: a transit site has no hosts")
+        return self.dpid, self.local
+
+
+def edges_to_data(edges: Sequence[EdgePorts]) -> list[dict[str, Any]]:
+    """Edges as dictionaries, ready for JSON; `edges_from_data` undoes it."""
+    return [{**vars(edge), "wan": [[*end, port] for end, port in edge.wan.items()]} for edge in edges]
+
+
+def edges_from_data(data: Sequence[Mapping[str, Any]]) -> list[EdgePorts]:
+    """The inverse of `edges_to_data`."""
+    return [
+        EdgePorts(**{**entry, "wan": {(there, plane): port for there, plane, port in entry["wan"]}})
+        for entry in data
+    ]
+
+
+def fixed_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
+    """What an edge does under any policy."""
+    rest = Rule(DROP_PRIORITY, Match(), comment="everything else")
+    return [*_probe_rules(topology, edge), *_host_rules(topology, edge), rest]
+
+
+def link_ports(topology: Topology, edge: EdgePorts) -> dict[str, int]:
+    """The port of each WAN link that ends at an edge, by the link's name."""
+    return {
+        link.name: edge.wan[there, link.plane]
+        for link in topology.wan
+        for here, there in ((link.a, link.b), (link.b, link.a))
+        if here == edge.building
+    }
+
+
+def _host_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
+    return [
+        Rule(HOST_PRIORITY, Match(ipv4_dst=f"{host.ip}/32"), (Output(edge.entry[1]),), f"host {host.name}")
+        for host in topology.building(edge.building).hosts
+    ]
+
+
+def _probe_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
+    """Probes out of exactly their link, and in only from it: a miswired or bypassed link gets no answer."""
+    rules = []
+    for index, link in enumerate(topology.wan):
+        near, far = probe_address(index, "a"), probe_address(index, "b")
+        for here, there, mine, theirs in ((link.a, link.b, near, far), (link.b, link.a, far, near)):
+            if here == edge.building:
+                port = edge.wan[there, link.plane]
+                out, back = Match(edge.probe, f"{theirs}/32"), Match(port, f"{mine}/32")
+                rules.append(Rule(PROBE_PRIORITY, out, (Output(port),), f"probe out on {link.name}"))
+                rules.append(Rule(PROBE_PRIORITY, back, (Output(edge.probe),), f"probe in on {link.name}"))
+    return rules
+
+
+def check_edges(topology: Topology, edges: Sequence[EdgePorts]) -> None:
+    """Each building has one edge with a datapath id of its own and a port for each WAN link end, and no others."""
+    buildings = sorted(building.name for building in topology.buildings)
+    if sorted(edge.building for edge in edges) != buildings:
+        raise ControllerError(
+            f"edges: got buildings {[edge.building for edge in edges]}, expected one edge for each of {buildings}"
+        )
+    if len({edge.dpid for edge in edges}) != len(edges):
+        raise ControllerError(f"edges: datapath ids {[edge.dpid for edge in edges]} are not all different")
+    for edge in edges:
+        expected = {(link.b, link.plane) for link in topology.wan if link.a == edge.building}
+        expected |= {(link.a, link.plane) for link in topology.wan if link.b == edge.building}
+        if set(edge.wan) != expected:
+            raise ControllerError(
+                f"edge {edge.building}: got WAN ports to {sorted(edge.wan)}, expected {sorted(expected)}"
+            )
+        if (edge.local is None) != topology.building(edge.building).is_transit:
+            raise ControllerError(
+                f"edge {edge.building}: got local port {edge.local}, expected one where the building has hosts only"
+            )
+        ports = [*filter(None, [edge.local]), edge.probe, *edge.wan.values()]
+        if len(set(ports)) != len(ports):
+            raise ControllerError(f"edge {edge.building}: ports {ports} are not all different")

@@ -1,0 +1,240 @@
+"""The controller's process, seen from the one who starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from testbed.net.controller.client import ControllerApi
+from testbed.net.controller.errors import ControllerError
+from testbed.net.controller.network_snapshot import Snapshot
+from testbed.net.controller.rules import Rule, dumps
+from testbed.processes import close_pipes, wait_or_kill
+
+LISTEN_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+KEPT_LINES = 20
+MAX_RESTARTS = 3
+
+
+class ControllerProcess:
+    """A controller that installs `rules` (by datapath id) into the switches that connect to `port` on 127.0.0.1.
+
+    The order of use: `start`, give the bridges `tcp:127.0.0.1:<port>` as controller, `wait_ready`, and `stop` at the
+    end. The process dies with the thread that called `start`. `library` is "os-ken" or "ryu"; `env` adds to the
+    environment; `python` is the interpreter, this one by default. With `snapshot`, which says what network this is,
+    there is `api`, the interface through which the policy is changed. `log` gets each event as a mapping.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[int, Sequence[Rule]],
+        library: str = "os-ken",
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        snapshot: Snapshot | None = None,
+        log: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    ) -> None:
+        self._rules = rules
+        self._snapshot = snapshot
+        self._token = secrets.token_hex(16)
+        self._environment = {**os.environ, **(env or {}), "TESTBED_CONTROLLER_LIBRARY": library}
+        if snapshot is not None:
+            self._environment["TESTBED_CONTROLLER_TOKEN"] = self._token
+        self._command = [python, "-m", "testbed.net.controller", "--rules", "-"]
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+        self._threads: list[threading.Thread] = []
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._changed = threading.Condition()
+        self._port: int | None = None
+        self._api_port: int | None = None
+        self.restarts = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._ended = False
+        self._listening = False
+        self._installed: set[int] = set()
+        self._ready = False
+        self._error: str | None = None
+
+    def start(self) -> None:
+        """Start the process; does not wait for it. ControllerError when it cannot be started."""
+        ports = []
+        if self._port is not None:
+            # again: where the switches, and whoever has the interface's address, look for it
+            ports = ["--port", str(self._port), "--api-port", str(self._api_port or 0)]
+        try:
+            process = subprocess.Popen(
+                [*self._command, *ports],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is for the one who started us, and must not end the controller first
+            )
+        except OSError as error:
+            raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
+        self._process = process
+        messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
+        events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
+        self._threads = [messages, events]
+        for thread in self._threads:
+            thread.start()
+        assert process.stdin is not None
+        # a process that ended before it read them says why on its standard error
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(dumps(self._rules, asdict(self._snapshot) if self._snapshot else None))
+
+    def revive(self) -> bool:
+        """Start a process that ended again, at the same ports and with the same policy; whether it did so.
+
+        The switches go on forwarding by the rules that they have, connect again by themselves, and are compared with
+        what they should hold. Not more than MAX_RESTARTS times.
+        """
+        process = self._process
+        if process is None or process.poll() is None or self.restarts >= MAX_RESTARTS or not self._ready:
+            return False
+        for thread in self._threads:
+            thread.join()
+        close_pipes(process)
+        self.restarts += 1
+        self._log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
+        self._begin_anew()
+        self._ready = True  # the rules are in, whoever watches over them
+        if self._snapshot is not None:
+            self._rules = {}  # those of the policy that is in force now
+        self.start()
+        return True
+
+    @property
+    def api(self) -> ControllerApi:
+        """The interface. ControllerError when there is none."""
+        self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
+        if self._api_port is None:
+            raise ControllerError("the controller was not told what network this is")
+        return ControllerApi(self._api_port, self._token)
+
+    def steer(
+        self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Put a policy in force (see testbed.net.controller.api), also for when the process is revived."""
+        assert self._snapshot is not None
+        asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
+        answer = self.api.set(asked)
+        if flows is not None:
+            self._snapshot = replace(self._snapshot, flows=flows)
+        return answer
+
+    @property
+    def port(self) -> int:
+        """The port to which the switches connect. Waits until the process listens; ControllerError if it does not."""
+        self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
+        assert self._port is not None
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Process id. ControllerError when it was not started."""
+        if self._process is None:
+            raise ControllerError("the controller was not started")
+        return self._process.pid
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when every switch holds exactly its rules, as read back. ControllerError with the reason if not."""
+        self._wait(lambda: self._ready, timeout_s, "")
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def failure(self) -> str | None:
+        """The first error so far: one that the process reported, or its end; None while all is well."""
+        with self._changed:
+            if self._error is not None:
+                return self._error
+        if self._process is not None and not self.alive():
+            return f"the process ended with status {self._process.returncode}{self._last_words()}"
+        return None
+
+    def stop(self) -> None:
+        """End the process; the switches keep their rules. Harmless when it has ended or was never started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        wait_or_kill(process, STOP_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join()
+        close_pipes(process)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        if self._process is None:
+            raise ControllerError("the controller was not started")
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition() and self._error is None and not self._ended:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    missing = ", ".join(f"{dpid:016x}" for dpid in self._rules if dpid not in self._installed)
+                    what = what or f"no rules yet in the bridges with datapath ids {missing}"
+                    raise ControllerError(f"{what} after {timeout_s:g} s{self._last_words()}")
+                self._changed.wait(left_s)
+            if self._error is not None:
+                raise ControllerError(self._error)
+            if condition():
+                return
+        self._process.wait()
+        raise ControllerError(str(self.failure()))
+
+    def _read_events(self, process: subprocess.Popen[str], messages: threading.Thread) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._changed:
+                try:
+                    self._take(json.loads(line))
+                except (ValueError, KeyError, TypeError):
+                    self._error = self._error or f"not an event: {line.strip()}"
+                self._changed.notify_all()
+        messages.join()  # so that its last words are all there
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        self._log(event)
+        if kind == "policy" and self._snapshot is not None:
+            # whoever has set it: `testbed policy set` talks to the process itself
+            self._snapshot = replace(self._snapshot, policy=event["policy"])
+        elif kind == "replanned" and self._snapshot is not None:
+            self._snapshot = replace(self._snapshot, down=event["down"])
+        elif kind == "listening":
+            self._port, self._api_port = event["port"], event.get("api_port")
+            self._listening = True
+        elif kind == "installed":
+            self._installed.add(event["dpid"])
+        elif kind == "ready":
+            self._ready = True
+        elif kind == "error" and self._error is None:
+            self._error = event["message"]
+
+    def _read_messages(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._lines.append(line.rstrip())
+
+    def _last_words(self) -> str:
+        return "; it said:\n" + "\n".join(self._lines) if self._lines else ""

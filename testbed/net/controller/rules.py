@@ -1,0 +1,397 @@
+"""Forwarding rules as plain data, and their JSON form. Nothing here knows a controller library or a switch.
+
+A switch takes, of all the rules of its first table that match a packet, the one of highest priority and carries out its
+actions; a rule without actions drops. One may send the packet on to a later table. Field names are OpenFlow's.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from testbed.net.controller.ecmp_hash import TCP, UDP, flow_hash
+
+FORMAT = 1
+# of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
+MAX_PORT = 0xFEFF
+MAX_SEED = MAX_PRIORITY = MAX_TCP_PORT = 0xFFFF
+MAX_DSCP = 63
+PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")
+MAX_GROUP = 0x7FFF_FFFF
+MAX_TABLE = 253
+MAX_CHOICES = 2048  # of Open vSwitch's bundle action
+
+
+@dataclass(frozen=True)
+class Packet:
+    """The header of an IPv4 packet; `ip_proto` is 6 for TCP, 17 for UDP."""
+
+    ipv4_src: str
+    ipv4_dst: str
+    ip_proto: int = TCP
+    source_port: int = 0
+    destination_port: int = 0
+    ip_dscp: int = 0
+
+    @cached_property
+    def source(self) -> int:
+        """`ipv4_src` as a number."""
+        return int(IPv4Address(self.ipv4_src))
+
+    @cached_property
+    def destination(self) -> int:
+        """`ipv4_dst` as a number."""
+        return int(IPv4Address(self.ipv4_dst))
+
+    def flow_hash(self, seed: int) -> int:
+        """A number that both directions of a flow share."""
+        ports = self.source_port, self.destination_port
+        return flow_hash(self.source, self.destination, self.ip_proto, *ports, seed)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP or UDP ports whose bits under `mask` are those of `value`: one with all, a channel with the lowest few."""
+
+    value: int
+    mask: int = MAX_TCP_PORT
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), ("mask", self.mask)):
+            if not 0 <= number <= MAX_TCP_PORT:
+                raise ValueError(f"port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
+        if self.value & ~self.mask:
+            raise ValueError(f"port: got {self}, expected no bits outside of the mask")
+
+    def covers(self, port: int) -> bool:
+        """Whether a port is one of these."""
+        return port & self.mask == self.value
+
+    def __str__(self) -> str:
+        return str(self.value) if self.mask == MAX_TCP_PORT else f"{self.value:#06x}/{self.mask:#06x}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which packets a rule is for; a field that is None matches all.
+
+    `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16" or one address "10.1.0.1/32" and mean: IPv4 packets
+    only. So does `ip_dscp`, 0 to 63. Ports of TCP, or of UDP, mean: its packets only. ValueError when a field is out of
+    range, or a rule would be for both.
+    """
+
+    in_port: int | None = None
+    ipv4_dst: str | None = None
+    ipv4_src: str | None = None
+    ip_dscp: int | None = None
+    tcp_src: Ports | None = None
+    tcp_dst: Ports | None = None
+    udp_src: Ports | None = None
+    udp_dst: Ports | None = None
+
+    def __post_init__(self) -> None:
+        if self.ports(TCP) != (None, None) and self.ports(UDP) != (None, None):
+            raise ValueError("ports: got TCP's and UDP's, expected those of one of them")
+        if self.in_port is not None:
+            _check_port("in_port", self.in_port)
+        for name in ("ipv4_src", "ipv4_dst"):
+            text = getattr(self, name)
+            if text is not None and network(text)[1] == 0:
+                raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
+        if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
+            raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
+
+    def covers(self, in_port: int, packet: Packet) -> bool:
+        """Whether a packet that came in at that port is one of these."""
+        if self.in_port not in (None, in_port) or self.ip_dscp not in (None, packet.ip_dscp):
+            return False
+        for asked, address in ((self.ipv4_dst, packet.destination), (self.ipv4_src, packet.source)):
+            if asked is not None:
+                value, mask = network(asked)
+                if address & mask != value:
+                    return False
+        if self.ip_proto not in (None, packet.ip_proto):
+            return False
+        found = zip(self.ports(packet.ip_proto), (packet.source_port, packet.destination_port), strict=True)
+        return all(asked is None or asked.covers(port) for asked, port in found)
+
+    @property
+    def ip_proto(self) -> int | None:
+        """The protocol of the ports that it names; None where it names none."""
+        return next((found for found in (TCP, UDP) if self.ports(found) != (None, None)), None)
+
+    def ports(self, ip_proto: int) -> tuple[Ports | None, Ports | None]:
+        """Source and destination ports of a protocol."""
+        return (self.udp_src, self.udp_dst) if ip_proto == UDP else (self.tcp_src, self.tcp_dst)
+
+    @property
+    def ip_only(self) -> bool:
+        """Whether it names anything of an IP header."""
+        return self.ip_proto is not None or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
+
+    def __str__(self) -> str:
+        named = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return " ".join(f"{name}={value}" for name, value in named if value is not None) or "any packet"
+
+
+@lru_cache(maxsize=100_000)
+def network(text: str) -> tuple[int, int]:
+    """(address, mask) of a network as a Match has it; mask 0 for what is none in its proper form, or all addresses."""
+    try:
+        found = IPv4Network(text)
+    except ValueError:
+        return 0, 0
+    return (int(found.network_address), int(found.netmask)) if str(found) == text else (0, 0)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Send the packet out of one port. As in OpenFlow, never out of the port it came in at."""
+
+    port: int
+
+    def __post_init__(self) -> None:
+        _check_port("port", self.port)
+
+    def __str__(self) -> str:
+        return f"output {self.port}"
+
+
+@dataclass(frozen=True)
+class Ecmp:
+    """Send the packet out of one of several ports, chosen by a hash of its 5-tuple, so that a flow keeps its port.
+
+    The hash is the same for both directions of a flow. A port that stands there several times is chosen so many times
+    as often. A port that is down is left out. `seed` (0 to 65535) changes which flow goes where.
+    """
+
+    ports: tuple[int, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(set(self.ports)) < 2 or len(self.ports) > MAX_CHOICES:
+            raise ValueError(
+                f"ports: got {self.ports!r}, expected two different ports or more, {MAX_CHOICES} at most"
+            )
+        for port in self.ports:
+            _check_port("ports", port)
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed: got {self.seed}, expected 0 to {MAX_SEED}")
+
+    def __str__(self) -> str:
+        return f"ecmp {','.join(map(str, self.ports))} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class FastFailover:
+    """Send the packet out of the first of several ports that is up: a fast-failover group of OpenFlow."""
+
+    ports: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ports or len(set(self.ports)) != len(self.ports):
+            raise ValueError(f"ports: got {self.ports!r}, expected one or more different ports")
+        for port in self.ports:
+            _check_port("ports", port)
+
+    @property
+    def group_id(self) -> int:
+        """The same for the same ports, so that rules need not agree on numbers."""
+        return 1 + zlib.crc32(",".join(map(str, self.ports)).encode()) % MAX_GROUP
+
+    def __str__(self) -> str:
+        return f"first up of {','.join(map(str, self.ports))}"
+
+
+@dataclass(frozen=True)
+class SetDscp:
+    """Mark the packet with a traffic class."""
+
+    dscp: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dscp <= MAX_DSCP:
+            raise ValueError(f"dscp: got {self.dscp}, expected 0 to {MAX_DSCP}")
+
+    def __str__(self) -> str:
+        return f"dscp {self.dscp}"
+
+
+@dataclass(frozen=True)
+class Goto:
+    """Go on with the rules of a later table."""
+
+    table: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.table <= MAX_TABLE:
+            raise ValueError(f"goto: got {self.table}, expected 1 to {MAX_TABLE}")
+
+    def __str__(self) -> str:
+        return f"table {self.table}"
+
+
+Action = Output | Ecmp | FastFailover | SetDscp | Goto
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of a switch's flow table. `comment` is for people and plays no part when rules are compared."""
+
+    priority: int
+    match: Match
+    actions: tuple[Action, ...] = ()
+    comment: str = field(default="", compare=False)
+    table: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise ValueError(f"priority: got {self.priority}, expected 0 to {MAX_PRIORITY}")
+        if not 0 <= self.table <= MAX_TABLE:
+            raise ValueError(f"table: got {self.table}, expected 0 to {MAX_TABLE}")
+        for position, action in enumerate(self.actions):
+            if isinstance(action, Goto) and (action.table <= self.table or action is not self.actions[-1]):
+                raise ValueError(f"actions[{position}]: got {action}, expected a later table, last")
+            if isinstance(action, SetDscp) and not self.match.ip_only:
+                raise ValueError(f"actions[{position}]: got {action}, expected a match for IPv4 packets only")
+
+    def __str__(self) -> str:
+        done = ", ".join(map(str, self.actions)) or "drop"
+        where = f"table {self.table}, " if self.table else ""
+        text = f"{where}priority {self.priority}, {self.match} -> {done}"
+        return f"{text} ({self.comment})" if self.comment else text
+
+
+def ports_of(rules: Sequence[Rule]) -> set[int]:
+    """All ports that the rules name."""
+    ports = {rule.match.in_port for rule in rules if rule.match.in_port is not None}
+    for rule in rules:
+        for action in rule.actions:
+            if isinstance(action, Output):
+                ports.add(action.port)
+            elif isinstance(action, Ecmp | FastFailover):
+                ports |= set(action.ports)
+    return ports
+
+
+def dumps(rules: Mapping[int, Sequence[Rule]], network: Mapping[str, Any] | None = None) -> str:
+    """The rules of several switches, by datapath id, as JSON. network: a `Snapshot`."""
+    datapaths = [{"dpid": dpid, "rules": [rule_to_data(rule) for rule in own]} for dpid, own in rules.items()]
+    document = {"format": FORMAT, "datapaths": datapaths}
+    return json.dumps(document if network is None else {**document, "network": network})
+
+
+def loads(text: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
+    """Read what `dumps` wrote: rules, network. ValueError says which part is not as it should be."""
+    document = _mapping("rules", json.loads(text), required=("format", "datapaths"), optional=("network",))
+    if document["format"] != FORMAT:
+        raise ValueError(f"format: got {document['format']!r}, expected {FORMAT}")
+    rules: dict[int, list[Rule]] = {}
+    for number, entry in enumerate(_list("datapaths", document["datapaths"])):
+        datapath = _mapping(f"datapaths[{number}]", entry, required=("dpid", "rules"))
+        dpid = _integer(f"datapaths[{number}].dpid", datapath["dpid"])
+        if dpid in rules:
+            raise ValueError(f"datapaths[{number}].dpid: {dpid} stands twice")
+        rules[dpid] = [
+            _rule_from_data(f"datapath {dpid}, rules[{position}]", data)
+            for position, data in enumerate(_list(f"datapath {dpid}, rules", datapath["rules"]))
+        ]
+    return rules, document.get("network")
+
+
+def rule_to_data(rule: Rule) -> dict[str, Any]:
+    """One rule, ready for JSON."""
+    match: dict[str, Any] = {}
+    for item in fields(Match):
+        value = getattr(rule.match, item.name)
+        if value is not None:
+            match[item.name] = [value.value, value.mask] if isinstance(value, Ports) else value
+    data = {
+        "priority": rule.priority,
+        "match": match,
+        "actions": [_action_to_data(action) for action in rule.actions],
+        "comment": rule.comment,
+    }
+    return {**data, "table": rule.table} if rule.table else data
+
+
+def _action_to_data(action: Action) -> dict[str, Any]:
+    if isinstance(action, Output):
+        return {"output": action.port}
+    if isinstance(action, Ecmp):
+        return {"ecmp": {"ports": list(action.ports), "seed": action.seed}}
+    if isinstance(action, FastFailover):
+        return {"fast_failover": list(action.ports)}
+    if isinstance(action, SetDscp):
+        return {"set_dscp": action.dscp}
+    return {"goto": action.table}
+
+
+def _rule_from_data(where: str, data: Any) -> Rule:
+    entry = _mapping(where, data, required=("priority", "match", "actions"), optional=("comment", "table"))
+    match = _mapping(f"{where}.match", entry["match"], optional=tuple(item.name for item in fields(Match)))
+    try:
+        for name in PORT_FIELDS:
+            if name in match:
+                match = {**match, name: Ports(*(_integer(name, item) for item in _list(name, match[name])))}
+        return Rule(
+            _integer("priority", entry["priority"]),
+            Match(**match),
+            tuple(_action_from_data(action) for action in _list("actions", entry["actions"])),
+            str(entry.get("comment", "")),
+            _integer("table", entry.get("table", 0)),
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _action_from_data(data: Any) -> Action:
+    kinds = ("output", "ecmp", "fast_failover", "set_dscp", "goto")
+    action = _mapping("action", data, optional=kinds)
+    if len(action) != 1:
+        raise ValueError(f"action: got {data!r}, expected one of {', '.join(kinds)}")
+    ((kind, value),) = action.items()
+    if kind == "output":
+        return Output(_integer("output", value))
+    if kind == "fast_failover":
+        return FastFailover(tuple(_integer("ports", port) for port in _list("ports", value)))
+    if kind == "set_dscp":
+        return SetDscp(_integer("set_dscp", value))
+    if kind == "goto":
+        return Goto(_integer("goto", value))
+    ecmp = _mapping("ecmp", value, required=("ports", "seed"))
+    ports = tuple(_integer("ports", port) for port in _list("ports", ecmp["ports"]))
+    return Ecmp(ports, _integer("seed", ecmp["seed"]))
+
+
+def _check_port(name: str, port: int) -> None:
+    if not 1 <= _integer(name, port) <= MAX_PORT:
+        raise ValueError(f"{name}: got {port}, expected 1 to {MAX_PORT}")
+
+
+def _mapping(
+    where: str, data: Any, required: Sequence[str] = (), optional: Sequence[str] = ()
+) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: got {data!r}, expected an object")
+    known = {*required, *optional}
+    if wrong := sorted(set(data) - known | set(required) - set(data)):
+        raise ValueError(f"{where}: key {wrong[0]!r} is {'unknown' if wrong[0] not in known else 'missing'}")
+    return data
+
+
+def _list(where: str, data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{where}: got {data!r}, expected a list")
+    return data
+
+
+def _integer(where: str, data: Any) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise ValueError(f"{where}: got {data!r}, expected a whole number")
+    return data

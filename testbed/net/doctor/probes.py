@@ -1,0 +1,288 @@
+"""The probes: thin, each asks the system one thing and hands what it saw to `evidence`.
+
+What touches the kernel happens in a throw-away network namespace, and on throw-away bridges in Open vSwitch. The one
+trace that may stay is a kernel module that trying a feature loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from testbed.clock import clock_here
+from testbed.comm.transport.rdma.pyverbs import pyverbs
+from testbed.net.doctor import evidence
+from testbed.net.doctor.capability import Capability
+from testbed.net.doctor.capacity import host_facts
+from testbed.net.doctor.commands import Outcome, locate, run
+from testbed.net.doctor.throwaway import (
+    inside,
+    remove_abandoned_bridges,
+    throwaway_bridges,
+    throwaway_namespace,
+)
+from testbed.net.virtual.errors import NoKernelError
+from testbed.net.virtual.guest import GUEST_PROGRAMS
+from testbed.net.virtual.image import KernelImage, find_image
+
+PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
+RDMA_PROGRAMS = ("ibv_devices", "ibv_rc_pingpong", "rping", "rdma")
+TOOLS = ("ping", "iperf3", "tcpdump")
+IMPORT_OS_KEN = (
+    "import os_ken.base.app_manager, os_ken.ofproto.ofproto_v1_3_parser;"
+    "from importlib.metadata import version; print(version('os-ken'))"
+)
+IMPORT_TIMEOUT_S = 10.0
+SLEEPS = 40
+SLEEP_S = 0.001
+MODULE_HINT = "modprobe {}, where the kernel has it"
+
+Probe = Callable[[], Sequence[Capability]]
+
+
+def probe_all() -> list[Capability]:
+    """Every capability, in the order in which a person reads them. Takes about half a second."""
+    importing = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", IMPORT_OS_KEN],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return [
+            *_guarded(["root"], _root),
+            *_guarded(["programs", "measuring tools"], _programs),
+            *_guarded(["mnexec"], _mnexec),
+            *_guarded(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
+            *_guarded(["packet sockets"], _packet_sockets),
+            *_guarded(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
+            *_guarded(["os-ken"], lambda: [_os_ken(importing)]),
+            *_guarded(["Ryu"], _ryu),
+            *_guarded(["congestion controls"], _congestion_controls),
+            *_guarded(["MPTCP"], _mptcp),
+            *_guarded(["cgroups"], lambda: [evidence.cgroups(Path("/proc/self/mounts").read_text())]),
+            *_guarded(["cores", "free memory"], _size),
+            *_guarded(["clock"], _clock),
+            *_guarded(["virtual clock"], _virtual_clock),
+            *_guarded(["RDMA"], _rdma),
+        ]
+    finally:
+        importing.kill()
+        importing.communicate()
+
+
+def _guarded(names: Sequence[str], probe: Probe) -> Sequence[Capability]:
+    """What the probe says; where it breaks, all that it was to say is unknown."""
+    try:
+        return probe()
+    except Exception as error:
+        said = f"the probe broke: {type(error).__name__}: {error}"
+        return [Capability(name, None, said) for name in names]
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _root() -> list[Capability]:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    return [evidence.root(os.geteuid(), effective)]
+
+
+def _programs() -> list[Capability]:
+    hint = "make setup installs them"
+    needed, useful = ({name: locate(name) for name in names} for names in (PROGRAMS, TOOLS))
+    return [
+        evidence.programs("programs", needed, hint),
+        evidence.programs("measuring tools", useful, f"optional: {hint}"),
+    ]
+
+
+def _mnexec() -> list[Capability]:
+    path = locate("mnexec")
+    return [evidence.mnexec(path, run([path, "-n", "true"]) if path and _is_root() else None)]
+
+
+def _kernel() -> list[Capability]:
+    names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
+    if not _is_root():
+        return [evidence.only_root(name) for name in names]
+    try:
+        with throwaway_namespace() as pid:
+            return [Capability(names[0], True, "one made and removed"), *_in_namespace(pid)]
+    except OSError as error:
+        refused = evidence.attempt(names[0], Outcome(1, message=str(error)))
+        return [refused, *(Capability(name, None, "no namespace to try it in") for name in names[1:])]
+
+
+def _in_namespace(pid: int) -> list[Capability]:
+    veth = inside(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
+    bridge = inside(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
+    # Without a veth the loopback carries the queueing disciplines.
+    interfaces = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
+    htb = inside(
+        pid, ["tc", "qdisc", "replace", "dev", interfaces[0], "root", "handle", "1:", "htb", "default", "1"]
+    )
+    htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
+    netem, netem_seen = _netem(pid, interfaces[1])
+    return [
+        evidence.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
+        evidence.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
+        evidence.attempt("HTB", htb, f"reads back: {htb_seen}", MODULE_HINT.format("sch_htb")),
+        evidence.attempt(
+            "netem",
+            netem,
+            f"reads back: {netem_seen}",
+            f"{MODULE_HINT.format('sch_netem')}; else the userspace link engine does",
+        ),
+    ]
+
+
+def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
+    """All that the link engine of this name needs, up to the first that fails; and what reads back."""
+    commands = (
+        f"tc qdisc replace dev {interface} root netem delay 5ms",
+        "ip link add tbdoc3 type ifb",
+        "tc qdisc add dev tbdoc3 root netem rate 1mbit",
+        f"tc qdisc add dev {interface} handle ffff: ingress",
+        f"tc filter add dev {interface} parent ffff: protocol all matchall"
+        " action mirred egress redirect dev tbdoc3",
+    )
+    for command in commands:
+        done = inside(pid, command.split())
+        if not done.ok:
+            break
+    return done, inside(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
+
+
+def _packet_sockets() -> list[Capability]:
+    name = "packet sockets"
+    if not _is_root():
+        return [evidence.only_root(name)]
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()  # protocol 0 receives nothing
+    except OSError as error:
+        return [evidence.attempt(name, Outcome(1, message=str(error.strerror)))]
+    return [Capability(name, True, "a socket can be made")]
+
+
+def _open_vswitch() -> list[Capability]:
+    database = run(["ovs-vsctl", "--timeout=5", "get", "Open_vSwitch", ".", "ovs_version"])
+    server = run(["ovs-appctl", "--timeout=5", "-t", "ovsdb-server", "version"])
+    switch = run(["ovs-appctl", "--timeout=5", "-t", "ovs-vswitchd", "version"])
+    processes = [item.info["name"] for item in psutil.process_iter(["name"])]
+    running = [name for name in ("ovsdb-server", "ovs-vswitchd") if name in processes]
+    daemon = evidence.open_vswitch(_is_root(), database, server, switch, running)
+    if not daemon.status:
+        why = "Open vSwitch does not answer" if _is_root() else "only root can try"
+        return [daemon, *(Capability(f"{kind} datapath", None, why) for kind in ("system", "netdev"))]
+    return [daemon, *_datapaths()]
+
+
+def _datapaths() -> list[Capability]:
+    remove_abandoned_bridges()
+    in_use = run(["ovs-appctl", "--timeout=5", "dpif/show"]).output
+    seen = {kind: evidence.datapath(kind, in_use, None, "") for kind in ("system", "netdev")}
+    untried = [kind for kind, capability in seen.items() if capability.status is None]
+    if untried:
+        with throwaway_bridges(untried) as bridges:
+            for kind, bridge in bridges.items():
+                port = run(["ovs-vsctl", "--timeout=5", "get", "interface", bridge, "ofport"])
+                reason = (
+                    evidence.last_words(run(["ovs-dpctl", "dump-dps"]).message) if kind == "system" else ""
+                )
+                seen[kind] = evidence.datapath(kind, in_use, port.output if port.ok else "", reason)
+    return list(seen.values())
+
+
+def _os_ken(importing: subprocess.Popen[str]) -> Capability:
+    hint = "make setup installs it into .venv"
+    try:
+        output, message = importing.communicate(timeout=IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        late = Outcome(None, message=f"still importing after {IMPORT_TIMEOUT_S:g} s")
+        return evidence.controller_library("os-ken", late, hint)
+    return evidence.controller_library(
+        "os-ken", Outcome(importing.returncode, output.strip(), message.strip()), hint
+    )
+
+
+def _ryu() -> list[Capability]:
+    try:
+        return [Capability("Ryu", True, f"{version('ryu')} beside os-ken")]
+    except PackageNotFoundError:
+        return [Capability("Ryu", False, "not in this environment", "optional: the extra `ryu`")]
+
+
+def _congestion_controls() -> list[Capability]:
+    folder = Path("/proc/sys/net/ipv4")
+    available, default = (
+        folder / f"tcp_{name}" for name in ("available_congestion_control", "congestion_control")
+    )
+    return [evidence.congestion_controls(available.read_text(), default.read_text())]
+
+
+def _mptcp() -> list[Capability]:
+    switch = Path("/proc/sys/net/mptcp/enabled")
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_MPTCP).close()
+    except OSError as error:
+        return [evidence.mptcp(error.strerror, "")]
+    return [evidence.mptcp(None, switch.read_text() if switch.exists() else "")]
+
+
+def _virtual_clock() -> list[Capability]:
+    if clock_here() is not None:
+        return [Capability("virtual clock", True, "this is a guest under it")]
+    try:
+        image: KernelImage | None = find_image()
+        message = ""
+    except NoKernelError as error:
+        image, message = None, str(error).splitlines()[0]
+    missing = [name for name in GUEST_PROGRAMS if locate(name) is None]
+    return [evidence.virtual_clock(platform.machine(), image, message, missing)]
+
+
+def _rdma() -> list[Capability]:
+    lacking = None
+    try:
+        pyverbs("device")
+    except ImportError as error:
+        lacking = str(error)
+    if clock_here() is not None:
+        here = Path("/sys/module/rdma_rxe").exists()
+        words = "soft-RoCE of this guest's kernel" if here else "this guest's kernel has no soft-RoCE"
+        return [Capability("RDMA", here and lacking is None, lacking or words)]
+    programs = {name: locate(name) is not None for name in RDMA_PROGRAMS}
+    try:
+        image: KernelImage | None = find_image()
+    except NoKernelError:
+        image = None
+    return [evidence.rdma(image, programs, lacking)]
+
+
+def _size() -> list[Capability]:
+    facts = host_facts()
+    return [evidence.cores(facts), evidence.memory(facts)]
+
+
+def _clock() -> list[Capability]:
+    source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    lateness_s = []
+    for _ in range(SLEEPS):
+        began = time.monotonic()
+        time.sleep(SLEEP_S)
+        lateness_s.append(time.monotonic() - began - SLEEP_S)
+    resolution_s = time.clock_getres(time.CLOCK_MONOTONIC)
+    return [evidence.clock(resolution_s, source.read_text().strip() if source.exists() else "", lateness_s)]

@@ -1,0 +1,134 @@
+"""The process behind `testbed up`: builds a fabric, keeps it up, takes it down on SIGTERM.
+
+`start_background` starts it detached from the terminal and waits for its word. The daemon watches the fabric's parts;
+when one breaks, the fabric stays for a look, its state says `failed` and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from testbed.net.controller import PolicyChoice
+from testbed.net.fabric.errors import FabricError
+from testbed.net.fabric.network import Fabric
+from testbed.net.fabric.ownership import FabricState, clean
+from testbed.spec.scale import Scale
+from testbed.spec.topology import load_topology
+
+WATCH_INTERVAL_S = 0.5
+DOWN_TIMEOUT_S = 20.0
+
+
+def start_background(path: Path, options: dict[str, Any], progress: Callable[[str], None]) -> str:
+    """Bring a topology file up in a process of its own; returns the fabric's id. FabricError when it cannot."""
+    request = json.dumps({"path": str(path), "options": options})
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "testbed.net.fabric.daemon"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+    assert daemon.stderr is not None
+    try:
+        daemon.stdin.write(request + "\n")
+        daemon.stdin.flush()
+        for line in daemon.stdout:
+            event = json.loads(line)
+            if "progress" in event:
+                progress(event["progress"])
+            elif "up" in event:
+                return str(event["up"])
+            else:
+                daemon.wait()
+                raise FabricError(event["error"])
+        daemon.wait()
+        raise FabricError(f"the fabric's process ended early: {daemon.stderr.read().strip()[-500:]}")
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            daemon.terminate()  # it takes down what it has built so far
+        daemon.wait()
+        raise
+    finally:
+        for stream in (daemon.stdin, daemon.stdout, daemon.stderr):
+            stream.close()
+
+
+def take_down(state: FabricState) -> None:
+    """Take a fabric down: ask its owner, wait, then remove whatever is left."""
+    if state.owner_alive() and state.owner_pid != os.getpid():
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(state.owner_pid).terminate()
+        deadline = time.monotonic() + DOWN_TIMEOUT_S
+        while state.owner_alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if state.owner_alive():
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(state.owner_pid).kill()
+    clean(state)
+
+
+def _say(**event: str) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def main() -> int:
+    """Build, say so, hold until told to end."""
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def interrupt(number: int, frame: object) -> None:
+        if stop.is_set():
+            return
+        stop.set()
+        if building:
+            raise SystemExit(1)
+
+    building = True
+    signal.signal(signal.SIGTERM, interrupt)
+    request = json.loads(sys.stdin.readline())
+    options = request["options"]
+    options["scale"] = Scale(**options["scale"])
+    options["policy"] = PolicyChoice(**options["policy"])
+    topology = load_topology(Path(request["path"])).resolve(options["scale"])
+    fabric = Fabric(topology, **options, progress=lambda line: _say(progress=line))
+    try:
+        fabric.up()
+        fabric.queue()
+        building = False
+        _say(up=fabric.state.id)
+    except FabricError as error:
+        _say(error=str(error))
+        return 1
+    except (BrokenPipeError, SystemExit):  # whoever asked is gone, or told us to stop
+        fabric.down()
+        return 1
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(quiet, descriptor)
+    while not stop.wait(WATCH_INTERVAL_S):
+        if fabric.state.phase == "up" and (failure := fabric.failure()):
+            fabric.state.phase, fabric.state.failure = "failed", failure
+            fabric.state.save()
+    fabric.down()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

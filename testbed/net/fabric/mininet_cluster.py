@@ -1,0 +1,56 @@
+"""Nodes on other machines and tunnels to them, as Mininet's cluster edition has them (mininet.examples.cluster)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mininet.examples.cluster import RemoteLink, RemoteMixin
+from mininet.node import Node
+
+from testbed.net.fabric.machines import Machine
+from testbed.net.fabric.nodes import EdgeSwitch, KernelBridge, QuickNode, QuietHost, VethLink
+
+
+class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
+    """A node whose namespaces are on another machine: its shell, when it is needed, comes through SSH."""
+
+    def __init__(self, name: str, operations: Machine, **parameters: Any) -> None:
+        user, _, server = operations.destination.rpartition("@")
+        user = user or os.environ.get("SUDO_USER", "root")
+        there = {"server": server, "serverIP": operations.address, "user": user}
+        super().__init__(name, **there, operations=operations, **parameters)
+
+    shell_options = "-c"  # it must not leave SSH's terminal, which ends with what was started in it
+    startShell = QuickNode.startShell  # RemoteMixin's would start it at once
+
+
+class RemoteHost(_Remote, QuietHost):
+    """A host on another machine."""
+
+
+class RemoteBridge(_Remote, KernelBridge):
+    """A kernel bridge on another machine."""
+
+
+class SpanningLink(RemoteLink):  # type: ignore[misc]
+    """A veth pair on one machine, or a VXLAN tunnel between an edge here and a core on another machine.
+
+    Mininet's own tunnels are SSH's, which put TCP into TCP, and GRE's, which not every kernel has.
+    """
+
+    def makeIntfPair(self, intfname1: str, intfname2: str, *addresses: Any, **options: Any) -> None:
+        """Within a machine as `VethLink` does; else Mininet's way to a tunnel."""
+        if self.node1.operations is self.node2.operations:
+            mac1, mac2 = (*addresses, None, None)[:2]
+            VethLink.makeIntfPair(intfname1, intfname2, mac1, mac2, self.node1, self.node2)
+        else:
+            self.makeTunnel(self.node1, self.node2, intfname1, intfname2)
+
+    def makeTunnel(self, node1: Node, node2: Node, intfname1: str, intfname2: str, *addresses: Any) -> None:
+        """Make the tunnel's interface at both ends."""
+        core, edge = node1.operations, node2.operations
+        assert isinstance(core, Machine)
+        assert isinstance(node2, EdgeSwitch)
+        core.tunnel(intfname1, node1.pid, node2.tunnel_number, near=core.address, far=core.near)
+        edge.tunnel(intfname2, node2.pid, node2.tunnel_number, near=core.near, far=core.address)

@@ -1,0 +1,164 @@
+"""Before a fabric is called up: TCP across every WAN link and between buildings, and what the path itself adds.
+
+Ping working says little: with a wrong offload setting small packets pass and TCP hangs. So bytes are sent and compared.
+The switches and wake-ups on the way take time of their own (about 0.3 ms one way through two userspace edges); what an
+idle path is measured to add is handed to the link engine, which takes it off the delay. Part of it is the far edge's:
+a third on an idle machine (0.13 of 0.41 ms), two thirds on a busy one. So where a packet goes on by another link, half
+is left to the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+
+from testbed.net.fabric.errors import FabricError
+from testbed.net.fabric.plan import Plan
+from testbed.net.links import network_namespace
+from testbed.net.links.one_way_delay import one_way_times, probe_s
+from testbed.spec.topology import probe_address
+
+TRANSFER_BYTES = 64 * 1024
+TIMEOUT_S = 20.0
+EXCESS_PACKETS = 9
+EXCESS_PAUSE_S = 0.02  # as between the packets of ping and other sparse traffic, which wakes each part anew
+EXCESS_MAX_S = 0.0006  # twice what a path through two userspace edges adds on an idle machine
+
+
+@dataclass
+class _Transfer:
+    """One TCP connection within this process, its ends in two namespaces."""
+
+    name: str
+    sender: socket.socket
+    listener: socket.socket
+    payload: bytes
+    sent: int = 0
+    receiver: socket.socket | None = None
+    received: bytearray | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.received is not None and len(self.received) >= len(self.payload)
+
+
+def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
+    """Send TRANSFER_BYTES over every WAN link, both directions, and between all buildings with hosts.
+
+    Buildings whose hosts are on another machine, which `pids` does not know, are left out; all probes are here.
+    FabricError names failures.
+    """
+    ends = []
+    for index, link in enumerate(plan.topology.wan):
+        a = (plan.probe(link.a), probe_address(index, "a"))
+        b = (plan.probe(link.b), probe_address(index, "b"))
+        ends += [(f"link {link.name} a to b", a, b), (f"link {link.name} b to a", b, a)]
+    hosts = [building.hosts[0] for building in plan.topology.populated]
+    first = [(host.name, host.ip) for host in hosts if host.name in pids]
+    ends += [
+        (f"host {here[0]} to host {there[0]}", here, there)
+        for here, there in itertools.permutations(first, 2)
+    ]
+    # a few at a time: with many links the bytes together would take long on slow ones
+    for start in range(0, len(ends), 16):
+        with contextlib.ExitStack() as stack:
+            _run([_open(stack, pids, *end) for end in ends[start : start + 16]])
+
+
+def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
+    """Seconds that small packets take on each idle WAN direction (link, direction) beyond its delay and their own time.
+
+    The least of EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy while it is measured must not make its
+    links too fast for as long as they are up. Send times by this process, arrival times by the receiving kernel.
+    """
+    excess = {}
+    for index, link in enumerate(plan.topology.wan):
+        a = (pids[plan.probe(link.a)], probe_address(index, "a"))
+        b = (pids[plan.probe(link.b)], probe_address(index, "b"))
+        for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
+            times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
+            if times:  # none come through a link that loses all: the probes will say so
+                asked = getattr(link, direction)
+                measured_s = min(times) - asked.delay_s - probe_s(asked.rate_bps)
+                excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
+    return excess
+
+
+def far_ends(plan: Plan) -> dict[tuple[str, str], list[str]]:
+    """Return the Ethernet addresses of hosts and the probe node at the far end of each WAN direction."""
+    at = {
+        building.name: [plan.probe_mac(building.name), *(host.mac for host in building.hosts)]
+        for building in plan.topology.buildings
+    }
+    both = {(link.name, "a_to_b"): at[link.b] for link in plan.topology.wan}
+    return both | {(link.name, "b_to_a"): at[link.a] for link in plan.topology.wan}
+
+
+def _open(
+    stack: contextlib.ExitStack,
+    pids: dict[str, int],
+    name: str,
+    here: tuple[str, str],
+    there: tuple[str, str],
+) -> _Transfer:
+    with network_namespace(pids[there[0]]):
+        listener = stack.enter_context(
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        )
+    listener.bind((there[1], 0))
+    listener.listen(1)
+    with network_namespace(pids[here[0]]):
+        sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    sender.bind((here[1], 0))
+    with contextlib.suppress(BlockingIOError):
+        sender.connect(listener.getsockname())
+    return _Transfer(name, sender, listener, os.urandom(TRANSFER_BYTES))
+
+
+def _run(transfers: list[_Transfer]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        with selectors.DefaultSelector() as selector:
+            for transfer in transfers:
+                selector.register(transfer.sender, selectors.EVENT_WRITE, transfer)
+                selector.register(transfer.listener, selectors.EVENT_READ, transfer)
+            while waiting := [transfer for transfer in transfers if not transfer.done]:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    names = ", ".join(transfer.name for transfer in waiting)
+                    raise FabricError(
+                        f"a TCP transfer of {TRANSFER_BYTES} bytes did not arrive in {TIMEOUT_S:.0f} s: {names}"
+                    )
+                for key, _events in selector.select(left):
+                    _step(selector, key.data, key.fileobj)
+        for transfer in transfers:
+            if bytes(transfer.received or b"") != transfer.payload:
+                raise FabricError(f"a TCP transfer arrived changed: {transfer.name}")
+    finally:
+        for transfer in transfers:
+            if transfer.receiver is not None:
+                transfer.receiver.close()
+
+
+def _step(selector: selectors.BaseSelector, transfer: _Transfer, ready: object) -> None:
+    if ready is transfer.listener:
+        transfer.receiver, _ = transfer.listener.accept()
+        transfer.receiver.setblocking(False)
+        transfer.received = bytearray()
+        selector.unregister(transfer.listener)
+        selector.register(transfer.receiver, selectors.EVENT_READ, transfer)
+    elif ready is transfer.sender:
+        if error := transfer.sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise FabricError(f"a TCP connection failed: {transfer.name}: {os.strerror(error)}")
+        transfer.sent += transfer.sender.send(transfer.payload[transfer.sent :])
+        if transfer.sent == len(transfer.payload):
+            selector.unregister(transfer.sender)
+    elif transfer.receiver is not None and transfer.received is not None:
+        transfer.received += transfer.receiver.recv(1 << 16)
+        if transfer.done:
+            selector.unregister(transfer.receiver)

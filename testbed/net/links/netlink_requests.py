@@ -1,0 +1,317 @@
+"""The commands of `ip` and `tc` that every host of a network needs, as requests to the kernel: no program is started.
+
+A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the words that `Setup`
+keeps become netlink messages here, those that hosts have many of; the programs carry out all others. What the kernel
+holds afterwards is the same either way, byte by byte (a test compares).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import struct
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+
+from testbed.net.links.errors import LinkError
+from testbed.net.links.htb import HtbClass
+from testbed.net.links.netlink import (
+    ADDRESS,
+    CLASS,
+    CREATE,
+    EXCLUSIVE,
+    FILTER,
+    FORMS,
+    LINK,
+    NEIGHBOUR,
+    QDISC,
+    REPLACE,
+    Netlink,
+    Request,
+    interface_indexes,
+    nest,
+    put,
+    text,
+)
+
+_ADD = CREATE | EXCLUSIVE
+_UP = 1  # IFF_UP
+_ROOT, _INGRESS, _INGRESS_HANDLE = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFF0000  # TC_H_
+_NUMBER, _WIDE = struct.Struct("=I"), struct.Struct("=Q")
+_PERMANENT = 0x80  # NUD_PERMANENT
+_EVERY_PROTOCOL = 0x0300  # ETH_P_ALL, in network byte order
+_STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
+_HTB_GLOBAL = struct.Struct("=IIIII")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
+_HTB_RATE = struct.Struct(
+    "=BBHhHI"
+)  # struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
+_HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
+_NETEM = struct.Struct("=IIIIII")  # struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter
+_NETEM_RATE = struct.Struct("=IiIi")  # struct tc_netem_rate
+_NETEM_CORRELATIONS = struct.Struct("=III")  # struct tc_netem_corr: of delay, loss, duplication
+_NETEM_SHARE = struct.Struct("=II")  # struct tc_netem_reorder, tc_netem_corrupt: probability, correlation
+_NETEM_BURSTS = struct.Struct("=IIII")  # struct tc_netem_gemodel: p, r, h, k1
+_MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
+_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # what tc gives HTB for its frames of up to 1600 bytes
+_TABLES = (
+    "usr/lib/tc",
+    "usr/lib/*/tc",
+    "usr/lib64/tc",
+    "usr/share/tc",
+    "lib/tc",
+)  # where iproute2 keeps them
+_MOST = 0xFFFFFFFF  # where a rate has no room in 32 bits, and stands in an attribute of its own
+_REDIRECTED = ["matchall", "action", "mirred", "egress", "redirect"]
+_NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
+_NETEM_WORDS = {
+    *("limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"),
+}
+
+Words = Sequence[str]
+Index = Callable[[str], int]
+
+
+class Indexes:
+    """Numbers of the interfaces behind a socket, by name; `flush` is called before the kernel is asked for them."""
+
+    def __init__(self, netlink: Netlink, flush: Callable[[], None]) -> None:
+        self._netlink = netlink
+        self._flush = flush
+        self._known: Mapping[str, int] = {}
+
+    def __call__(self, name: str) -> int:
+        """Of an interface that should be there by now; 0, which the kernel refuses, for one that is not."""
+        if name not in self._known:
+            self._flush()
+            self._known = interface_indexes(self._netlink.dump(LINK, FORMS[LINK].pack(0, 0, 0, 0, 0)))
+        return self._known.get(name, 0)
+
+
+def translate(program: str, command: str, index: Index) -> Request | None:
+    """What a command of `ip` or `tc` asks of the kernel; None where it takes the program to know."""
+    words = command.split()
+    encode = _ENCODERS.get((program, *words[:2]))
+    found = encode(words[2:], index) if encode else None
+    return found and Request(*found, f"{program} {command}")
+
+
+def _options(words: Words, *flags: str) -> dict[str, str]:
+    """Names and values; of `flags`, which have none, the name twice."""
+    found, left = {}, iter(words)
+    for word in left:
+        found[word] = word if word in flags else next(left, "")
+    return found
+
+
+def _link(flags: int, change: int, *parts: bytes) -> bytes:
+    return FORMS[LINK].pack(0, 0, 0, flags, change) + b"".join(parts)
+
+
+def _link_set(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    options = _options(words, "up")
+    numbers = {"mtu": 4, "gso_max_segs": 40, "txqueuelen": 13}  # IFLA_
+    if not {*options} <= {*numbers, "dev", "up"}:
+        return None
+    up = _UP if "up" in options else 0
+    named = put(3, text(options["dev"]))
+    parts = [
+        put(number, _NUMBER.pack(int(options[name]))) for name, number in numbers.items() if name in options
+    ]
+    return LINK, 0, _link(up, up, named, *parts)
+
+
+def _link_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    if words[1:] != ["type", "ifb"]:
+        return None
+    return LINK, _ADD, _link(0, 0, put(3, text(words[0])), nest(18, put(1, text("ifb"))))
+
+
+def _address_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    address, _, length = words[0].partition("/")
+    packed = socket.inet_aton(address)
+    head = FORMS[ADDRESS].pack(socket.AF_INET, int(length or 32), 0, 0, index(_options(words[1:])["dev"]))
+    return ADDRESS, _ADD, head + put(2, packed) + put(1, packed)
+
+
+def _neighbour(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    options = _options(words[1:])
+    if options.get("nud") != "permanent":
+        return None
+    head = FORMS[NEIGHBOUR].pack(socket.AF_INET, index(options["dev"]), _PERMANENT, 0, 0)
+    where = put(1, socket.inet_aton(words[0])) + put(2, bytes.fromhex(options["lladdr"].replace(":", "")))
+    return NEIGHBOUR, CREATE | REPLACE, head + where
+
+
+def _handle(word: str) -> int:
+    major, _, minor = word.partition(":")
+    return int(major or "0", 16) << 16 | int(minor or "0", 16)
+
+
+def _traffic_control(
+    form: int, index: int, handle: int, parent: int, kind: str, options: bytes, info: int = 0
+) -> bytes:
+    return FORMS[form].pack(0, index, handle, parent, info) + put(1, text(kind)) + options
+
+
+def _qdisc(flags: int, words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    if words[2:] == ["handle", "ffff:", "ingress"]:
+        body = _traffic_control(QDISC, index(words[1]), _INGRESS_HANDLE, _INGRESS, "ingress", b"")
+        return QDISC, flags, body
+    at = 3 if words[2] == "root" else 4
+    parent = _ROOT if words[2] == "root" else _handle(words[3])
+    handle = 0
+    if words[at] == "handle":
+        handle, at = _handle(words[at + 1]), at + 2
+    kind, rest = words[at], words[at + 1 :]
+    options = _options(rest)
+    encoded = None
+    if kind == "htb" and {*options} == {"default"}:
+        told = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
+        encoded = nest(2, put(2, told))
+    elif kind in ("bfifo", "pfifo") and {*options} == {"limit"}:
+        encoded = put(2, _NUMBER.pack(int(options["limit"])))
+    elif kind == "netem":
+        encoded = _netem(_grouped(rest, _NETEM_WORDS))
+    if encoded is None:
+        return None
+    return QDISC, flags, _traffic_control(QDISC, index(words[1]), handle, parent, kind, encoded)
+
+
+def _grouped(words: Words, names: Container[str]) -> dict[str, list[str]]:
+    """The words that follow each of `names`, up to the next of them; under an empty name those before the first."""
+    found: dict[str, list[str]] = {}
+    values = found.setdefault("", [])
+    for word in words:
+        if word in names:
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return found
+
+
+def _netem(options: Mapping[str, Words]) -> bytes | None:
+    """Encode netem's options, times to the nanosecond: tc 6.1 truncates them to microseconds and ticks of 64 ns.
+
+    The seed makes losses, jitter and the rest repeatable whatever the installed tc knows. Kernels before Linux 6.6
+    ignore it.
+    """
+    if options[""] or "limit" not in options:
+        return None
+    lost, delayed = _netem_loss(options.get("loss")), _netem_delay(options.get("delay"))
+    if lost is None or delayed is None:
+        return None
+    parts = [*delayed, *lost[1]]
+    if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
+        if rate > _MOST:
+            parts.append(put(8, _WIDE.pack(rate)))
+        parts.append(put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0)))
+    if "distribution" in options:
+        parts.append(put(2, _distribution(options["distribution"][0])))
+    if "seed" in options:
+        parts.append(put(14, _WIDE.pack(int(options["seed"][0]))))
+    for number, name in ((3, "reorder"), (4, "corrupt")):
+        if name in options:
+            parts.append(put(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
+    gap = 1 if "reorder" in options else 0
+    duplicate = _share(options.get("duplicate", ["0%"])[0])
+    head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
+    return put(2, head + b"".join(parts))
+
+
+def _netem_delay(words: Words | None) -> list[bytes] | None:
+    """Encode `delay TIME [JITTER [CORRELATION]]`; None for times in another unit than microseconds."""
+    if words is None:
+        return []
+    *times, correlation = words if len(words) > 2 else [*words, ""]
+    if not all(word.endswith("us") for word in times):
+        return None
+    parts = [
+        put(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
+        for number, word in zip((10, 11), times, strict=False)
+    ]
+    if correlation:
+        parts.append(put(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
+    return parts
+
+
+def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
+    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K`: what stands in the head, and attributes."""
+    if words is None:
+        return 0, []
+    model, *shares = words
+    if model == "random":
+        return _share(shares[0]), []
+    if model == "gemodel":
+        enter, leave, bad, good = map(_share, shares)
+        return 0, [nest(5, put(2, _NETEM_BURSTS.pack(enter, leave, _MOST - bad, good)))]
+    return None
+
+
+def _share(percent: str) -> int:
+    return round(float(percent.removesuffix("%")) / 100 * _MOST)
+
+
+@functools.cache
+def _distribution(name: str) -> bytes:
+    """A table of iproute2's for netem's jitter, as 16-bit numbers. LinkError."""
+    given = os.environ.get("TC_LIB_DIR")
+    folders = (
+        [Path(given)] if given else [folder for glob in _TABLES for folder in sorted(Path("/").glob(glob))]
+    )
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            lines = (folder / f"{name}.dist").read_text().splitlines()
+            values = [int(word) for line in lines if not line.startswith("#") for word in line.split()]
+            return struct.pack(f"={len(values)}h", *values)
+    looked = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _TABLES)
+    raise LinkError(
+        f"no {name}.dist of iproute2's in {looked}: netem needs it for jitter with this distribution "
+        "(TC_LIB_DIR names another folder)"
+    )
+
+
+def _class_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    options = _options(words[:6])
+    if words[6] != "htb":
+        return None
+    asked = HtbClass.told(_options(words[7:]))
+    wide = b"".join(
+        put(number, _WIDE.pack(rate)) for number, rate in ((6, asked.rate), (7, asked.ceil)) if rate > _MOST
+    )
+    rates = b"".join(
+        _HTB_RATE.pack(_CELL_LOG, _ETHERNET, 0, _UNALIGNED, 0, min(rate, _MOST))
+        for rate in (asked.rate, asked.ceil)
+    )
+    told = rates + _HTB_REST.pack(asked.burst, asked.cburst, asked.quantum, 0, asked.prio)
+    parent, handle = _handle(options["parent"]), _handle(options["classid"])
+    body = _traffic_control(CLASS, index(options["dev"]), handle, parent, "htb", nest(2, wide, put(1, told)))
+    return CLASS, _ADD, body
+
+
+def _filter_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+    """Of all that comes in, to another device."""
+    if words[2:6] != ["parent", "ffff:", "protocol", "all"] or words[8:13] != _REDIRECTED:
+        return None
+    own, preference, to = index(words[1]), int(words[7]), index(words[14])
+    action = nest(
+        1,
+        put(1, text("mirred")),
+        nest(2, put(2, _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, to))),
+    )
+    info = preference << 16 | _EVERY_PROTOCOL
+    options = nest(2, nest(2, action))
+    body = _traffic_control(FILTER, own, 0, _INGRESS_HANDLE, "matchall", options, info)
+    return FILTER, _ADD, body
+
+
+_ENCODERS: dict[tuple[str, ...], Callable[[Words, Index], tuple[int, int, bytes] | None]] = {
+    ("ip", "link", "set"): _link_set,
+    ("ip", "link", "add"): _link_add,
+    ("ip", "address", "add"): _address_add,
+    ("ip", "neigh", "replace"): _neighbour,
+    **{("tc", "qdisc", word): functools.partial(_qdisc, flags) for word, flags in _NEW_QDISC.items()},
+    ("tc", "class", "add"): _class_add,
+    ("tc", "filter", "add"): _filter_add,
+}

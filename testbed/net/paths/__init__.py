@@ -1,0 +1,14 @@
+"""What an idle network's paths take: hops, frames held at each, delays, rates, losses. Pure figures of a topology."""
+
+from testbed.net.paths.losses import Lossy
+from testbed.net.paths.network import Ends, Members, Network, Path, network_of, payload_per_bit
+
+__all__ = [
+    "Ends",
+    "Lossy",
+    "Members",
+    "Network",
+    "Path",
+    "network_of",
+    "payload_per_bit",
+]

@@ -1,0 +1,195 @@
+"""Lines of the kernel's source that are changed before it is built: part of the recipe, like the configuration.
+
+Reading the clock advances it by one count of its counter, so that a program that waits for the time to change does not
+wait for ever; as it comes, the counter counts 256 ns. All ranks share one clock: 64 of them, each reading it some
+hundred times in a step, made the step ten milliseconds longer. And Python reads it whenever a lock is taken, ten times
+for each module that is imported: whatever was imported, or compiled first, moved all that came after. So here a look
+costs nothing. But who spins until something comes (iperf3 does) would spin for ever; so looks that one task takes
+without once having slept cost a microsecond each from the 65,537th on: more than any program takes to start. The
+counter counts nanoseconds.
+
+As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
+least is one nanosecond. netem rounds a frame's time off to whole nanoseconds, of 180.28 at 400 Gbit/s; here what it
+rounds off goes to the next frame. And which bit of a frame it damages comes from its own seed, like all else.
+
+As it comes, this kernel ticks at 100 Hz, and TCP keeps the time of its timers and CUBIC that of its window in ticks.
+Here it ticks at 1000 Hz, while it is not idle.
+
+A processor with AMX keeps 11 kB of registers for a program; as it comes, a kernel before 6.13 knows of 2.7 kB at the
+most, and sets them with a size that such a host refuses: the first program ends with a panic. Here it asks the host how
+many there are, and has room for 12 kB (on its stacks, too: `CONFIG_KERNEL_STACK_ORDER`).
+
+From 6.12 on a system call that fails takes a microsecond as it comes, lest a program try again for ever; Python tries
+some names for each module that it imports, and a rank reads its sockets until there is nothing left. Here it counts as
+a look at the time.
+
+From 6.16 on every ten-thousandth stop of a program moves the scheduler's clock ahead by a tick, lest a program keep
+others from running for ever; and then that clock stands still until time has caught up, as it comes. A program that
+spins met meanwhile kept its processor for seconds. Here the scheduler's clock stays ahead. And Python's imports make
+some ten thousand stops: how many depends on the user, on what is compiled already, and on whether programs are traced,
+and with it the order in which ranks run. Here it is every 200,000th stop: no program makes as many while it starts.
+
+Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
+a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
+hours. And a tick that the host brings late counts as a tick, as it comes: half of what was computed on two idle cores,
+nine tenths on busy ones, were not counted. Here all is that has passed until it came.
+
+What is changed of the random generator is in `kernel_patches_random`, of soft-RoCE in `kernel_patches_rdma`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.net.virtual.kernel_patches_random import RANDOM
+from testbed.net.virtual.kernel_patches_rdma import NAMESPACES, NAMESPACES_SINCE, WINDOW
+from testbed.net.virtual.ticks import TICKS
+
+Changes = dict[Path, dict[str, str]]
+"""Per file: pattern of each line, and what comes in its place."""
+
+FIXED_REGISTERS = (6, 13)
+"""From this version on the kernel asks its host how large the registers are."""
+
+AHEAD_OF_TIME = (6, 16)
+"""The oldest version in which this is expected of a scheduler whose clock runs ahead, and then stands still."""
+
+MOST_STOPS = 200_000
+"""Of a program that does not sleep, until the scheduler takes it that a tick has passed."""
+
+DEAR_ERRORS = (6, 12)
+"""The oldest version tried in which a system call that fails takes time."""
+
+SEEDED_NETEM = (6, 6)
+"""The oldest version in which a netem has a seed."""
+
+_USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
+CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
+    FIXED_REGISTERS: {
+        Path("arch/x86/um/user-offsets.c"): {
+            r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\);": "DEFINE_LONGS(HOST_FP_SIZE, 12288);"
+        },
+        Path("arch/x86/um/os-Linux/registers.c"): {
+            r"(?m)^(static )?int have_xstate_support;\n": (
+                r"\1int have_xstate_support;" "\nstatic unsigned long host_fp_bytes;\n"
+            ),
+            rf"{_SIZE}{_USED}GETREGSET\b)": r"iov_len = host_fp_bytes;\1",
+            rf"{_SIZE}{_USED}SETREGSET\b)": r"iov_len = host_fp_bytes;\1",
+            r" == 0\)\n\t\thave_xstate_support = 1;": (
+                " == 0) {\n\t\thave_xstate_support = 1;\n\t\thost_fp_bytes = iov.iov_len;\n\t}"
+            ),
+        },
+    },
+    NAMESPACES_SINCE: NAMESPACES,
+}
+"""Only where the source is older than this."""
+
+_CONSTANT = r"\n\tif \(tt_extra_sched_jiffies > 0\)\n\t\ttt_extra_sched_jiffies -= 1;\n"
+CHANGES_FROM: dict[tuple[int, int], Changes] = {
+    AHEAD_OF_TIME: {
+        Path("arch/um/Kconfig"): {
+            r"(config UML_MAX_USERSPACE_ITERATIONS\n\tint\n(?:\t.*\n)*?\tdefault) 10000\b": rf"\1 {MOST_STOPS}"
+        },
+        Path("arch/um/kernel/time.c"): {
+            rf"(time_travel_{kind}_timer\(struct time_travel_event \*e\)\n\{{[^}}]*?){_CONSTANT}": r"\1\n"
+            for kind in ("periodic", "oneshot")
+        },
+    },
+    SEEDED_NETEM: {
+        Path("net/sched/sch_netem.c"): {
+            r"get_random_u32_below\((skb->len|skb_headlen\(skb\))\)": (
+                r"reciprocal_scale(prandom_u32_state(&q->prng.prng_state), \1)"
+            ),
+            r"get_random_u32_below\(8\)": "(prandom_u32_state(&q->prng.prng_state) & 7)",
+        }
+    },
+    DEAR_ERRORS: {
+        Path("arch/um/kernel/skas/syscall.c"): {
+            r"#include <asm/delay\.h>\n": "#include <linux/timekeeping.h>\n",
+            r"\bum_udelay\(1\);": "ktime_get();",
+        }
+    },
+}
+"""Only where the source is of this version or newer."""
+
+CHANGES: Changes = {
+    **WINDOW,
+    **RANDOM,
+    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {TICKS}"},
+    Path("net/sched/sch_netem.c"): {
+        r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",
+        r"packet_time_ns\(u64 len, const struct": "packet_time_ns(u64 len, struct",
+        r"return div64_u64\(len \* NSEC_PER_SEC, q->rate\);": (
+            "return div64_u64_rem(len * NSEC_PER_SEC + q->rounded_off, q->rate, &q->rounded_off);"
+        ),
+    },
+    Path("arch/um/include/linux/time-internal.h"): {
+        r"#define TIMER_MULTIPLIER\s+256\b": "#define TIMER_MULTIPLIER 1",
+        r"#define TIMER_MIN_DELTA\s+500\b": "#define TIMER_MIN_DELTA 1",
+    },
+    Path("arch/um/kernel/time.c"): {
+        r"time_travel_update_time(_rel)?\((time_travel_time \+ )?TIMER_MULTIPLIER(, false)?\);": (
+            r"{ u64 gone = time_since_read(); if (gone) time_travel_update_time\1(\2gone\3); }"
+        ),
+        r"(?m)^void time_travel_sleep\(": (
+            "/* what has passed on the host while programs ran, and has not been counted yet */\n"
+            "static u64 owed, host_seen;\n"
+            "\n"
+            "static void look_at_host(void)\n"
+            "{\n"
+            "\tu64 now = os_nsecs();\n"
+            "\n"
+            "\towed = min_t(u64, owed + now - host_seen, NSEC_PER_SEC);\n"
+            "\thost_seen = now;\n"
+            "}\n"
+            "\n"
+            "static u64 towards_host(void)\n"
+            "{\n"
+            "\tstruct time_travel_event *next = time_travel_first_event();\n"
+            "\tu64 gone;\n"
+            "\n"
+            "\tlook_at_host();\n"
+            "\tgone = owed;\n"
+            "\t/* what is due next comes by the host's timer, which must not find itself in the past */\n"
+            "\tif (next && next->time <= time_travel_time + gone)\n"
+            "\t\tgone = next->time > time_travel_time + 1 ? next->time - time_travel_time - 1 : 0;\n"
+            "\towed -= gone;\n"
+            "\treturn gone;\n"
+            "}\n"
+            "\n"
+            "void time_travel_sleep("
+        ),
+        r"\ttime_travel_update_time\(next, true\);\n": (
+            "\ttime_travel_update_time(next, true);\n\tlook_at_host();\n\towed = 0;\n"
+        ),
+        r"\n\ttime_travel_set_time\(time_travel_next_event\);\n((?:.*\n)*?)\}\n": (
+            "\n\tu64 before = time_travel_time;\n"
+            "\n"
+            "\ttime_travel_set_time(time_travel_next_event);\n"
+            "\tlook_at_host();\n"
+            "\towed -= min_t(u64, owed, time_travel_time - before);\n"
+            r"\1"
+            "\ttime_travel_set_time(time_travel_time + towards_host());\n"
+            "}\n"
+        ),
+        r"(?m)^static u64 timer_read\(": (
+            "static u64 time_since_read(void)\n"
+            "{\n"
+            "\tstatic struct { pid_t pid; unsigned int looks; unsigned long slept; } readers[1024], *own;\n"
+            "\n"
+            "\tif (time_travel_mode != TT_MODE_BASIC) {\n"
+            "\t\town = &readers[current->pid % ARRAY_SIZE(readers)];\n"
+            "\t\tif (own->pid != current->pid || own->slept != current->nvcsw) {\n"
+            "\t\t\town->pid = current->pid;\n"
+            "\t\t\town->slept = current->nvcsw;\n"
+            "\t\t\town->looks = 0;\n"
+            "\t\t}\n"
+            "\t\treturn own->looks++ < 65536 ? 0 : NSEC_PER_USEC;\n"
+            "\t}\n"
+            "\treturn towards_host();\n"
+            "}\n"
+            "\n"
+            "static u64 timer_read("
+        ),
+    },
+}

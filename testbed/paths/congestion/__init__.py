@@ -1,9 +1,0 @@
-"""What the model knows of congestion controls: each says how large its window is while packets are lost.
-
-Each registers under its kernel name in the module where it stands. Somebody's own is a class in a file of its own: see
-docs/plugins/congestion-controls.md.
-"""
-
-from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, Growth, LossResponse
-
-__all__ = ["CONGESTION_CONTROLS", "CongestionControl", "Growth", "LossResponse"]

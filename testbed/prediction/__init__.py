@@ -1,0 +1,1 @@
+"""The model of a step, and what is built on it: configuration search and sweeps."""

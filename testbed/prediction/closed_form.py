@@ -1,0 +1,338 @@
+"""A closed form for a step's time, some tens of microseconds per configuration: what to play on the model of the step.
+
+A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
+section 2.2, arXiv:2104.04473), what sends more than it computes taking as long as it sends; what is sent within a stage
+is added, gathers of parameters as far as computing does not hide them. Where backward is split, weight gradients fill
+the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients go after the last microbatch. Links are those of the
+scenario's network, shared by all groups of a kind at once; different kinds do not get in each other's way, and policies
+are all alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from testbed.comm.collectives import AUTO, collective_of
+from testbed.net.paths import Members, Network, network_of
+from testbed.prediction.idle_rates import Pace, pace_of, pace_of_pairs
+from testbed.spec.catalogue import placements
+from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, ParallelismSpec, ScheduleSpec
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.workload.intra_node import WithinRank
+from testbed.workload.job.hardware import slowdowns_of, slowest_ranks, within_of
+from testbed.workload.job.rank_mapping import leaves_of
+from testbed.workload.layers import FSDP
+from testbed.workload.parallelism import (
+    CONTEXT,
+    EXPERT,
+    EXPERT_SHARD,
+    PIPELINE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    Mesh,
+    ParallelismError,
+    make_mesh,
+)
+from testbed.workload.pipeline_plan import groups_of
+from testbed.workload.schedules import find_schedule
+from testbed.workload.stages import Sizes, Stage, layer_counts, model_stages
+
+Changes = Mapping[str, Any]
+"""Values of a scenario that differ, by path."""
+
+# by kind of traffic: the collective, the dimension that says by which algorithm, what it is unless said
+_COLLECTIVES = {
+    REPLICATE: ("all_reduce", REPLICATE, ""),
+    FSDP: ("all_gather", SHARD, "ring"),
+    TENSOR: ("all_reduce", TENSOR, "ring"),
+    EXPERT: ("all_to_all", EXPERT, "direct"),
+}
+_OF_SCHEDULE = ("name", "microbatches", "chunks", "layers_per_stage", "microbatches_per_replica")
+PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
+COLLECTIVES = PARALLELISM + "collectives"
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What configurations with the same degrees in the same order have alike."""
+
+    mesh: Mesh
+    paces: Mapping[str, Pace]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of the slowest stage for one microbatch: forward, gradients of inputs, of weights, with what it sends within.
+
+    message_s: of what goes to the next stage, latency_s until it is there. end_s: of gradients after the last one.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    message_s: float
+    latency_s: float
+    end_s: float
+
+
+def replicas(scenario: Scenario) -> int:
+    """How many ranks have sequences of their own, where each stands for one accelerator."""
+    parallelism = scenario.workload.parallelism
+    assert parallelism is not None
+    return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
+
+
+def sequences(scenario: Scenario) -> int:
+    """Of a step, of all ranks together."""
+    schedule = scenario.workload.schedule or ScheduleSpec()
+    return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
+
+
+class Screener:
+    """Says what configurations of a scenario should take, roughly.
+
+    most: that it should be asked of; coarse: beginnings of the paths to ask of where it looks at more.
+    """
+
+    most = 2_000_000  # half a minute
+    coarse = (
+        "workload.schedule",
+        "workload.local_batch_size",
+        "workload.parallelism.placement",
+        "topology",
+        *(f"workload.parallelism.{name}_degree" for name in DEGREES),
+    )
+
+    def __init__(self, scenario: Scenario) -> None:
+        workload = scenario.workload
+        assert workload.parallelism is not None
+        self._scenario = scenario
+        self._sequences = sequences(scenario)
+        schedule = workload.schedule or ScheduleSpec()
+        self._base: dict[str, Any] = {
+            **{
+                PARALLELISM + name: getattr(workload.parallelism, name)
+                for name in ParallelismSpec.model_fields
+            },
+            **{SCHEDULE + name: getattr(schedule, name) for name in _OF_SCHEDULE},
+            "workload.local_batch_size": workload.local_batch_size,
+        }
+        self._topology = scenario.topology.resolve()
+        self._hosts = scenario.rank_hosts(self._topology)
+        self._slowdowns = slowdowns_of(workload, self._hosts)
+        self._networks: dict[str, Network] = {}
+        self._shapes: dict[object, _Shape | None] = {}
+        self._works: dict[object, _Work | None] = {}
+
+    def looks_at(self, path: str) -> bool:
+        """Whether it knows of values at that path of a scenario; by others it cannot tell configurations."""
+        last = path.rpartition(".")[2]
+        if path.startswith(PARALLELISM):
+            known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
+            return last in known or path.startswith(COLLECTIVES)
+        if path.startswith(SCHEDULE):
+            return last in _OF_SCHEDULE
+        return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
+
+    def step_s(self, changes: Changes) -> float | None:
+        """Seconds; None for what does not fit."""
+
+        def value(path: str) -> Any:
+            return changes.get(path, self._base[path])
+
+        name, chunks = value(SCHEDULE + "name"), value(SCHEDULE + "chunks")
+        entry = find_schedule(name)
+        if not entry.takes(chunks):
+            return None
+        chunks = entry.chunks or chunks
+        local = value("workload.local_batch_size")
+        replicas = value(f"{PARALLELISM}{REPLICATE}_degree") * value(f"{PARALLELISM}{SHARD}_degree")
+        microbatches = changes.get(SCHEDULE + "microbatches", self._sequences // (replicas * local))
+        if microbatches * replicas * local != self._sequences:
+            return None
+        key = self._key(changes)
+        shared = value(SCHEDULE + "layers_per_stage"), value(SCHEDULE + "microbatches_per_replica")
+        work = self._work(key, changes, chunks, local, shared)
+        if work is None:
+            return None
+        stages = value(f"{PARALLELISM}{PIPELINE}_degree")
+        return _pipeline_s(work, stages, microbatches, chunks, split=entry.split) + work.end_s
+
+    def _key(self, changes: Changes) -> tuple[object, ...]:
+        degrees = tuple(
+            changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
+        )
+        return (str(degrees), _those(changes, ("topology", "algorithms", COLLECTIVES + ".")))
+
+    def _network(self, changes: Changes) -> Network:
+        key = _those(changes, ("topology",))
+        if key not in self._networks:
+            own = {path: value for path, value in changes.items() if path.startswith("topology")}
+            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
+            topology = scenario.topology.resolve()
+            self._networks[key] = network_of(topology, scenario.rank_hosts(topology))
+        return self._networks[key]
+
+    def _shape(self, key: object, changes: Changes) -> _Shape | None:
+        if key not in self._shapes:
+            self._shapes[key] = self._make_shape(changes)
+        return self._shapes[key]
+
+    def _make_shape(self, changes: Changes) -> _Shape | None:
+        def value(name: str) -> Any:
+            return changes.get(PARALLELISM + name, self._base[PARALLELISM + name])
+
+        degrees = {name: value(f"{name}_degree") for name in DEGREES}
+        placement = value("placement")
+        order = placements()[placement]["order"] if isinstance(placement, str) else placement
+        if degrees[SHARD] % degrees[EXPERT]:
+            return None
+        try:
+            mesh = make_mesh(degrees, self._scenario.ranks, value("accelerators_per_rank"), order)
+        except ParallelismError:
+            return None
+        network = self._network(changes)
+        groups: dict[str, list[Members]] = {}
+        for name, members in groups_of(mesh):
+            groups.setdefault(name, []).append(members)
+        near: Sequence[object] = [host.building for host in self._hosts]
+        if value("hierarchy") == LEAVES:
+            near = leaves_of(self._topology, self._hosts)
+        algorithms = self._algorithms(changes)
+        paces = {
+            kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], near)
+            for kind, (collective, *_) in _COLLECTIVES.items()
+        }
+        rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
+        lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
+        paces[CONTEXT] = pace_of_pairs(network, rings)
+        paces[PIPELINE] = pace_of_pairs(network, lines)
+        return _Shape(mesh, paces)
+
+    def _algorithms(self, changes: Changes) -> dict[str, str]:
+        """By kind of traffic."""
+        one = COLLECTIVES + "."
+        named = dict(changes.get(COLLECTIVES, self._base[COLLECTIVES]))
+        named |= {path.removeprefix(one): how for path, how in changes.items() if path.startswith(one)}
+        usual = {REPLICATE: changes.get("algorithms", self._scenario.algorithms)[0]}
+        found = {}
+        for kind, (collective, dimension, otherwise) in _COLLECTIVES.items():
+            found[kind] = named.get(dimension, usual.get(kind, otherwise))
+            # of tokens whose counts differ, which go directly; of shared sequences, taken for a ring
+            if otherwise and not collective_of(collective).algorithms.has(found[kind]):
+                found[kind] = found[kind] if found[kind] == AUTO else otherwise
+        return found
+
+    def _work(
+        self, key: object, changes: Changes, chunks: int, local: int, shared: tuple[Any, Any]
+    ) -> _Work | None:
+        whole = (key, chunks, local, str(shared))
+        if whole not in self._works:
+            shape = self._shape(key, changes)
+            self._works[whole] = None if shape is None else self._make_work(shape, chunks, local, shared)
+        return self._works[whole]
+
+    def _make_work(self, shape: _Shape, chunks: int, local: int, shared: tuple[Any, Any]) -> _Work | None:
+        """shared: how layers and microbatches are shared out."""
+        workload, mesh = self._scenario.workload, shape.mesh
+        assert workload.model is not None
+        sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
+        layers, microbatches = shared
+        slower = _slower(mesh, self._slowdowns, microbatches != EVEN) * chunks  # stages as if they went round
+        speeds = [1 / factor for factor in slower] if layers == BY_SPEED and self._slowdowns else ()
+        try:
+            given = () if isinstance(layers, str) else layers
+            counts = layer_counts(workload.model, len(slower), speeds, given, sizes.scores)
+            stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
+        except ParallelismError:
+            return None
+        within: Sequence[WithinRank | None] = [None] * len(stages)
+        if of_ranks := within_of(workload, self._hosts, Scale(), mesh):
+            first, positions = dict.fromkeys(mesh.order, 0), mesh.outside[PIPELINE]
+            firsts = [mesh.rank({**first, PIPELINE: number % positions}) for number in range(len(stages))]
+            within = [of_ranks[rank] for rank in firsts]
+        works = [
+            _stage_work(stage, shape, factor, own)
+            for stage, factor, own in zip(stages, slower, within, strict=True)
+        ]
+        return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
+
+
+def _slower(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
+    """By pipeline position, how much longer its slowest ranks take; where microbatches are shared out by replicas'
+    speed, on average over these."""
+    of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
+    return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
+
+
+def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
+    """The changes whose paths begin so, as a key."""
+    return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
+
+
+def _stage_work(stage: Stage, shape: _Shape, slower: float, within: WithinRank | None) -> _Work:
+    """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring.
+
+    slower: by which factor computing takes longer.
+    """
+    paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
+    forward_s = input_s = weight_s = 0.0
+    gathered_s = gathering_s = reduced_s = 0.0
+    reduced = 0.0
+    for part in stage.parts:
+        own_s = slower * part.forward_s
+        own_input_s = slower * part.input_s
+        within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
+        inner_gather_s = inner_reduce_s = 0.0
+        if within is not None:
+            inner = part.inner
+            within_s += within.blocking_s(inner.tensor, inner.expert)
+            replicated = within.own_bytes(inner.reduced, inner.expert_reduced)
+            inner_gather_s = within.around(SHARD, "all_gather", inner.gathered).alone_s
+            inner_gather_s += within.around(EXPERT_SHARD, "all_gather", inner.expert_gathered).alone_s
+            inner_reduce_s = within.around(SHARD, "reduce_scatter", inner.reduced).alone_s
+            inner_reduce_s += within.around(EXPERT_SHARD, "reduce_scatter", inner.expert_reduced).alone_s
+            inner_reduce_s += within.around(REPLICATE, "all_reduce", replicated).alone_s
+        turns = max(0, shape.mesh.outside[CONTEXT] - 1)
+        ring_s = turns * paces[CONTEXT].seconds(part.context)
+        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
+        gathered_s += gather_s
+        gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
+        hidden_s = 0.0 if pipelined else max(0.0, gather_s - own_s)
+        forward_s += own_s + within_s + max(0.0, ring_s - own_s) + hidden_s
+        input_s += own_input_s + within_s + max(0.0, 2 * ring_s - own_input_s) + hidden_s
+        weight_s += slower * part.weight_s
+        if paces[FSDP].byte_s:
+            reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
+        reduced_s += inner_reduce_s
+        reduced += part.reduced + part.expert_reduced
+    shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
+    end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)
+    if pipelined:
+        end_s += gathered_s
+    else:
+        # with one stage all but the first layers' gradients go while the others are computed, and nothing is gathered
+        idle_s = max(0.0, input_s + weight_s - gathering_s)
+        end_s = max(end_s / max(1, len(stage.parts)), end_s - idle_s)
+    pipe = paces[PIPELINE]
+    message_s = pipe.byte_s * stage.activation
+    return _Work(forward_s, input_s, weight_s, message_s, pipe.latency_s, end_s)
+
+
+def _pipeline_s(work: _Work, ranks: int, microbatches: int, chunks: int, *, split: bool) -> float:
+    """All microbatches through all stages and back; `chunks` stages on each rank."""
+    turn_s = work.forward_s + work.input_s + work.weight_s
+    if ranks == 1:
+        return microbatches * turn_s * chunks
+    busy_s = chunks * max(turn_s, 2 * work.message_s)
+    bubble_s = turn_s
+    if split:
+        bubble_s = max(0.0, work.forward_s + work.input_s - work.weight_s)
+    hops_s = 2 * (work.latency_s + work.message_s)
+    return microbatches * busy_s + (ranks - 1) * (bubble_s + hops_s)

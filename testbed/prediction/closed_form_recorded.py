@@ -1,0 +1,204 @@
+"""A closed form for the step of a job that was recorded: a millisecond or so per configuration.
+
+Every rank's operations go on along its streams as they wait for each other, each for as long as its kind of traffic
+takes when all groups of it are busy at once (`idle_rates`); no rank waits. That, or what the busiest part
+of the network carries of all kinds together, whichever takes longer. Links are those of shortest paths, as policies are
+all alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from testbed.net.paths import Network, network_of
+from testbed.prediction.closed_form import Changes
+from testbed.prediction.idle_rates import Pace, pace_of, pace_of_pairs
+from testbed.spec.errors import ConfigError
+from testbed.spec.scale import UNSCALED
+from testbed.spec.scenario import Scenario
+from testbed.workload.dependency_tracker import waits
+from testbed.workload.job.plan_source import workload_of
+from testbed.workload.job.recorded_trace import Pairs, check_choices, rank_order, recorded_trace, takes
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
+from testbed.workload.plan_traffic import plan_traffic
+
+PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "workload.algorithms"
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """A kind of it; collective: "" for messages. algorithm: by which, "" for the scenario's."""
+
+    kind: str
+    collective: str = ""
+    algorithm: str = ""
+
+
+@dataclass
+class _Use:
+    """Of a kind of traffic: bytes of the rank that has most; groups, or pairs of which one sends to the other."""
+
+    size_bytes: float
+    joined: set[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Action:
+    """Of a rank: waits for others by their numbers, takes seconds, or as long as so many bytes of a kind of traffic."""
+
+    waits: tuple[int, ...]
+    seconds: float = 0.0
+    traffic: _Traffic | None = None
+    size_bytes: float = 0.0
+
+
+class RecordedScreener:
+    """Says what configurations of a scenario with a trace should take, roughly; most, coarse: as of `Screener`."""
+
+    most = 20_000
+    coarse = (PLACEMENT, MAPPING, "topology", "algorithms")
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._trace = recorded_trace(scenario.workload)
+        self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
+        self._orders: dict[str, tuple[int, ...]] = {}
+        self._paces: dict[str, Pace] = {}
+
+    def looks_at(self, path: str) -> bool:
+        """Whether it knows of values at that path of a scenario."""
+        named = (PLACEMENT, MAPPING, ALGORITHMS, "algorithms")
+        return path in named or path.startswith((f"{ALGORITHMS}.", "topology"))
+
+    def step_s(self, changes: Changes) -> float | None:
+        """Seconds; None for what does not fit."""
+        seen = {path: value for path, value in changes.items() if self.looks_at(path)}
+        try:
+            paces = {traffic: self._pace(traffic, seen) for traffic in self._uses}
+        except ConfigError:
+            return None
+        busy: dict[str, float] = {}
+        for traffic, pace in paces.items():
+            for part, byte_s in pace.parts.items():
+                busy[part] = busy.get(part, 0.0) + byte_s * self._uses[traffic].size_bytes
+        return max(*(_along(own, paces) for own in self._programs), *busy.values(), 0.0)
+
+    @cached_property
+    def _plan(self) -> JobPlan:
+        """As the trace has it, whatever the scenario chooses."""
+        given = {"placement": None, "mapping": None, "algorithms": None}
+        workload = self._scenario.workload.model_copy(update=given)
+        alone = self._scenario.model_copy(update={"workload": workload, "explore": None})
+        return workload_of(alone, alone.topology.resolve(), UNSCALED).plan
+
+    @cached_property
+    def _programs(self) -> list[tuple[_Action, ...]]:
+        """What ranks do, once for all that do alike."""
+        return list(dict.fromkeys(self._program(own) for own in self._plan.ranks))
+
+    def _program(self, own: Sequence[Operation]) -> tuple[_Action, ...]:
+        return tuple(self._action(one, before) for one, before in zip(own, waits(own), strict=True))
+
+    def _action(self, operation: Operation, before: tuple[int, ...]) -> _Action:
+        itemsize = self._scenario.workload.itemsize
+        if isinstance(operation, Computing | Pause):
+            return _Action(before, operation.duration_s)
+        assert isinstance(operation, GroupCollective | Message)
+        return _Action(before, 0.0, _traffic_of(operation), float(operation.numel * itemsize))
+
+    @cached_property
+    def _uses(self) -> dict[_Traffic, _Use]:
+        found: dict[_Traffic, _Use] = {}
+        for rank, own in enumerate(self._plan.ranks):
+            sizes: Counter[_Traffic] = Counter()
+            for one in own:
+                if isinstance(one, GroupCollective):
+                    ends = self._plan.groups[one.group][1]
+                elif isinstance(one, Message) and one.sends:
+                    ends = (rank, one.peer)
+                else:
+                    continue
+                traffic = _traffic_of(one)
+                sizes[traffic] += one.numel * self._scenario.workload.itemsize
+                found.setdefault(traffic, _Use(0.0, set())).joined.add(ends)
+            for traffic, size in sizes.items():
+                found[traffic].size_bytes = max(found[traffic].size_bytes, float(size))
+        return found
+
+    def _pace(self, traffic: _Traffic, seen: Changes) -> Pace:
+        """ConfigError for what the scenario does not take."""
+        algorithm = self._algorithm(traffic, seen)
+        where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
+        key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
+        if key not in self._paces:
+            network, buildings = self._network(seen)
+            places = {rank: place for place, rank in enumerate(self._order(where))}
+            groups = [
+                tuple(places[rank] for rank in members) for members in sorted(self._uses[traffic].joined)
+            ]
+            if traffic.collective:
+                self._paces[key] = pace_of(network, groups, traffic.collective, algorithm, buildings)
+            else:
+                self._paces[key] = pace_of_pairs(network, [(source, target) for source, target in groups])
+        return self._paces[key]
+
+    def _algorithm(self, traffic: _Traffic, seen: Changes) -> str:
+        if traffic.collective == "all_to_all":
+            known = traffic.algorithm or "direct"
+        else:
+            known = traffic.algorithm or str(seen.get("algorithms", self._scenario.algorithms)[0])
+        named = seen.get(ALGORITHMS, self._scenario.workload.algorithms) or {}
+        asked = seen.get(f"{ALGORITHMS}.{traffic.kind}", named.get(traffic.kind))
+        fits = asked is not None and traffic.collective and takes(traffic.collective, asked)
+        return str(asked) if fits else known
+
+    def _order(self, where: Changes) -> tuple[int, ...]:
+        key = json.dumps(where, sort_keys=True)
+        if key not in self._orders:
+            own = {path: value for path, value in where.items() if path in (PLACEMENT, MAPPING)}
+            changed = self._scenario.changed(own, "a configuration") if own else self._scenario
+            check_choices(self._trace, changed.workload, "a configuration")
+            hosts = changed.rank_hosts(changed.topology.resolve())
+            self._orders[key] = rank_order(
+                self._trace, changed.workload, hosts, lambda: self._network(where)[0], lambda: self._pairs
+            )
+        return self._orders[key]
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        plan = self._plan.using(self._scenario.algorithms[0])
+        return plan_traffic(plan, self._scenario.workload.itemsize)
+
+    def _network(self, seen: Changes) -> tuple[Network, Sequence[str]]:
+        """With the building of every host of a rank."""
+        own = {path: value for path, value in seen.items() if path.startswith("topology")}
+        key = json.dumps(own, sort_keys=True)
+        if key not in self._networks:
+            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
+            topology = scenario.topology.resolve()
+            hosts = scenario.rank_hosts(topology)
+            self._networks[key] = network_of(topology, hosts), [host.building for host in hosts]
+        return self._networks[key]
+
+
+def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
+    if isinstance(operation, Message):
+        return _Traffic(operation.kind)
+    # of rows whose counts differ, as if they were equal
+    if operation.uneven:
+        return _Traffic(operation.kind, "all_to_all")
+    return _Traffic(operation.kind, operation.collective, operation.algorithm)
+
+
+def _along(program: Sequence[_Action], paces: Mapping[_Traffic, Pace]) -> float:
+    """When the last of a rank's operations is over."""
+    ends: list[float] = []
+    for action in program:
+        begin_s = max([ends[number] for number in action.waits], default=0.0)
+        seconds = paces[action.traffic].seconds(action.size_bytes) if action.traffic else action.seconds
+        ends.append(begin_s + seconds)
+    return max(ends, default=0.0)

@@ -1,0 +1,178 @@
+"""What a network carries, as columns: ways between ranks, connections over its parts, messages of collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.net.paths.network import Ends, Lateness, Network, PartShares
+from testbed.prediction.compiled.collective_columns import Call, call_of
+from testbed.prediction.fluid import held_bytes
+from testbed.prediction.hop_queues import legs_of
+from testbed.prediction.symmetry import alone_key, software_of
+from testbed.workload.plan import GroupCollective, JobPlan
+from testbed.workload.plan_columns import firsts
+
+MEAN = Lateness()
+
+
+def is_plain(network: Network) -> bool:
+    """Whether messages are no more than bytes on their way."""
+    several = (path for paths in network.parallel.values() for path in paths)
+    beside = (network.packets, network.asks, network.dealing, network.classes, network.first_pace)
+    written = any(size_bytes < math.inf for size_bytes in network.written_above.values())
+    return not (any(beside) or written) and all(path.lossy is None for path in several)
+
+
+class Called(NamedTuple):
+    """A collective; transfer: the number of what each of its sends sends."""
+
+    call: Call
+    transfer: NDArray[np.int32]
+
+
+class Connection(NamedTuple):
+    """paths: parts and loads of each; through: of all together."""
+
+    paths: tuple[dict[int, float], ...]
+    through: dict[int, float]
+    queue_bytes: float
+    burst_bytes: float
+
+
+class Ways:
+    """Of one network, as they are asked for; all that was asked for stays."""
+
+    def __init__(self, network: Network, ranks: int, itemsize: int) -> None:
+        self.network, self.itemsize = network, itemsize
+        names = [*network.capacities, *map(software_of, range(ranks))]
+        self.part = {name: number for number, name in enumerate(names)}
+        self._rates = [*network.capacities.values(), *[1.0] * ranks]
+        self._queues = [network.queues.get(name, 0.0) for name in names]
+        self.capacity, self.queue = np.array(self._rates, dtype=float), np.array(self._queues, dtype=float)
+        self.connections: list[Connection] = []
+        self._lanes: dict[tuple[Ends, int], int] = {}
+        self._transfers: dict[tuple[Ends, int, int], int] = {}
+        self._called: dict[object, Called] = {}
+        self._rows: dict[str, list[Any]] = {name: [] for name in (*_OF_LANES, *_OF_LEGS, *_OF_TRANSFERS)}
+        self._legs: list[int] = []
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._known = (-1, -1)
+
+    def lane(self, ends: Ends, dscp: int) -> int:
+        """The number of a way."""
+        if (ends, dscp) in self._lanes:
+            return self._lanes[ends, dscp]
+        network = self.network
+        paths = network.paths_of(ends, dscp)
+        self._add("lane_source", ends[0])
+        self._add("lane_target", ends[1])
+        self._add("lane_connection", self.connect([path.shares for path in paths]))
+        hops = len(paths) == 1 and network.routed
+        self._add("lane_hops", int(hops))
+        self._add("lane_packet_bytes", paths[0].serialisation.packet_bytes)
+        legs = legs_of(None, paths[0], network.capacities) if hops else ()
+        for leg in legs:
+            self._add("leg_connection", self.connect([leg.shares]))
+            self._add("leg_packet_s", leg.packet_s)
+            self._add("leg_delay_s", leg.delay_s)
+        self._legs.append(len(legs))
+        self._lanes[ends, dscp] = len(self._lanes)
+        return self._lanes[ends, dscp]
+
+    def _add(self, name: str, value: float) -> None:
+        self._rows[name].append(value)
+
+    def connect(self, paths: Sequence[PartShares]) -> int:
+        """A new connection's number."""
+        self.connections.append(self.connection(paths))
+        return len(self.connections) - 1
+
+    def connection(self, paths: Sequence[PartShares], burst_bytes: float = np.inf) -> Connection:
+        """Over these paths side by side."""
+        numbered = tuple({self.part[name]: load for name, load in path.items()} for path in paths)
+        through: dict[int, float] = {}
+        for path in numbered:
+            for part, load in path.items():
+                through[part] = through.get(part, 0.0) + load / len(paths)
+        return Connection(numbered, through, held_bytes(self._rates, self._queues, through), burst_bytes)
+
+    def transfer(self, ends: Ends, size_bytes: int, dscp: int) -> int:
+        """The number of so many bytes on a way."""
+        key = ends, size_bytes, dscp
+        if (known := self._transfers.get(key)) is not None:
+            return known
+        network = self.network
+        whole_bytes = network.whole_bytes(ends, size_bytes)
+        self._add("transfer_lane", self.lane(ends, dscp))
+        self._add("transfer_bytes", size_bytes)
+        self._add("transfer_whole_bytes", whole_bytes)
+        self._add("transfer_latency_s", MEAN.arrival_s(network.paths_of(ends, dscp), whole_bytes))
+        self._transfers[key] = len(self._transfers)
+        return self._transfers[key]
+
+    def called(self, plan: JobPlan, operation: GroupCollective) -> Called:
+        """A collective of one of the plan's groups."""
+        _, members = plan.groups[operation.group]
+        dscp = plan.dscp(operation)
+        key = alone_key(plan, operation, members, dscp)
+        if key not in self._called:
+            call = call_of(plan, operation, self.itemsize)
+            transfers = [self.transfer(ends, size_bytes, dscp) for ends, size_bytes in call.kinds]
+            self._called[key] = Called(call, np.array(transfers, dtype=np.int32)[call.kind])
+        return self._called[key]
+
+    def columns(self) -> Mapping[str, NDArray[Any]]:
+        """Of all ways, legs, transfers and connections, as `engine.h` names them."""
+        now = len(self._lanes), len(self._transfers)
+        if self._known != now:
+            self._known = now
+            kinds = {**_OF_LANES, **_OF_LEGS, **_OF_TRANSFERS}
+            self._columns = {name: np.array(self._rows[name], dtype=kind) for name, kind in kinds.items()}
+            self._columns["leg_first"] = firsts(self._legs)
+            self._columns |= connection_columns(self.connections)
+        return self._columns
+
+
+_OF_LANES: dict[str, type] = {
+    "lane_source": np.int32,
+    "lane_target": np.int32,
+    "lane_connection": np.int32,
+    "lane_hops": np.int32,
+    "lane_packet_bytes": np.float64,
+}
+_OF_LEGS: dict[str, type] = {
+    "leg_connection": np.int32,
+    "leg_packet_s": np.float64,
+    "leg_delay_s": np.float64,
+}
+_OF_TRANSFERS: dict[str, type] = {
+    "transfer_lane": np.int32,
+    "transfer_bytes": np.float64,
+    "transfer_whole_bytes": np.float64,
+    "transfer_latency_s": np.float64,
+}
+
+
+def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[Any]]:
+    """Their paths and parts, as `engine.h` names them."""
+    paths = [path for own in connections for path in own.paths]
+    through = [own.through for own in connections]
+    return {
+        "path_first": firsts([len(own.paths) for own in connections]),
+        "step_first": firsts([len(path) for path in paths]),
+        "step_part": np.array([part for path in paths for part in path], dtype=np.int32),
+        "step_load": np.array([load for path in paths for load in path.values()], dtype=float),
+        "through_first": firsts([len(parts) for parts in through]),
+        "through_part": np.array([part for parts in through for part in parts], dtype=np.int32),
+        "through_load": np.array([load for parts in through for load in parts.values()], dtype=float),
+        "through_owner": np.array(
+            [number for number, parts in enumerate(through) for _ in parts], dtype=np.int32
+        ),
+        "queue_bytes": np.array([own.queue_bytes for own in connections], dtype=float),
+        "burst_bytes": np.array([own.burst_bytes for own in connections], dtype=float),
+    }

@@ -1,0 +1,178 @@
+"""A step played by the compiled loop."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.comm.collectives.plan_executor import AHEAD
+from testbed.comm.transport import PROTOCOLS, Software
+from testbed.prediction.compiled.build import Step, loop
+from testbed.prediction.compiled.collective_columns import BOXES, PARTS
+from testbed.prediction.compiled.network_columns import Ways, connection_columns, is_plain
+from testbed.prediction.symmetry import CollectiveFlow
+from testbed.workload.plan import GroupCollective, JobPlan
+from testbed.workload.plan_columns import Columns, Figures, PatternColumns, columns_of, firsts
+
+PLAYED = 0
+
+
+class Outcome(NamedTuple):
+    """When operations began and ended, all ranks' one after the other.
+
+    worked_s: of each rank's software. burst_bytes: the most that any pair had to send at once.
+    """
+
+    columns: Columns
+    begun_s: Figures
+    ended_s: Figures
+    worked_s: Figures
+    burst_bytes: float
+
+    @property
+    def step_time_s(self) -> float:
+        """Until the last rank is done."""
+        return float(self.ended_s.max(initial=0.0))
+
+    @property
+    def alive(self) -> tuple[float, ...]:
+        """The most bytes of activations that each rank kept at once: as `memory.peak_alive` has it."""
+        return tuple(map(self._alive, range(len(self.columns.rank_pattern))))
+
+    def _alive(self, rank: int) -> float:
+        own = self.columns.patterns[self.columns.rank_pattern[rank]]
+        places = self.columns.rank_first[rank] + own.keeping
+        moments = np.concatenate([self.ended_s[places], self.begun_s[places]])
+        order = np.lexsort((own.changes, moments))
+        return float(np.cumsum(own.changes[order]).max(initial=0.0))
+
+
+Fold = Callable[[GroupCollective], CollectiveFlow | None]
+
+
+def play(plan: JobPlan, ways: Ways, software: Software, fold: Fold | None = None) -> Outcome | None:
+    """What comes of a plan; None where it is one for `simulate`, which says what is wrong with it, too.
+
+    fold: a collective as one flow, where they are.
+    """
+    protocol = PROTOCOLS.find(software.protocol)
+    handled = software.launch_s or software.completion_s or software.computing_share
+    if handled or protocol.registers or protocol.copies or not is_plain(ways.network):
+        return None
+    loaded, columns = loop(), columns_of(plan)
+    if loaded is None or columns is None:
+        return None
+    flows = None if fold is None else [fold(kind) for kind in columns.kinds]
+    arrays = _arrays(plan, ways, columns, flows)
+    many = int(columns.rank_first[-1])
+    step = Step(
+        ranks=len(plan.ranks),
+        groups=max(1, len(plan.groups)),
+        parts=len(ways.capacity),
+        connections=len(arrays["queue_bytes"]),
+        lanes=len(arrays["lane_source"]),
+        boxes=int(columns.messages.box.max(initial=-1)) + 1,
+        instances=max(1, int(arrays["instance_first"][-1])),
+        ahead=AHEAD,
+        holds=plan.holds_receivers,
+        at_once=ways.network.sends_at_once,
+        folded=fold is not None,
+        message_s=software.message_s,
+        byte_s=software.byte_s,
+        handover_s=software.handover_s,
+        buffer_bytes=ways.network.send_buffer_bytes,
+        **{name: array.ctypes.data for name, array in arrays.items()},
+    )
+    begun_s, ended_s, worked_s = np.zeros(many), np.zeros(many), np.zeros(len(plan.ranks))
+    burst_bytes = np.zeros(1)
+    told = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
+    if loaded.play(ctypes.byref(step), *told) != PLAYED:
+        return None
+    return Outcome(columns, begun_s, ended_s, worked_s, float(burst_bytes[0]))
+
+
+def _arrays(
+    plan: JobPlan, ways: Ways, columns: Columns, flows: Sequence[CollectiveFlow | None] | None
+) -> dict[str, NDArray[Any]]:
+    """All that the loop reads, by its name there. flows: that collectives are, by kind; None: they send messages."""
+    what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
+    messages, sends = columns.messages, columns.messages.sends
+    what[messages.place] = messages.box
+    what[messages.place[sends]] = np.arange(len(messages.kind))
+    transfers = [
+        ways.transfer((source, target), numel * ways.itemsize, dscp)
+        for source, target, dscp, numel in messages.kinds.tolist()
+    ]
+    if flows is None:
+        of_collectives = _called(plan, columns, ways, what)
+    else:
+        what[columns.collectives.place] = columns.collectives.alike
+        of_collectives = _flowing(plan, columns, flows, len(ways.connections))
+    folded = [ways.connection([flow.shares], flow.burst_bytes) for flow in flows or () if flow is not None]
+    # to be read once all that is sent is known
+    network = (
+        {**ways.columns(), **connection_columns([*ways.connections, *folded])} if folded else ways.columns()
+    )
+    return {
+        **_of_patterns(columns.patterns),
+        "rank_kind": columns.rank_pattern,
+        "rank_first": columns.rank_first,
+        "what": what,
+        "message_box": messages.box[sends],
+        "message_transfer": np.array(transfers, dtype=np.int32)[messages.kind],
+        "instance_first": firsts(columns.group_calls),
+        "capacity": ways.capacity,
+        "queue": ways.queue,
+        **network,
+        **of_collectives,
+    }
+
+
+def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
+    names = ("operation", "duration_s", "missing", "following", "next")
+    found = {name: np.concatenate([getattr(own, name) for own in patterns]) for name in names}
+    found["kind_first"] = firsts([len(own.operation) for own in patterns])
+    found["next_first"] = firsts(np.concatenate([own.next_many for own in patterns]))
+    return found
+
+
+def _called(plan: JobPlan, columns: Columns, ways: Ways, what: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+    """Of collectives that send messages."""
+    called = [ways.called(plan, kind) for kind in columns.kinds]
+    members = [own.call.members for own in called]
+    own = columns.collectives
+    what[own.place] = firsts(members)[own.alike] + own.own
+    joined = {name: _joined([one.call.rows[name] for one in called]) for name in (*PARTS, *BOXES)}
+    return {
+        "class_group": np.array([kind.group for kind in columns.kinds], dtype=np.int32),
+        "class_members": np.array(members, dtype=np.int32),
+        "class_boxes": np.array([one.call.boxes for one in called], dtype=np.int32),
+        "part_class": np.repeat(np.arange(len(called), dtype=np.int32), members),
+        **{f"{name}_first": firsts(joined[name]) for name in PARTS},
+        **{name: joined[name] for name in BOXES},
+        "send_transfer": _joined([one.transfer for one in called]),
+    }
+
+
+def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
+
+
+def _flowing(
+    plan: JobPlan, columns: Columns, flows: Sequence[CollectiveFlow | None], first: int
+) -> dict[str, NDArray[Any]]:
+    """Of collectives that are a flow each; first: the number of these flows' first connection."""
+    groups = [kind.group for kind in columns.kinds]
+    flowing = np.array([flow is not None for flow in flows], dtype=bool)
+    return {
+        "class_group": np.array(groups, dtype=np.int32),
+        "class_members": np.array([len(plan.groups[group][1]) for group in groups], dtype=np.int32),
+        "class_connection": np.where(flowing, first + np.cumsum(flowing) - 1, -1).astype(np.int32),
+        "class_bytes": np.array([flow.size_bytes if flow else 0.0 for flow in flows]),
+        "class_rest_s": np.array([flow.rest_s if flow else 0.0 for flow in flows]),
+        "part_class": np.arange(len(flows), dtype=np.int32),
+    }

@@ -1,0 +1,153 @@
+"""A step's plan tried out on the model of its network before anything is built: that it ends, and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from testbed.net.paths import network_of
+from testbed.prediction.activation_memory import peak_alive
+from testbed.prediction.simulation import simulate
+from testbed.prediction.timeline import Stuck, Timeline
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.spec.units import format_size
+from testbed.workload.job.endpoint_resolution import modelled_software
+from testbed.workload.job.errors import wrong_workload
+from testbed.workload.job.fault_resolution import rank_faults_of
+from testbed.workload.job.kinds import WORKLOADS, is_added, source_of
+from testbed.workload.job.plan_source import Workload, workload_of
+from testbed.workload.job.training import Training
+from testbed.workload.schedules import write_csv
+
+_known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A step by the model, on the shortest paths. algorithm: of the collectives that name none."""
+
+    workload: Workload
+    algorithm: str
+    timeline: Timeline
+
+
+def dry_run(training: Training) -> Timeline:
+    """What the model says of the plan, on the shortest paths. ConfigError where it never ends."""
+    if training not in _known:
+        try:
+            plan = training.plan.using(training.algorithm)
+            _known[training] = simulate(
+                plan, training.network, training.itemsize, training.software, folded=True
+            )
+        except Stuck as error:
+            if training.schedule.source is not None:
+                raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
+            expected = f"one that comes to its end; this one {error}"
+            raise wrong_workload("schedule", training.schedule.name, expected) from None
+    return _known[training]
+
+
+def _endless(what: str, name: str, source: tuple[str, int], error: Stuck) -> ConfigError:
+    """Of somebody's own function, by its file and line."""
+    file, line = source
+    expected = f"one that comes to its end; this one {error}"
+    return ConfigError([Problem(file, line, what, name.rpartition(":")[2], expected)])
+
+
+def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
+    """The schedule of a variant as a CSV file, as `workload.schedule.file` takes it.
+
+    ConfigError where there is no such variant, or where its step has no schedule.
+    """
+    if variant not in tried:
+        raise ConfigError([Problem("command line", None, "--csv", variant, f"one of {', '.join(tried)}")])
+    training = tried[variant].workload.training
+    if training is None:
+        expected = "a schedule: a step with workload.parallelism"
+        raise ConfigError([Problem("command line", None, "--csv", variant, expected)])
+    return write_csv(training.schedule.orders)
+
+
+def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Scale) -> Timeline:
+    """The same of any scenario without variants. ConfigError where a plan of one's own never ends."""
+    if workload.training is not None:
+        return dry_run(workload.training)
+    topology = scenario.topology.resolve(scale)
+    network = network_of(topology, scenario.rank_hosts(topology))
+    plan, dispatching = workload.start.using(algorithm), workload.dispatching
+    software = modelled_software(scenario.transport, scale)
+    try:
+        return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
+    except Stuck as error:
+        name = scenario.workload.kind
+        raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
+
+
+def check_memory(workload: Workload) -> None:
+    """ConfigError where a rank would keep more alive than the scenario's limit."""
+    training = workload.training
+    if training is None or training.memory_limit_bytes is None:
+        return
+    peaks = peak_alive(training.plan, dry_run(training).spans)
+    if max(peaks) > training.memory_limit_bytes:
+        rank, most = peaks.index(max(peaks)), format_size(round(max(peaks)))
+        found = f"{training.schedule.name}, which keeps {most} alive on rank {rank}"
+        expected = f"at most memory_limit, {format_size(round(training.memory_limit_bytes))}"
+        raise wrong_workload("schedule", found, expected)
+
+
+def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> None:
+    """ConfigError where a schedule, or a plan of one's own, never ends or keeps too much alive."""
+    if workload.training is not None:
+        dry_run(workload.training)
+        check_memory(workload)
+    elif is_added(scenario.workload.kind):
+        dry_run_of(scenario, workload, scenario.algorithms[0], scale)
+
+
+def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
+    """Of every variant by name, or of the scenario by its own where none differ in what they do.
+
+    ConfigError for what does not fit, or would never come to its end.
+    """
+    return {name: workload for name, _, workload in _all(scenario, scale)}
+
+
+def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
+    """Of every variant by name; of a scenario without, by its algorithms, or by its name where there is one alone.
+
+    A training step with `parallelism` has its first algorithm. ConfigError as with `workloads_of`.
+    """
+    found = {}
+    for name, own, workload in _all(scenario, scale):
+        several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
+        for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
+            timeline = dry_run_of(own, workload, algorithm, scale)
+            carried = timeline.carried
+            done = workload if carried is None else workload.as_carried(carried)
+            found[label if several else name] = DryRun(done, algorithm, timeline)
+    return found
+
+
+def _all(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
+    if scenario.variants is None:
+        yield scenario.name, scenario, _tried(scenario, scale)
+        return
+    for name in scenario.variants:
+        variant = scenario.variant(name)
+        try:
+            yield name, variant, _tried(variant, scale)
+        except ConfigError as error:
+            raise ConfigError(
+                [replace(problem, file=f"variant {name}") for problem in error.problems]
+            ) from None
+
+
+def _tried(scenario: Scenario, scale: Scale) -> Workload:
+    workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
+    check_plan_ends(scenario, workload, scale)
+    rank_faults_of(scenario.events, workload.plan, scenario.seed, scale, scenario.name)
+    return workload

@@ -1,0 +1,7 @@
+"""Where pieces of work are done that know nothing of each other: here, in processes of this machine, by a cluster."""
+
+from testbed.prediction.executors.base import Engine, Workers
+from testbed.prediction.executors.errors import EngineError, WorkStopped
+from testbed.prediction.executors.process_pool import Processes
+
+__all__ = ["Engine", "EngineError", "Processes", "WorkStopped", "Workers"]

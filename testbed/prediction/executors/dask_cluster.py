@@ -1,0 +1,204 @@
+"""The engine by Dask (the extra `dask`): processes of this machine, or a cluster's workers, which may die meanwhile.
+
+Dask does again what a dead worker had, as long as a worker is left. What all items have in common is a task of its own:
+when the worker that keeps it dies, the scheduler makes it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from testbed.prediction.executors.base import Function, Workers
+from testbed.prediction.executors.errors import EngineError, WorkStopped
+
+INSTALL = "pip install 'scale-across-testbed[dask]'"
+CONNECT_S = 10.0
+LOOK_S = 1.0  # between looks at whether there are workers
+ALONE_S = 60.0  # without any worker, after which nobody waits for another
+About = Callable[[], Mapping[str, str]]
+"""What must be the same on all workers, by its name; a function of a module."""
+
+
+@contextlib.contextmanager
+def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]:
+    """Workers of a scheduler that runs already, or so many processes of this machine, for the length of a block.
+
+    EngineError where Dask is not there, nobody answers, there is no worker, or one is not as this machine is.
+    """
+    try:
+        from distributed import Client, LocalCluster  # noqa: PLC0415 (slow, and not always there)
+    except ImportError:
+        raise EngineError("--engine dask: Dask is not installed", hint=INSTALL) from None
+    with contextlib.ExitStack() as stack:
+        if scheduler is None:
+            own = LocalCluster(
+                n_workers=jobs,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                host="127.0.0.1",
+                silence_logs=logging.CRITICAL,
+            )
+            client = stack.enter_context(Client(stack.enter_context(own)))
+        else:
+            try:
+                client = stack.enter_context(Client(scheduler, timeout=CONNECT_S))
+            except (OSError, ValueError) as error:
+                raise EngineError(f"--scheduler {scheduler}: nobody answers there ({error})") from None
+        found = Cluster(client, scheduler or "this machine", about)
+        found.check()
+        yield found
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A client of a scheduler. where: its address, for people."""
+
+    client: Any
+    where: str
+    about: About
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def words(self) -> str:
+        """See `Engine`."""
+        count = self.at_once
+        return f"{count} worker{'' if count == 1 else 's'} of Dask at {self.where}"
+
+    @property
+    def at_once(self) -> int:
+        """How many workers there are now, at least one."""
+        return max(1, len(_workers(self.client)))
+
+    def check(self) -> None:
+        """EngineError unless there are workers, and all have what this machine has."""
+        if not _workers(self.client):
+            raise EngineError(
+                f"the scheduler at {self.where} has no worker", hint="start one: dask worker ADDRESS"
+            )
+        expected = dict(self.about())
+        try:
+            found: Mapping[str, Mapping[str, str]] = self.client.run(_about_here, self.about)
+        except ImportError as error:
+            raise EngineError(f"a worker of {self.where} has no testbed: {error}") from None
+        different = [
+            f"worker {worker}: {words}"
+            for worker, own in found.items()
+            if (words := difference(own, expected))
+        ]
+        if different:
+            hint = "workers need the same testbed, Python, calibration and kernel of the virtual clock"
+            raise EngineError("\n".join(different), hint=hint)
+
+    def stop(self) -> None:
+        """See `Engine`."""
+        self._stopped.set()
+
+    def workers(self, function: Function, common: Any) -> Workers:
+        """See `Engine`."""
+        return _Tasks(self, function, common)
+
+
+def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
+    """What a worker has that is not as expected, for people; empty where all is."""
+    return "; ".join(
+        f"{name} {own.get(name, 'none')}, expected {value}"
+        for name, value in expected.items()
+        if own.get(name) != value
+    )
+
+
+class _Tasks:
+    def __init__(self, engine: Cluster, function: Function, common: Any) -> None:
+        self.client, self.about, self.where = engine.client, engine.about, engine.where
+        self.function, self.common, self.stopped = function, common, engine._stopped
+        self.expected = dict(engine.about())
+        self._futures: list[Any] = []
+        self._common: Any = None  # in the scheduler's hands
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            self.client.cancel(self._futures)
+        self._futures = []
+
+    def map(self, items: Sequence[Any]) -> Iterator[Any]:
+        """See `Workers`."""
+        if not items:
+            return
+        if self._common is None:
+            self._common = self.client.submit(_same, self.common, pure=False)
+            self._futures.append(self._common)
+        about = {"about": self.about, "expected": self.expected}
+        futures = self.client.map(
+            _one, list(items), function=self.function, common=self._common, pure=False, **about
+        )
+        self._futures += futures
+        for future in futures:
+            yield self._result(future)
+
+    def _result(self, future: Any) -> Any:
+        """Of a task, whoever does it. WorkStopped where nobody will."""
+        from distributed import KilledWorker  # noqa: PLC0415
+        from distributed import TimeoutError as NotYet  # noqa: PLC0415
+
+        alone_s = time.monotonic()
+        while not self.stopped.is_set():
+            try:
+                return future.result(timeout=LOOK_S)
+            except KilledWorker as error:
+                raise self._gave_up(f"one piece of work ended several workers: {error}") from None
+            except (NotYet, OSError, CancelledError) as error:
+                if future.status == "error":
+                    raise  # the work's own
+                if not isinstance(error, NotYet):
+                    raise self._gave_up(f"the scheduler went away ({error})") from None
+            if _workers(self.client):
+                alone_s = time.monotonic()
+            elif time.monotonic() - alone_s > ALONE_S:
+                raise self._gave_up(f"no worker has been there for {ALONE_S:.0f} s")
+        raise self._gave_up("stopped")
+
+    def _gave_up(self, why: str) -> WorkStopped:
+        return WorkStopped(f"{self.where}: {why}", hint=GO_ON)
+
+
+GO_ON = "what was done is kept: the same command with -o FOLDER goes on"
+
+
+def _workers(client: Any) -> Sequence[str]:
+    try:
+        return list(client.nthreads())
+    except OSError:
+        return []
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _about_here(about: About) -> Mapping[str, str]:
+    return _kept(about)
+
+
+@lru_cache(maxsize=2)
+def _kept(about: About) -> Mapping[str, str]:
+    """Once for each process: code does not change under a worker."""
+    return dict(about())
+
+
+def _one(item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]) -> Any:
+    """Also a worker that came late is looked at before it does anything."""
+    if words := difference(_kept(about), expected):
+        raise EngineError(f"a worker that came later is not as this machine is: {words}")
+    return function(common, item)

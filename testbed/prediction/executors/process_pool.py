@@ -1,0 +1,92 @@
+"""The engine without any library: this process where there is little to do, else processes of this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+from testbed.gc_control import collect_seldom
+from testbed.prediction.executors.base import Function, Workers
+from testbed.prediction.executors.errors import WorkStopped
+from testbed.processes import end_with_parent
+
+FEW = 24  # items that are done before other processes have started
+AT_ONCE = 4  # that a process is handed together
+
+
+@dataclass(frozen=True)
+class Processes:
+    """So many of them, started afresh as `multiprocessing` does by "spawn"; of one the work is done here."""
+
+    jobs: int = 1
+
+    @property
+    def words(self) -> str:
+        """See `Engine`."""
+        return "this process" if self.jobs == 1 else f"{self.jobs} processes"
+
+    @property
+    def at_once(self) -> int:
+        """See `Engine`."""
+        return 1
+
+    def stop(self) -> None:
+        """Nobody waits in another thread."""
+
+    def workers(self, function: Function, common: Any) -> Workers:
+        """See `Engine`."""
+        return _Pool(self.jobs, function, common)
+
+
+@dataclass
+class _Pool:
+    jobs: int
+    function: Function
+    common: Any
+    _pool: ProcessPoolExecutor | None = field(default=None)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if self._pool is not None:
+            # without waiting for what nobody wants any more
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def map(self, items: Sequence[Any]) -> Iterator[Any]:
+        """See `Workers`."""
+        if self.jobs > 1 and len(items) > FEW and self._pool is None:
+            arguments = (self.function, self.common)
+            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _begin, arguments)
+        if self._pool is None or len(items) <= AT_ONCE:
+            return (self.function(self.common, item) for item in items)
+        return _whole(self._pool.map(_one, items, chunksize=AT_ONCE))
+
+
+def _whole(results: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from results
+    except BrokenProcessPool:
+        message = "a process that did some of the work was killed, by somebody or for want of memory"
+        hint = "the same command with -o FOLDER goes on; --jobs 1 takes the least memory"
+        raise WorkStopped(message, hint=hint) from None
+
+
+_WORK: list[tuple[Function, Any]] = []  # of a process that works
+
+
+def _begin(function: Function, common: Any) -> None:
+    end_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it is told, and ends its processes
+    collect_seldom()
+    _WORK[:] = [(function, common)]
+
+
+def _one(item: Any) -> Any:
+    function, common = _WORK[0]
+    return function(common, item)

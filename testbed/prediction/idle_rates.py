@@ -1,0 +1,118 @@
+"""How long a kind of traffic takes on an idle network, where all groups of it are busy at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from testbed.comm.collectives import AUTO, PlanRequest, algorithm_of, collective_of
+from testbed.comm.collectives.plan import Plan, Round
+from testbed.net.paths import Members, Network
+
+UNIT = 1 << 20  # bytes of the array by which links' shares are found
+LARGE = 1 << 30  # bytes of the array for which `auto` chooses
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
+
+    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other. parts: per byte
+    of an array, what each part of the network is busy with it.
+    """
+
+    latency_s: float = 0.0
+    byte_s: float = 0.0
+    way: tuple[float, float] = (0.0, 0.0)
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def seconds(self, size_bytes: float) -> float:
+        """Of so many bytes, 0 of none."""
+        if not size_bytes:
+            return 0.0
+        latency_s, byte_s = self.way
+        return max(self.latency_s + size_bytes * self.byte_s, latency_s + size_bytes * byte_s)
+
+
+def pace_of(
+    network: Network, groups: Sequence[Members], collective: str, algorithm: str, near: Sequence[object]
+) -> Pace:
+    """Of a kind of collective; near: of all ranks. Bytes share what they meet, blocks wait on their way."""
+    loads: dict[tuple[int, int], float] = {}
+    latency_s, way = 0.0, (0.0, 0.0)
+    for members in groups:
+        of_members = tuple(near[member] for member in members)
+        pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
+        loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
+        # a block does not cross between buildings in every round
+        ways = [(0.0, 0.0)] * len(members)
+        for sends in pattern.rounds:
+            before = ways.copy()
+            for here, there, size in sends:
+                path = network.paths[members[here], members[there]]
+                own_s, (waited_s, busy_s) = path.latency_s(size), before[here]
+                latency_s = max(latency_s, own_s)
+                slowest = min(network.capacities[part] for part in path.parts)
+                ways[there] = max(ways[there], (waited_s + own_s, busy_s + size / slowest / UNIT))
+        way = max(way, *ways)
+    parts = _busy(network, loads)
+    return Pace(latency_s, max(parts.values(), default=0.0), way, parts)
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; round by round, what is sent at once."""
+
+    loads: Mapping[tuple[int, int], float]
+    rounds: Sequence[Sequence[tuple[int, int, int]]]
+
+
+@cache
+def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
+    """buildings: of the members."""
+    size = len(buildings)
+    known = collective_of(collective)
+    numel = known.part(UNIT, size)
+    if algorithm == AUTO:
+        algorithm = known.automatic(LARGE, buildings)
+    made = algorithm_of(known, algorithm)
+    blocks = known.blocks(size)
+    loads: Counter[tuple[int, int]] = Counter()
+    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # channels and strands go on side by side
+    for own in range(size):
+        plan = made(PlanRequest(own, buildings))
+        bounds = plan.bounds(numel * blocks)
+        for index, step in _rounds(plan):
+            for peer, runs in step.sends:
+                count = sum(bounds[end] - bounds[start] for start, end in runs)
+                loads[own, peer] += count
+                at_once.setdefault(index, set()).add((own, peer, count))
+    return _Pattern(loads, [sorted(at_once[index]) for index in sorted(at_once)])
+
+
+def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
+    """Each with (stage, its number there)."""
+    for stages in plan.channels:
+        for stage, strands in enumerate(stages):
+            for strand in strands:
+                for number, step in enumerate(strand):
+                    yield (stage, number), step
+
+
+def pace_of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:
+    """Of messages between these ranks, all at once."""
+    loads = dict.fromkeys(pairs, UNIT)
+    latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
+    parts = _busy(network, loads)
+    return Pace(latency_s, max(parts.values(), default=0.0), parts=parts)
+
+
+def _busy(network: Network, loads: Mapping[tuple[int, int], float]) -> dict[str, float]:
+    """Seconds per byte of the array that parts of the network take for these bytes, of UNIT, by pair of ranks."""
+    through: dict[str, float] = {}
+    for ends, size_bytes in loads.items():
+        for part in network.paths[ends].parts:
+            through[part] = through.get(part, 0.0) + size_bytes
+    return {part: size / network.capacities[part] / UNIT for part, size in through.items()}

@@ -1,0 +1,136 @@
+"""Max-min fair rates (Bertsekas and Gallager, "Data Networks", section 6.5.2), of paths that are laid end to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.net.paths.network import PartShares
+
+ALIKE = 1e-9  # shares of parts that differ by less are one
+FEW = 24  # paths, of which the rates are found sooner one by one
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Steps = tuple[tuple[int, float], ...]  # of a path: parts, by number, and what goes there
+
+
+class Paths(NamedTuple):
+    """parts, loads: of each step of a path, by number, and what goes there. path: whose step it is. many: paths."""
+
+    parts: Indices
+    loads: Floats
+    path: Indices
+    many: int
+
+
+class Grown:
+    """An array that is added to: of its places `many` are taken."""
+
+    def __init__(self, kind: type) -> None:
+        self.array: NDArray[Any] = np.zeros(16, dtype=kind)
+        self.many = 0
+
+    def add(self, values: Sequence[float]) -> None:
+        """At its end."""
+        end = self.many + len(values)
+        if end > len(self.array):
+            self.array = np.concatenate([self.array, np.zeros(end, dtype=self.array.dtype)])
+        self.array[self.many : end] = values
+        self.many = end
+
+
+class Laid:
+    """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
+
+    def __init__(self) -> None:
+        self._parts, self._loads = Grown(np.intp), Grown(float)
+        self._steps, self._first_step = Grown(np.intp), Grown(np.intp)  # of each path
+        self._paths, self._first_path = Grown(np.intp), Grown(np.intp)  # of each connection
+
+    def add(self, paths: Sequence[Mapping[int, float]]) -> None:
+        """The next connection's."""
+        self._first_path.add([self._steps.many])
+        self._paths.add([len(paths)])
+        for path in paths:
+            self._first_step.add([self._parts.many])
+            self._steps.add([len(path)])
+            self._parts.add(list(path))
+            self._loads.add(list(path.values()))
+
+    def of(self, numbers: Indices) -> tuple[Paths, Indices]:
+        """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
+        paths = self._paths.array[numbers]
+        taken = _ranges(self._first_path.array[numbers], paths)
+        steps = self._steps.array[taken]
+        which = _ranges(self._first_step.array[taken], steps)
+        path = np.repeat(np.arange(len(taken)), steps)
+        owner = np.repeat(np.arange(len(numbers)), paths)
+        return Paths(self._parts.array[which], self._loads.array[which], path, len(taken)), owner
+
+
+def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
+    """Of all of these at once, in bytes per second."""
+    part = {name: number for number, name in enumerate(capacities)}
+    laid = Laid()
+    laid.add([{part[name]: load for name, load in path.items()} for path in paths])
+    all_paths, _ = laid.of(np.zeros(1, dtype=np.intp))
+    found: list[float] = fair(np.array(list(capacities.values()), dtype=float), all_paths).tolist()
+    return found
+
+
+def fair(capacities: Floats, paths: Paths) -> Floats:
+    """Those of all paths grow alike until a part is full, through which none grows any more."""
+    parts, loads, path, many = paths
+    left = capacities
+    rates = np.zeros(many)
+    while len(path):
+        through = np.bincount(parts, loads, minlength=len(left))
+        shares = np.divide(left, through, out=np.full(len(left), math.inf), where=through > 0)
+        rate = float(shares.min())
+        full = shares <= rate * (1 + ALIKE)
+        done = np.zeros(many, dtype=bool)
+        done[path[full[parts]]] = True
+        rates[done] = rate
+        over = done[path]
+        left = left - rate * np.bincount(parts[over], loads[over], minlength=len(left))
+        parts, loads, path = parts[~over], loads[~over], path[~over]
+    return rates
+
+
+def fair_few(room: Sequence[float], least: Sequence[float], paths: Sequence[Steps]) -> list[float]:
+    """As `fair` has it, of what is left of each part, and of no less than the least that it gives."""
+    rates = [0.0] * len(paths)
+    left = {part: max(room[part], least[part]) for path in paths for part, _ in path}
+    growing = [number for number, path in enumerate(paths) if path]
+    while growing:
+        through: dict[int, float] = {}
+        for number in growing:
+            for part, load in paths[number]:
+                through[part] = through.get(part, 0.0) + load
+        shares = {part: left[part] / load for part, load in through.items() if load > 0.0}
+        rate = min(shares.values())
+        most = rate * (1 + ALIKE)
+        full = {part for part, share in shares.items() if share <= most}
+        some, growing = growing, []
+        for number in some:
+            if full.isdisjoint([part for part, _ in paths[number]]):
+                growing.append(number)
+                continue
+            rates[number] = rate
+            for part, load in paths[number]:
+                left[part] -= rate * load
+    return rates
+
+
+def _ranges(starts: Indices, counts: Indices) -> Indices:
+    """start, start + 1, ... of each, so many."""
+    ends = np.cumsum(counts)
+    found: Indices = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+        starts - (ends - counts), counts
+    )
+    return found

@@ -1,0 +1,122 @@
+"""A collective message by message, as its ranks send it; and how many messages a whole plan has."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from testbed.comm.collectives.plan import Plan, Round, Transfer
+from testbed.comm.collectives.registry import PlanRequest, algorithm_of, collective_of, rows_algorithm_of
+from testbed.net.paths.network import Ends
+from testbed.plugins import is_of_file
+from testbed.workload.plan import GroupCollective, JobPlan, Message
+from testbed.workload.plan_traffic import algorithm_taken
+
+
+def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
+    """What one member does, by its number in the group, and for how many elements in all."""
+    groups = plan.near_of(operation.group)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
+
+
+def _made(
+    named: str, algorithm: str, numel: int, groups: tuple[int, ...], own: int, itemsize: int
+) -> tuple[Plan, int]:
+    size, collective = len(groups), collective_of(named)
+    part = collective.part(numel, size)
+    made = algorithm_of(collective, algorithm)
+    request = PlanRequest(own, groups, 0, made.pieces(part * itemsize, size))
+    return made(request), part * collective.blocks(size)
+
+
+class SizedRound(NamedTuple):
+    """A round's messages between ranks, each with its bytes; none that are empty."""
+
+    sends: tuple[tuple[Ends, int], ...]
+    receives: tuple[tuple[Ends, int], ...]
+
+
+SizedStage = tuple[tuple[SizedRound, ...], ...]
+
+
+def sized(
+    plan: JobPlan, operation: GroupCollective, own: int, itemsize: int
+) -> tuple[tuple[SizedStage, ...], ...]:
+    """What one member does, by its number in the group: by channel, stage and strand."""
+    made, elements = collective_plan(plan, operation, own, itemsize)
+    bounds, (_, members) = made.bounds(elements), plan.groups[operation.group]
+    here = members[own]
+
+    def bytes_of(transfer: Transfer) -> int:
+        return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * itemsize
+
+    def one(step: Round) -> SizedRound:
+        sends = [((here, members[each.peer]), bytes_of(each)) for each in step.sends]
+        receives = [((members[each.peer], here), bytes_of(each)) for each in step.receives]
+        return SizedRound(tuple(m for m in sends if m[1]), tuple(m for m in receives if m[1]))
+
+    return tuple(
+        tuple(tuple(tuple(map(one, strand)) for strand in stage) for stage in stages)
+        for stages in made.channels
+    )
+
+
+def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:
+    """How many messages its ranks send in all; it is not counted on beyond `most`.
+
+    chunk_bytes: of each of them, if they are cut in chunks, those are counted.
+    """
+    what = "messages", itemsize, most, chunk_bytes
+    return plan.remembered(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
+
+
+def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
+    known: dict[tuple[object, int], int] = {}
+    found = 0
+    for rank, operations in enumerate(plan.exchanged):
+        for operation, many in operations:
+            if isinstance(operation, Message):
+                found += many * operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
+            elif isinstance(operation, GroupCollective):
+                key = operation.sending, plan.groups[operation.group][1].index(rank)
+                if key not in known:
+                    known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
+                found += many * known[key]
+            if found > most:
+                return found
+    return found
+
+
+def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
+    if operation.uneven:  # to each other member a count, and the elements
+        sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
+        told = rows_algorithm_of(operation.collective, operation.algorithm).told
+        return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
+    named, groups = operation.collective, plan.near_of(operation.group)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    count = _sent.__wrapped__ if is_of_file(named) or is_of_file(algorithm) else _sent
+    return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
+
+
+@lru_cache(4096)  # searches ask for the same collectives again and again
+def _sent(
+    named: str,
+    algorithm: str,
+    numel: int,
+    groups: tuple[int, ...],
+    own: int,
+    itemsize: int,
+    chunk_bytes: float,
+) -> int:
+    made, elements = _made(named, algorithm, numel, groups, own, itemsize)
+    bounds = made.bounds(elements)
+    strands = (strand for stages in made.channels for stage in stages for strand in stage)
+    sends = (transfer for strand in strands for step in strand for transfer in step.sends)
+    sizes = (sum(bounds[end] - bounds[start] for start, end in transfer.runs) for transfer in sends)
+    return sum(_chunks(size * itemsize, chunk_bytes) for size in sizes)
+
+
+def _chunks(size_bytes: int, chunk_bytes: float) -> int:
+    return max(1, math.ceil(size_bytes / chunk_bytes))

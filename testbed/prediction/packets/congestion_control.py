@@ -1,0 +1,213 @@
+"""What a congestion control decides of one connection: its window and its pace, by what the sender tells it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from testbed.net.paths.congestion import Growth
+from testbed.net.paths.loss_simulation import FIRST_PACKETS, LEAST_PACKETS
+from testbed.prediction.packets.delivery_rate import Stamp
+from testbed.prediction.packets.slow_start import HyStart
+
+PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
+
+
+@dataclass(slots=True)
+class Heard:
+    """An acknowledgement, in packets and seconds; the next one is told of by the same object.
+
+    delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
+    it. flying, before: under way now, and until it came. recovering: whether losses are being mended. latest_s: round
+    trip of the one sent last; negative where it is not known. least_s: the least one.
+    departs_s: when the next packet may leave. sent: packets until now, each as often as it was.
+    """
+
+    now_s: float = 0.0
+    delivered: int = 0
+    advanced: bool = False
+    lost: int = 0
+    flying: int = 0
+    before: int = 0
+    recovering: bool = False
+    latest_s: float = -1.0
+    least_s: float = 0.0
+    departs_s: float = 0.0
+    sent: int = 0
+
+
+class Control(ABC):
+    """Of one connection. window: packets."""
+
+    paces: ClassVar[bool] = False
+    """Whether packets leave one by one, at its pace, by what it measures of each."""
+
+    window: float = float(FIRST_PACKETS)
+
+    @abstractmethod
+    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
+        """Bytes per second; out: packets that are not acknowledged."""
+
+    def stamp(self, now_s: float, first: bool) -> Stamp | None:
+        """Of a packet that is sent, or again, of one that `paces`. first: nothing else is under way."""
+        return None
+
+    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
+        """A packet was delivered."""
+
+    def starve(self, flying: int) -> None:  # noqa: B027 - most do not mind
+        """There is not enough to send."""
+
+    def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
+        """It sends, and nothing was under way for so long."""
+
+    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
+        """All is sent that may be. full: so much is under way as the window has."""
+
+    def time(  # noqa: B027 - most look at it when they hear the rest
+        self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
+    ) -> None:
+        """A round trip was measured. pace: that Linux reckons with."""
+
+    @abstractmethod
+    def heard(self, told: Heard) -> None:
+        """An acknowledgement."""
+
+    @abstractmethod
+    def lose(self, sent: int, *, again: bool) -> None:
+        """Packets are lost. sent: as `Heard` has it; again: of those that were sent after a timeout."""
+
+    def recovered(self) -> None:  # noqa: B027 - most say so themselves
+        """What was lost is mended."""
+
+    @abstractmethod
+    def mended(self) -> None:
+        """A probe has mended a loss that nothing else told of."""
+
+    @abstractmethod
+    def time_out(self, flying: int, *, anew: bool) -> None:
+        """Nothing was heard for too long. anew: it is not the same episode of losses as before."""
+
+    def undo(self) -> None:  # noqa: B027 - most go by other things
+        """It was only late what it timed out for."""
+
+    @abstractmethod
+    def shift(self, seconds: float) -> None:
+        """Tell the time from so much later on."""
+
+
+class ByLosses(Control):
+    """A window that opens until packets are lost: as a `Growth` has it, and RFC 6937 while losses are mended."""
+
+    def __init__(self, growth: type[Growth]) -> None:
+        self.window = float(FIRST_PACKETS)
+        self._growth = growth()
+        self._hystart = HyStart() if growth.leaves_by_trains else None
+        self._threshold = math.inf
+        self._least_s = math.inf  # round trip of data, whatever the handshake took
+        self._undone = self.window, self._threshold  # what they were before a timeout
+        # of RFC 6937: the window before, packets that came since, packets that had been sent
+        self._prior = self._given = self._sent = 0
+        self._is_full, self._most, self._most_until = False, 0, 0
+
+    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
+        """That Linux reckons with, though nothing is paced by it (`tcp_update_pacing_rate`)."""
+        window = self.window
+        gain = 2.0 if window < self._threshold / 2 else 1.2
+        return gain * packet_bytes * (window if window >= out else out) / usual_s
+
+    def resume(self, now_s: float, idle_s: float) -> None:
+        """Its clock stands meanwhile."""
+        self._growth.waited(idle_s)
+
+    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
+        """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
+        if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
+            self._is_full, self._most, self._most_until = full, out, next_byte
+
+    def time(
+        self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
+    ) -> None:
+        """It may double no more."""
+        self._least_s = min(self._least_s, latest_s)
+        if self._hystart and self.window < self._threshold:
+            window = int(self.window)
+            if self._hystart.acknowledged(now_s, unacknowledged, next_byte, latest_s, window, pace()):
+                self._threshold = float(window)
+
+    def heard(self, told: Heard) -> None:
+        """Go down, or up."""
+        if told.recovering:
+            self._reduce(told, more=told.advanced and not told.lost)
+        elif told.advanced:
+            self._grow(told.delivered, told.now_s)
+
+    def _reduce(self, told: Heard, *, more: bool) -> None:
+        """As Linux has it (`tcp_cwnd_reduction`)."""
+        delivered, flying, taken = told.delivered, told.flying, told.sent - self._sent
+        if not delivered:
+            return
+        self._given += delivered
+        threshold = int(self._threshold)
+        room = threshold - flying
+        if room < 0:
+            some = -(-threshold * self._given // self._prior) - taken
+        else:
+            some = min(room, max(self._given - taken, delivered) + more)
+        self.window = float(flying + max(some, 0 if taken else 1))
+
+    def _grow(self, delivered: int, now_s: float) -> None:
+        window = self.window
+        if window < self._threshold:
+            if not self._is_full and window >= 2 * self._most:
+                return
+            self.window = min(window + delivered, self._threshold)
+            delivered -= int(self.window - window)
+        if delivered > 0 and self._is_full and self.window >= self._threshold:
+            # the kernel's is 0 until one was measured, as of a window that was lost as a whole
+            least_s = self._least_s if self._least_s < math.inf else 0.0
+            self.window = self._growth.grown(self.window, delivered, now_s, least_s)
+
+    def _cut(self) -> None:
+        # the kernel's windows are whole
+        self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
+
+    def lose(self, sent: int, *, again: bool) -> None:
+        """Begin to go down."""
+        self._prior, self._sent = int(self.window), sent
+        self._given = 0
+        if not again:
+            self._cut()
+
+    def recovered(self) -> None:
+        """That is what is left."""
+        self.window = self._threshold
+
+    def mended(self) -> None:
+        """It was a loss."""
+        self._cut()
+        self.window = self._threshold
+
+    def time_out(self, flying: int, *, anew: bool) -> None:
+        """One packet, and all forgotten (`tcp_enter_loss`)."""
+        if anew:
+            self._undone = self.window, self._threshold
+            self._cut()
+            self._growth = type(self._growth)()
+            if self._hystart:
+                self._hystart.begin_again()
+        self.window = float(flying + 1)
+
+    def undo(self) -> None:
+        """Both are what they were (`tcp_undo_cwnd_reduction`); what it knew of growing stays forgotten."""
+        window, threshold = self._undone
+        self.window, self._threshold = max(self.window, window), max(self._threshold, threshold)
+
+    def shift(self, seconds: float) -> None:
+        """Of its clocks."""
+        self._growth.shift(seconds)
+        if self._hystart:
+            self._hystart.shift(seconds)

@@ -1,0 +1,133 @@
+"""A job's connections packet by packet, with the same to be asked of as `predict.connections.Connections`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+from testbed.comm.transport.channels import StripeSettings
+from testbed.net.paths.network import ANY, Ends, Network
+from testbed.net.paths.packet_paths import PacketHop
+from testbed.net.virtual.ticks import BEAT_S
+from testbed.prediction.connection_state import NOTHING_KEPT, Before, Kept
+from testbed.prediction.event_queue import Agenda
+from testbed.prediction.events import Event
+from testbed.prediction.packets.class_queues import ClassedLine, Place
+from testbed.prediction.packets.frames import Entrance
+from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.sender import Sender
+from testbed.prediction.packets.stripes import StripedPair
+
+# what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
+# at the same moment, though nothing but which of two events at one moment comes first makes them differ
+APART_S = 1e-6
+
+Action = Callable[[], None]
+
+
+class PacketConnections:
+    """From their first packet on; they stay what they are from one step to the next. draw: of what links lose."""
+
+    def __init__(self, agenda: Agenda, network: Network, draw: Random | None) -> None:
+        self.agenda, self._network, self._draw = agenda, network, draw
+        self._own = draw or Random(network.seed)
+        self.lines: dict[str, Line | ClassedLine] = {}
+        self.senders: dict[tuple[Ends, int, int], Sender] = {}
+        self._pairs: dict[tuple[Ends, int], StripedPair] = {}
+        self._heard_word: tuple[Ends, int, int] | None = None  # whose listener has not answered since
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether queues have had no room, so that each step is another one."""
+        return any(line.dropped for line in self.lines.values())
+
+    @property
+    def kept(self) -> Kept:
+        """They stay what they are."""
+        return NOTHING_KEPT._replace(packets=self)
+
+    def shift(self, seconds: float) -> None:
+        """Whoever goes on shifts them by all that went by."""
+
+    def open(self, ranks: int, before: Before) -> None:
+        """On the next beat but one, as ranks agree on it by word that goes round before."""
+
+        def go(rank: int, left: int) -> None:
+            ends = rank, (rank + 1) % ranks
+            come = partial(go, ends[1], left - 1)
+            if left and self._is_known(ends):
+                self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, come)
+            elif left:
+                come()  # nobody sends that way later on
+
+        self._heard_word = (ranks - 1, 0), 0, 0
+        begins_s = (self.agenda.now_s // BEAT_S + 2) * BEAT_S
+        for rank in range(ranks):
+            for _ in range(before.pieces):
+                self.agenda.at(begins_s, partial(go, rank, before.messages))
+
+    def _is_known(self, ends: Ends) -> bool:
+        return (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
+
+    def go_on(self, agenda: Agenda) -> None:
+        """By another's time, from its beginning."""
+        seconds = self.agenda.now_s
+        if agenda is self.agenda:
+            return
+        self.agenda = agenda
+        for line in self.lines.values():
+            line.shift(seconds)
+        for sender in self.senders.values():
+            sender.go_on(agenda, seconds)
+
+    def send(
+        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+    ) -> None:
+        """A message. taken: happens when sockets have it; left, come: called when it was sent, and when it is there."""
+        network = self._network
+        stripes = network.packet_paths(ends, dscp)[0].stripes
+        if stripes is not None:
+            self._pair(ends, dscp, stripes).send(size_bytes, taken, come)
+            taken.and_then(left)
+            return
+        self._sender(ends, dscp).send(network.whole_bytes(ends, size_bytes), taken, left, come)
+
+    def _sender(self, ends: Ends, dscp: int, channel: int = 0) -> Sender:
+        key = ends, dscp, channel
+        if key not in self.senders:
+            path = self._network.packet_paths(ends, dscp)[channel]
+            there, back = (self._through(hops, path.frame_bytes) for hops in (path.hops, path.back))
+            self.senders[key] = Sender(
+                self.agenda,
+                path,
+                there,
+                back,
+                self._network.send_buffer_bytes,
+                self._own,
+                dials=ends[0] > ends[1] and key != self._heard_word,
+            )
+            if (other := self.senders.get((ends[::-1], dscp, channel))) is not None:
+                self.senders[key].join(other)
+        return self.senders[key]
+
+    def _through(self, hops: Sequence[PacketHop], frame_bytes: int) -> list[Entrance]:
+        found: list[Entrance] = []
+        for hop in hops:
+            line = self.lines.get(hop.name)
+            if line is None:
+                later_s = APART_S * Random(hop.name).random()
+                own = hop._replace(delay_s=hop.delay_s + later_s)
+                line = ClassedLine(own, self._draw, frame_bytes) if hop.classes else Line(own, self._draw)
+                self.lines[hop.name] = line
+            found.append(line if isinstance(line, Line) else Place(line, hop.number))
+        return found
+
+    def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:
+        if (ends, dscp) not in self._pairs:
+            there, back = (
+                [self._sender(way, dscp, channel) for channel in range(stripes.connections)]
+                for way in (ends, ends[::-1])
+            )
+            self._pairs[ends, dscp] = StripedPair(stripes, there, back)
+        return self._pairs[ends, dscp]

@@ -1,0 +1,285 @@
+"""Figures of requests that were served: latencies and their parts, what links carried, what limits, what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.prediction.latency import RequestTime, at_share, request_times
+from testbed.prediction.time_breakdown import Spans
+from testbed.spec.buildings import Host
+from testbed.spec.scale import Scale
+from testbed.spec.serving import InferenceSpec
+from testbed.spec.topology import Topology
+from testbed.workload.dispatch import Dispatching
+from testbed.workload.job.job import Job
+from testbed.workload.job.traffic_matrix import Pairs, total
+from testbed.workload.serving import Serving, card_of
+
+SHARES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
+HOUR_S = 3600.0
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """Payload that one direction of a link had to carry in a step, by the plan and as it was sent; real bytes."""
+
+    name: str
+    rate_bps: float
+    expected: float
+    observed: float
+
+
+@dataclass(frozen=True)
+class ServedStep:
+    """What one step of requests came to; real seconds and bytes.
+
+    arrived: requests, the last of them at last_s. lost: those that count and that nobody answered. busy_s: of each
+    card, by name. failures: what was sent again and the outages, as results' `Serving` has them. predicted_s: latencies
+    by the model, where it says something.
+    """
+
+    times: tuple[RequestTime, ...]
+    arrived: int
+    last_s: float
+    lost: int
+    step_s: float
+    busy_s: Mapping[str, float]
+    links: tuple[LinkLoad, ...]
+    failures: Mapping[str, Any]
+    predicted_s: tuple[float, ...] | None = None
+
+
+def served_step(
+    job: Job,
+    algorithm: str,
+    spans: Spans,
+    sent: Pairs | None = None,
+    predicted_s: tuple[float, ...] | None = None,
+) -> ServedStep:
+    """Return what one step came to, from measured spans or the model's.
+
+    Args:
+        job: As it was carried out.
+        algorithm: Of the variant.
+        spans: When each operation of each rank began and ended, emulated seconds from the step's start.
+        sent: Payload by ranks, emulated; None for what the plan has.
+        predicted_s: Latencies by the model, where spans are measured.
+    """
+    serving, scale = job.workload.serving, job.scale
+    assert serving is not None
+    times = request_times(serving, spans, scale)
+    pairs = total(job.workload.pairs(algorithm).values())
+    return ServedStep(
+        tuple(times),
+        len(serving.arrivals_s),
+        serving.arrivals_s[-1],
+        _lost(serving),
+        scale.real_s(max(end for own in spans for _, end in own)),
+        {job.hosts[card].name: scale.real_s(seconds) for card, seconds in serving.computing_s.items()},
+        tuple(_links(job.topology, job.hosts, pairs, pairs if sent is None else sent, scale)),
+        _failures(serving, times, job.hosts, scale),
+        predicted_s,
+    )
+
+
+def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[str, Any]:
+    """Return the figures of requests over all of these steps, as results' `Serving` has them."""
+    times = [one for step in steps for one in step.times]
+    waited = sorted(one.latency_s for one in times)
+    step_s, arrived = sum(step.step_s for step in steps), sum(step.arrived for step in steps)
+    lost = sum(step.lost for step in steps)
+    answering_s = sum(max(one.last_s for one in step.times) - step.times[0].arrival_s for step in steps)
+    busy_s = {card: sum(step.busy_s[card] for step in steps) for card in steps[0].busy_s}
+    links = _together(steps, step_s)
+    needs_s = {f"card {card}": seconds for card, seconds in busy_s.items()}
+    needs_s |= {link["name"]: len(steps) * link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
+    limit = max(needs_s, key=lambda name: needs_s[name])
+    said = [seconds for step in steps for seconds in step.predicted_s or ()]
+    card, card_s = card_of(spec), len(busy_s) * step_s / (arrived - lost)
+    last_s = sum(step.last_s for step in steps)
+    again = [step.failures for step in steps if step.failures]
+    return {
+        "requests": len(times),
+        "offered_per_s": arrived / last_s if last_s else 0.0,
+        "answered_per_s": len(times) / answering_s,
+        "latency": latencies(waited),
+        **_tokens(spec, times),
+        "predicted": latencies(said) if said else None,
+        "objective_s": spec.objective_s,
+        "objective_share": spec.objective_share,
+        "within": sum(seconds <= spec.objective_s for seconds in waited) / (len(waited) + lost),
+        "sent_again": sum(one["sent_again"] for one in again),
+        "outages": [outage for one in again for outage in one["outages"]],
+        "lost": lost,
+        **_parts(times),
+        "cdf_s": [at_share(waited, share) for share in SHARES],
+        "busiest_card": max(busy_s.values()) / step_s,
+        "links": links,
+        "capacity_per_s": arrived / needs_s[limit],
+        "limited_by": limit,
+        "energy_j": card.power_w * card_s,
+        "cost_usd": 1e6 * card.hourly_usd * card_s / HOUR_S,
+    }
+
+
+def _together(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
+    """Of each link what it carried in a step, the mean; steps: of one network, step_s all of their time."""
+    loads: dict[str, list[LinkLoad]] = defaultdict(list)
+    for link in (link for step in steps for link in step.links):
+        loads[link.name].append(link)
+    found = []
+    for name, own in loads.items():
+        expected, observed = sum(one.expected for one in own), sum(one.observed for one in own)
+        found.append(
+            {
+                "name": name,
+                "rate_bps": own[0].rate_bps,
+                "bytes_expected": round(expected / len(steps)),
+                "bytes_observed": round(observed / len(steps)),
+                "utilisation": observed * 8 / own[0].rate_bps / step_s,
+            }
+        )
+    return found
+
+
+def latencies(values: Sequence[float]) -> dict[str, float]:
+    """As results' `Latencies` has it."""
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
+    return {
+        "mean": sum(ordered) / len(ordered),
+        **{name: at_share(ordered, share) for name, share in shares.items()},
+    }
+
+
+def _lost(serving: Serving) -> int:
+    """Requests that count and were never answered."""
+    lost = serving.dispatched.lost if serving.dispatched else ()
+    numbers = (
+        number for one in lost for number in range(serving.batches[one].first, serving.batches[one].end)
+    )
+    return sum(number >= serving.spec.not_counted for number in numbers)
+
+
+def _failures(
+    serving: Serving, times: Sequence[RequestTime], hosts: Sequence[Host], scale: Scale
+) -> dict[str, Any]:
+    """What was sent again, and latencies around what it was sent again for."""
+    if serving.dispatching is None or serving.dispatched is None:
+        return {}
+    dispatching, found = serving.dispatching, serving.dispatched
+    tries = Counter(sending.batch for sending in found.sendings)
+    after_s = scale.real_s(dispatching.rules.retry_s or 0.0)
+    outages = []
+    for one in found.outages:
+        noticed_s = scale.real_s(one.noticed_s)
+        begun_s = noticed_s - after_s
+        spans = {
+            "before": (-math.inf, begun_s),
+            "during": (begun_s, noticed_s),
+            "after": (noticed_s, math.inf),
+        }
+        by_then = {
+            name: [own.latency_s for own in times if start_s <= own.arrival_s < end_s]
+            for name, (start_s, end_s) in spans.items()
+        }
+        outages.append(
+            {
+                "name": _unit_name(dispatching, one.unit, hosts),
+                "noticed_s": noticed_s,
+                "back_s": None if one.back_s is None else scale.real_s(one.back_s),
+                **{name: latencies(own) if own else None for name, own in by_then.items()},
+            }
+        )
+    again = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
+    return {"sent_again": again, "outages": outages}
+
+
+def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> str:
+    """Of what is avoided together: a node, by its host, or a card."""
+    if dispatching.rules.by_node:
+        return f"node {dispatching.names[unit]}"
+    server = dispatching.servers[unit]
+    if len(server.turns) > 1:
+        return f"node {dispatching.names[server.node]}"
+    return f"card {hosts[dispatching.nodes[server.node][1 + server.turns[0]]].name}"
+
+
+def _tokens(spec: InferenceSpec, times: Sequence[RequestTime]) -> dict[str, Any]:
+    """Of answers that come in several parts."""
+    if spec.generation is None:
+        return {}
+    tokens = spec.generation.output_tokens
+    found = {"first_token": latencies([one.first_s - one.arrival_s for one in times])}
+    if tokens > 1:
+        found["per_token"] = latencies([(one.last_s - one.first_s) / (tokens - 1) for one in times])
+    return found
+
+
+def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
+    each = [asdict(one.parts) for one in times]
+    mean = {name: sum(one[name] for one in each) / len(each) for name in each[0]}
+    ordered = sorted(times, key=lambda one: one.latency_s)
+    return {"mean_parts": mean, "p99_parts": asdict(at_share(ordered, 0.99).parts)}
+
+
+def _links(
+    topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, scale: Scale
+) -> Iterator[LinkLoad]:
+    """All that payload went over: cards of hosts, nodes' network cards, between buildings."""
+    rates: dict[Key, float] = {}
+    ways = _Ways(topology, hosts, rates)
+    counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
+    for count, pairs in zip(counts, (expected, observed), strict=True):
+        for (source, target), size_bytes in pairs.items():
+            if size_bytes and source != target:
+                for key in ways.of(source, target):
+                    count[key] += size_bytes
+    for key in sorted(counts[0].keys() | counts[1].keys()):
+        planned, seen = (scale.real_bytes(count[key]) for count in counts)
+        yield LinkLoad(f"{key[0]}, {key[1]}", scale.real_bps(rates[key]), planned, seen)
+
+
+class _Ways:
+    """What payload between two ranks goes over, by name; rates: emulated ones of what was named so far."""
+
+    def __init__(self, topology: Topology, hosts: Sequence[Host], rates: dict[Key, float]) -> None:
+        self.hosts, self.rates = hosts, rates
+        self.node: dict[str, tuple[str, float]] = {}
+        for building in topology.buildings:
+            if not building.cards or building.clos is None:
+                continue
+            for number in range(len(building.leaves)):
+                own = building.leaf_hosts(number)
+                uplink = building.clos.leaf_uplink.rate_bps
+                self.node |= {host.name: (own[0].name, uplink) for host in own}
+        self.between: defaultdict[Key, float] = defaultdict(float)
+        for link in topology.wan:
+            self.between[link.a, link.b] += link.a_to_b.rate_bps
+            self.between[link.b, link.a] += link.b_to_a.rate_bps
+
+    def of(self, source: int, target: int) -> list[Key]:
+        """Between two ranks; of buildings with no link between them only their ends."""
+        here, there = self.hosts[source], self.hosts[target]
+        found = [
+            self._put((here.name, "out"), here.nic.rate_bps),
+            self._put((there.name, "in"), there.nic.rate_bps),
+        ]
+        nodes = [self.node.get(host.name) for host in (here, there)]
+        if nodes[0] != nodes[1] or nodes[0] is None:
+            for node, way in zip(nodes, ("out", "in"), strict=True):
+                if node is not None:
+                    found.append(self._put((f"network card of {node[0]}", way), node[1]))
+        pair = here.building, there.building
+        if pair in self.between:
+            found.append(self._put((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
+        return found
+
+    def _put(self, key: Key, rate_bps: float) -> Key:
+        self.rates[key] = rate_bps
+        return key

@@ -1,0 +1,210 @@
+"""Where a job's connections go under its policy, link by link, and what they meet there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from testbed.comm.transport import TrafficClass
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.net.controller import Flow, PolicyChoice, View, compute
+from testbed.net.controller.table_simulator import Journey, wires
+from testbed.net.controller.table_simulator import Network as Switches
+from testbed.net.fabric.plan import make_plan
+from testbed.net.fabric.tcp_buffers import receive_window_bytes
+from testbed.net.paths import Ends, Lossy, Path, payload_per_bit
+from testbed.net.paths.alpha_beta import Step, step_of
+from testbed.net.paths.datagram_recovery import LossyDatagrams
+from testbed.net.paths.hops import Hop, Paths, packet_payload_bytes
+from testbed.net.paths.losses import USUAL, control_of, is_known
+from testbed.net.paths.network import ANY
+from testbed.net.paths.packet_paths import PacketHop, PacketPath, is_plain, packet_hops
+from testbed.prediction.calibration import Calibration
+from testbed.spec.buildings import Host
+from testbed.spec.link_direction import Direction, QueueClass
+from testbed.workload.job.job import Job
+
+Marked = tuple[tuple[str, Direction], int]
+"""A link's direction, by its name, and the DSCP of packets there."""
+
+
+def model_of(job: Job, control: str) -> str:
+    """By which congestion control the model knows one of the kernel's."""
+    return (job.scenario.transport.congestion_models or {}).get(control, control)
+
+
+def class_part(link: str, entry: QueueClass) -> str:
+    """The part that a class's queue in front of a link is."""
+    return f"{link}, class {entry.name}"
+
+
+class Routes:
+    """Where the connections of a job go."""
+
+    def __init__(self, job: Job, calibration: Calibration) -> None:
+        self.job, self.calibration = job, calibration
+        self.topology = job.topology
+        self._paths = Paths(self.topology, job.link_engine)
+        self.inside, self.nodes = self._paths.inside, self._paths.nodes
+        self.per_bit = payload_per_bit(self.topology)
+        self.hosts = {host.name: (rank, host) for rank, host in enumerate(job.hosts)}
+        edges = make_plan(self.topology, "").edge_ports()
+        self.view = View(self.topology, job.flows, seed=job.scenario.seed)
+        choice = PolicyChoice(**job.scenario.policy.to_choice())
+        computed = compute(choice, self.view, edges)
+        self.classes = computed.classes
+        self.switches = Switches(computed.rules, wires(self.topology, edges))
+        self.edges = {edge.building: edge for edge in edges}
+        self.wan = {
+            (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (link, here, there)
+            for link in self.topology.wan
+            for here, there, _ in link.ways
+        }
+        self.links = {
+            port: (f"{link.name} from {here}", link.a_to_b if here == link.a else link.b_to_a)
+            for port, (link, here, _) in self.wan.items()
+        }
+
+    def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
+        """Of every flow between buildings: its ranks, its path, and what on it has a capacity and is no link."""
+        for flow in flows:
+            (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
+            if one.building != other.building:
+                yield (source, target), flow, *self._path((source, target), flow, one, other)
+
+    def packets(self, flows: Sequence[Flow]) -> dict[tuple[Ends, int], tuple[PacketPath, ...]]:
+        """Of all connections; none where links do more than queue and lose, or a congestion control has no windows."""
+        found: dict[tuple[Ends, int], tuple[PacketPath, ...]] = {}
+        for flow in flows:
+            (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
+            if one.building != other.building:
+                there, links = self._hops(flow, one, other)
+                back, links_back = self._hops(flow.back, other, one)
+                path = self._packet_path((source, target), flow.dscp, flow.channel, there, back)
+                if path is None:
+                    return {}
+                hops, back_hops = self._classed(path.hops, links), self._classed(path.back, links_back)
+                key = (source, target), flow.dscp
+                found[key] = (*found.get(key, ()), path._replace(hops=hops, back=back_hops))
+        if any(len(paths) > 1 and paths[0].stripes is None for paths in found.values()):
+            return {}  # MPTCP's subflows are one connection
+        for ((source, target), dscp), paths in list(found.items()):  # word of what has come goes back
+            back_to = (target, source), dscp
+            if back_to not in found:
+                found[back_to] = tuple(path._replace(hops=path.back, back=path.hops) for path in paths)
+        for source, one in self.hosts.values():
+            for target, other in self.hosts.values():
+                if source != target and one.building == other.building:
+                    there, back = self._paths.between(one, other), self._paths.between(other, one)
+                    path = self._packet_path((source, target), 0, 0, there, back)
+                    if path is None:
+                        return {}
+                    found[(source, target), ANY] = (path,) * (path.stripes.connections if path.stripes else 1)
+        return found
+
+    def _packet_path(
+        self, ends: Ends, dscp: int, channel: int, there: Sequence[Hop], back: Sequence[Hop]
+    ) -> PacketPath | None:
+        wiring = self.job.wiring
+        settings = wiring.settings(*ends, wiring.connection(*ends, TrafficClass(dscp), channel))
+        named = model_of(self.job, settings.congestion_control or wiring.congestion_control or USUAL)
+        if not (is_plain(there) and is_plain(back) and is_known(named)) or settings.pacing_bps is not None:
+            return None
+        control = control_of(named)
+        if control.window is None and not control.startup:
+            return None
+        window_bytes = settings.window_bytes
+        if window_bytes is None:
+            window_bytes = receive_window_bytes(self.topology)
+        return PacketPath(
+            packet_hops(there),
+            packet_hops(back),
+            control.window,
+            packet_payload_bytes(self.topology),
+            window_bytes,
+            wiring.transport.dealing(wiring.distance(*ends)),
+        )
+
+    def _classed(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
+        """In the queues of their classes, where links have some."""
+        if not self.classes:
+            return hops
+        numbers = {name: self.classes.index(self._class_of(dscp)) for (name, _), dscp in links}
+        return tuple(
+            hop._replace(classes=self.classes, number=numbers[hop.name]) if hop.name in numbers else hop
+            for hop in hops
+        )
+
+    def journey(self, flow: Flow, one: Host) -> Journey:
+        """Of a flow from a host to another building, through the edges."""
+        edge = self.edges[one.building]
+        return self.switches.forward(self.view.packet(flow), edge.entry)
+
+    def _hops(self, flow: Flow, one: Host, other: Host) -> tuple[list[Hop], list[Marked]]:
+        """All of a flow's, and the links among them, with the DSCP there."""
+        journey = self.journey(flow, one)
+        up, down = self.inside(one, other)
+        marked = zip(journey.hops, journey.dscps, strict=True)
+        taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
+        return [*up, *(Hop(name, [direction]) for (name, direction), _ in taken), *down], taken
+
+    def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
+        hops, taken = self._hops(flow, one, other)
+        # acknowledgements go through links like those, in the opposite order
+        step = step_of(self.topology, hops, hops[::-1])
+        capacities = {}
+        parts = [hop.name for hop in hops]
+        parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
+        lossy = self._lossy(ends, flow, [direction.mean_loss for (_, direction), _ in taken], step)
+        own_byte_s = self._own_byte_s(ends, flow, step)
+        if own_byte_s:
+            name = f"sockets of {flow}, DSCP {flow.dscp}"
+            capacities[name] = 1 / own_byte_s
+            parts.append(name)
+        return Path(step.delay_s, tuple(parts), lossy, step.serialisation), capacities
+
+    def _lossy(
+        self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step
+    ) -> Lossy | LossyDatagrams | None:
+        """None where nothing is lost."""
+        loss = 1 - math.prod(1 - share for share in losses)
+        if not loss:
+            return None
+        wiring = self.job.wiring
+        packet = wiring.transport.packet(self.topology.mtu)
+        packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
+        path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
+        if (mends := wiring.transport.mends) is not None:
+            most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
+            return LossyDatagrams(
+                mends.recovery,
+                loss,
+                *path,
+                mends.data,
+                mends.parity,
+                most,
+                timeout_s=mends.timeout_s,
+                blind_packets=mends.blind_packets,
+                standing_bytes=mends.standing_bytes(path[0] / step.beta_s),
+                factor=self.calibration.mending_factor(mends.probed_as),
+            )
+        settings = wiring.settings(*ends, self._key(ends, flow))
+        control = settings.congestion_control or wiring.congestion_control or USUAL
+        model = model_of(self.job, control)
+        response = self.calibration.response(control, model)
+        return Lossy(model, loss, *path, response)
+
+    def _class_of(self, dscp: int) -> QueueClass:
+        """Of a packet: the class that names its DSCP, or the one that names none."""
+        rest = next(entry for entry in self.classes if not entry.dscps)
+        return next((entry for entry in self.classes if dscp in entry.dscps), rest)
+
+    def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
+        """What a byte takes by what the connection's sockets allow."""
+        wiring = self.job.wiring
+        # what is dealt out is played segment by segment: their window needs no rate of its own
+        ruled = wiring.transport.dealing(wiring.distance(*ends)) is None
+        return wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True, ruled=ruled)
+
+    def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
+        return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)

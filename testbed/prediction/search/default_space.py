@@ -1,0 +1,156 @@
+"""The usual values of all that a search can choose, for scenarios that do not say which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from testbed.spec.catalogue import placements
+from testbed.spec.parallelism import (
+    BY_DISTANCE,
+    BY_SPEED,
+    CONSECUTIVE,
+    DIMENSIONS,
+    TOPOLOGY_AWARE,
+    WAYS_TO_SHARE,
+    ScheduleSpec,
+)
+from testbed.spec.recorded_job import AS_RECORDED
+from testbed.spec.scenario import Scenario
+from testbed.spec.units import format_size
+from testbed.workload.job.hardware import slowdowns_of
+from testbed.workload.job.recorded_trace import collectives_of, recorded_trace
+from testbed.workload.models import dimensions
+from testbed.workload.stages import layers_of
+from testbed.workload.traces.rank_orders import placements_of
+
+# whose times say something of the network's distance or bandwidth; of the others one or the other is always as good
+SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBH1", "ZBVZeroBubble", "CrossUD", "CrossUDSub", "CrossWave")
+POLICIES = ("ecmp", "wcmp", "te", "spray")
+CONTROLS = ("cubic", "reno", "bbr")
+ALL_REDUCES = (["ring"], ["bidirectional_ring"], ["double_tree"], ["hierarchical"])
+# of a trace's other collectives
+ALGORITHMS = {
+    "all_gather": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
+    "reduce_scatter": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
+    "all_to_all": ("auto", "direct", "hierarchical"),
+}
+FAR = ("same_region", "other_region")  # distances whose connections are worth more than one value
+P, S, STRIPES = "workload.parallelism.", "workload.schedule.", "transport.stripes."
+
+
+def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
+    """Paths and their values, the scenario's own among them.
+
+    Left out: what the model says nothing of (queues' sizes, protocols), and what is given with the job (context
+    parallel, accelerators per rank, the network; all that ranks do of a job that was recorded).
+    """
+    found = _of_trace(scenario) if scenario.workload.recorded else _of_training(scenario)
+    found |= _of_network(scenario)
+    return {path: tuple(values) for path, values in found.items() if len(values) > 1}
+
+
+def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    workload = scenario.workload
+    assert workload.parallelism is not None
+    own, schedule = workload.parallelism, workload.schedule or ScheduleSpec()
+    found: dict[str, Sequence[Any]] = {}
+    if workload.model is not None:
+        found |= dict(_degrees(scenario))
+        found["workload.local_batch_size"] = _with(workload.local_batch_size, (1, 2, 4))
+        found["workload.bucket_cap"] = _with(
+            format_size(workload.bucket_cap_bytes), ("25 MB", "100 MB", "400 MB")
+        )
+    found[f"{P}placement"] = _with(own.placement, placements())
+    found[f"{P}mapping"] = _with(own.mapping, _mappings(scenario))
+    found[f"{P}collectives.data_parallel_shard"] = ("ring", "bidirectional_ring", "far_first", "hierarchical")
+    if own.tensor_communication == "all_reduce":
+        found[f"{P}collectives.tensor_parallel"] = ("ring", "hierarchical")
+    if own.expert_parallel_degree > 1 and not own.routing_skew:
+        found[f"{P}collectives.expert_parallel"] = ("direct", "hierarchical")
+    found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
+    if schedule.file is None:
+        found[f"{S}name"] = _with(schedule.name, SCHEDULES)
+        found[f"{S}chunks"] = _with(schedule.chunks, (1, 2, 4))
+    hosts = scenario.rank_hosts(scenario.topology.resolve())
+    if own.stragglers or slowdowns_of(workload, hosts):
+        found[f"{P}mapping"] = [*found[f"{P}mapping"], BY_SPEED]
+        found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, WAYS_TO_SHARE)
+        if schedule.file is None:
+            found[f"{S}microbatches_per_replica"] = _with(schedule.microbatches_per_replica, WAYS_TO_SHARE)
+    found[f"{S}prefetch"] = _with(schedule.prefetch, (0, 1, 2))
+    found[f"{S}receives"] = ("early", "in_order")
+    found[f"{S}wan_send_tokens"] = (False, True)
+    return found
+
+
+def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    """Where ranks are, and by which algorithms collectives are done that name none."""
+    workload, trace = scenario.workload, recorded_trace(scenario.workload)
+    found: dict[str, Sequence[Any]] = {}
+    orders = [AS_RECORDED, *map(list, placements_of(trace))]
+    found["workload.placement"] = _with(list(workload.placement or ()) or AS_RECORDED, orders)
+    own = workload.mapping or CONSECUTIVE
+    found["workload.mapping"] = _with(list(own) if isinstance(own, tuple) else own, _mappings(scenario))
+    kinds = collectives_of(trace)
+    if any("all_reduce" in some for some in kinds.values()):
+        found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
+    for kind, some in kinds.items():
+        usual = [name for names in (ALGORITHMS.get(one, ()) for one in some) for name in names]
+        if usual and "." not in kind:
+            given = (workload.algorithms or {}).get(kind)
+            found[f"workload.algorithms.{kind}"] = list(dict.fromkeys([*([given] if given else []), *usual]))
+    return found
+
+
+def _mappings(scenario: Scenario) -> list[str]:
+    """By distance where there is an order to choose."""
+    several = len(scenario.topology.resolve().populated) > 2 or scenario.hosts is not None
+    return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
+
+
+def _of_network(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    found: dict[str, Sequence[Any]] = {}
+    found["policy"] = _with(scenario.policy.label, POLICIES)
+    found["transport.congestion_control"] = _with(scenario.transport.congestion_control, CONTROLS)
+    found["transport.kind"] = _with(scenario.transport.kind, ("tcp", "striped"))
+    for distance in FAR:
+        stripes = getattr(scenario.transport.stripes, distance)
+        found[f"{STRIPES}{distance}.connections"] = _with(stripes.connections, (2, 4, 8, 16))
+        found[f"{STRIPES}{distance}.outstanding"] = _with(stripes.outstanding, (32, 128, 512))
+        found[f"{STRIPES}{distance}.segment"] = _with(
+            format_size(stripes.segment_bytes), ("128 KiB", "512 KiB", "2 MiB")
+        )
+    return found
+
+
+def _degrees(scenario: Scenario) -> Iterator[tuple[str, Sequence[int]]]:
+    """Divisors of what the degrees have to multiply to; of the context, which is the job's, its own."""
+    workload = scenario.workload
+    assert workload.parallelism is not None
+    assert workload.model is not None
+    own = workload.parallelism
+    inside = max(own.accelerators_per_rank, own.tensor_parallel_degree)
+    total = math.prod(own.degrees[name] for name in DIMENSIONS) // own.context_parallel_degree
+    blocks, *_ = layers_of(workload.model)
+    most = {"tensor_parallel": inside, "pipeline_parallel": len(blocks)}
+    for name in ("data_parallel_replicate", "data_parallel_shard", "pipeline_parallel", "tensor_parallel"):
+        yield f"{P}{name}_degree", [one for one in _divisors(total) if one <= most.get(name, total)]
+    if experts := dimensions(workload.model).experts:
+        yield f"{P}expert_parallel_degree", [one for one in _divisors(experts) if one <= total]
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def _with(own: Any, usual: Iterable[Any]) -> list[Any]:
+    """The own value first."""
+    return [own, *(value for value in usual if value != own)]
+
+
+def filled(scenario: Scenario, given: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """What a scenario says to search, and beside it the usual values of all else."""
+    usual = usual_space(scenario)
+    return {**{path: values for path, values in usual.items() if path not in given}, **given}

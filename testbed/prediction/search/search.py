@@ -1,0 +1,375 @@
+"""The search: all configurations of a space, or the best by the closed form, tried; and what they are held against."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from testbed.notebooks import html_table
+from testbed.prediction.closed_form import Changes, Screener
+from testbed.prediction.closed_form_recorded import RecordedScreener
+from testbed.prediction.executors import Engine, Processes
+from testbed.prediction.search.baselines import Kind, first_of, rivals_of
+from testbed.prediction.search.errors import NothingFits
+from testbed.prediction.search.evaluation import (
+    DEGREES,
+    Configuration,
+    Evaluation,
+    Infeasible,
+    check_modelled,
+    searched,
+    wrong_degrees,
+)
+from testbed.prediction.search.evaluator import Standing, Tried, Tries
+from testbed.prediction.search.sensitivity import Sensitivity, sensitivity
+from testbed.prediction.search.space import Space, own_values
+from testbed.prediction.search.step_bound import least_step_s
+from testbed.spec.explore import ExploreSpec
+from testbed.spec.formatting import size_text, time_text
+from testbed.spec.scenario import Scenario
+
+SHOWN = 5  # of the best, in a notebook
+ROUNDS = 3  # of looking at all that differ from the best in one path
+STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
+TOLD = ".6g"  # seconds by the closed form that count as the same
+
+
+@dataclass(frozen=True)
+class Result:
+    """A configuration that fits; under a name, and of a kind, where it is compared.
+
+    tuned: whether the search chose what the baseline, or who changes one dimension alone, chooses by itself.
+    """
+
+    configuration: Configuration
+    tried: Evaluation
+    name: str = ""
+    kind: Kind | None = None
+    tuned: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, told from that of the same as given."""
+        return f"{self.name} tuned" if self.tuned else self.name
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What a search found. fitting: all that were tried and fit, the quickest first.
+
+    combinations: of the whole space; tried: how many of them the model tried, of those drawn at random what fits;
+    random: the best of as many drawn at random, which is one of `fitting`, where not all were tried; infeasible: how
+    many each constraint kept out, one example each. baselines, single: as given, then tuned. indifferent: paths whose
+    other values, where they fit, leave the best as it is; kept: those of which it has the scenario's own. sensitivity:
+    of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the quickest first.
+    """
+
+    combinations: int
+    tried: int
+    fitting: Sequence[Result]
+    baselines: Sequence[Result]
+    single: Sequence[Result]
+    random: Result | None
+    infeasible: Mapping[str, int]
+    examples: Mapping[str, Infeasible]
+    indifferent: Mapping[str, Any] = field(default_factory=dict)
+    sensitivity: Sensitivity | None = None
+    chosen: Sequence[Result] = ()
+    kept: Sequence[str] = ()
+
+    @property
+    def best(self) -> Result:
+        """The quickest."""
+        return self.fitting[0]
+
+    @property
+    def distinct(self) -> list[Result]:
+        """Where a value makes no difference to the model, one for all, the quickest first."""
+        found: dict[Evaluation, Result] = {}
+        for result in self.fitting:
+            found.setdefault(result.tried, result)
+        return list(found.values())
+
+    def compared(self, most: int) -> list[Result]:
+        """The baselines, the best of each dimension alone and at random, and so many of the best of all."""
+        named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
+        best = (self.chosen or self.distinct)[:most]
+        return [
+            *named,
+            *(replace(result, name=f"best {n}", kind="best") for n, result in enumerate(best, 1)),
+        ]
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        best_s = self.best.tried.step_time_s
+        rows = [
+            [
+                result.label,
+                str(result.configuration),
+                time_text(result.tried.step_time_s),
+                f"{result.tried.step_time_s / best_s:.2f}x",
+                size_text(result.tried.wan_bytes),
+            ]
+            for result in sorted(self.compared(SHOWN), key=lambda result: result.tried.step_time_s)
+        ]
+        before = [f"The best, by the model: {self.best.configuration}. {time_text(best_s)} a step."]
+        after = [
+            f"{self.tried:,} tried of {self.combinations:,} combinations, of which {len(self.fitting):,} fit."
+        ]
+        headings = ("", "configuration", "step time", "against the best", "between buildings")
+        return html_table(headings, rows, before, after)
+
+    @property
+    def pareto(self) -> list[Result]:
+        """Those than which no other is quicker and sends less between buildings, by step time."""
+        found: list[Result] = []
+        for result in self.fitting:
+            if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
+                found.append(result)
+        return found
+
+
+@dataclass
+class Search:
+    """One search of a scenario's `explore`. progress: told how far it is; known: results so far, by key.
+
+    found: told of each that is new; engine: by which configurations are tried; at_random: whether as many are tried at
+    random, too, where not all are.
+    """
+
+    scenario: Scenario
+    progress: Callable[[Standing], None] = lambda standing: None
+    known: dict[str, Tried] = field(default_factory=dict)
+    found: Callable[[Configuration, Tried], None] = lambda configuration, tried: None
+    engine: Engine = field(default_factory=Processes)
+    at_random: bool = True
+
+    def run(self) -> Exploration:
+        """NothingFits, WorkStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
+        explore = self._explore
+        check_modelled(self.scenario)
+        space = Space(explore.space, {})
+        first = first_of(self.scenario, explore)
+        rivals = rivals_of(self.scenario, explore)
+        budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
+        least_s = least_step_s(self.scenario)
+        with Tries(
+            self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
+        ) as tries:
+            # as given, so that there is an answer at once: the closed form may have millions to look at
+            tries.all([one for rival in rivals if rival.space.size == 1 for one in rival.space], among=False)
+            joint = self._search(tries, space, among=True)
+            if not any(isinstance(tried, Evaluation) for tried in joint.values()):
+                raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))
+            held_against = [
+                replace(best, name=rival.name, kind=rival.kind, tuned=rival.tuned)
+                for rival in rivals
+                for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
+            ]
+            self._overtake(tries, space, joint, self._within(space, held_against))
+            luck = self._random(tries, space)
+            self._overtake(tries, space, joint, [one.configuration for one in luck])
+            fitting = self._sorted(joint)
+            infeasible, examples = _misfits(joint)
+            indifferent = self._indifferent(tries, space, fitting[0])
+            return Exploration(
+                explore.size,
+                len(joint),
+                fitting,
+                [result for result in held_against if result.kind == "baseline"],
+                [result for result in held_against if result.kind == "single"],
+                next((replace(one, name="random search", kind="random") for one in luck), None),
+                infeasible,
+                examples,
+                indifferent,
+                self._sensitivity(tries, fitting[0], first),
+                kept=[path for path in indifferent if self._own.get(path) == indifferent[path]],
+            )
+
+    @cached_property
+    def _explore(self) -> ExploreSpec:
+        return searched(self.scenario, self.scenario.name)
+
+    @cached_property
+    def _screener(self) -> Screener | RecordedScreener:
+        return RecordedScreener(self.scenario) if self.scenario.workload.recorded else Screener(self.scenario)
+
+    @cached_property
+    def _own(self) -> Mapping[str, Any]:
+        return own_values(self.scenario, self._explore.space)
+
+    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[Result]:
+        """Those that fit, the quickest first; of what takes the same, that which leaves most as the scenario has it."""
+
+        def order(result: Result) -> tuple[float, int, str]:
+            changes = result.configuration.changes
+            changed = sum(path not in self._own or self._own[path] != changes[path] for path in changes)
+            return result.tried.step_time_s, changed, result.configuration.key
+
+        places = {path: place for place, path in enumerate(self._explore.space)}
+
+        def told(one: Configuration) -> Configuration:
+            """In the order of the scenario's space."""
+            return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
+
+        fits = [Result(told(one), tried) for one, tried in some.items() if isinstance(tried, Evaluation)]
+        return sorted(fits, key=order)
+
+    def _search(self, tries: Tries, space: Space, *, among: bool) -> dict[Configuration, Tried]:
+        """What was tried of a space: all; or the best by the closed form, of those that it cannot tell the best by the
+        model, and what differs from the best of all in one path.
+        """
+        explore = self._explore
+
+        found: dict[Configuration, Tried] = {}
+        note = partial(_note, tries, found, among=among)
+        if space.size <= explore.tries:
+            note(list(space))
+            return found
+        seen = {path: values for path, values in space.values.items() if self._screener.looks_at(path)}
+        if math.prod(map(len, seen.values())) > self._screener.most:
+            seen = {path: values for path, values in seen.items() if path.startswith(self._screener.coarse)}
+        unseen = {path: values for path, values in space.values.items() if path not in seen}
+        usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
+        alike = Space(unseen, {}).size
+        groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
+        note(self._screened(tries, Space(seen, {**usual, **space.base}), groups))
+        if alike <= explore.tries:
+            for group in self._sorted(found):
+                if alike == 1 or len(found) >= explore.tries:
+                    break
+                note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+            starts = 1
+        else:
+            starts = STARTS
+        for start in self._sorted(found)[:starts]:
+            self._descend(space, start, found, note)
+            if len(found) >= explore.tries:
+                break
+        return found
+
+    def _within(self, space: Space, rivals: Sequence[Result]) -> list[Configuration]:
+        """Those of the rivals that the space has, with the scenario's own values where they say nothing."""
+        first = {path: values[0] for path, values in space.values.items()}  # where nobody says what it is
+        within = []
+        for rival in rivals:
+            changes = {**first, **self._own, **rival.configuration.changes}
+            if changes.keys() == first.keys() and all(
+                changes[path] in values for path, values in space.values.items()
+            ):
+                within.append(Configuration({path: changes[path] for path in space.values}))
+        return within
+
+    def _overtake(
+        self,
+        tries: Tries,
+        space: Space,
+        joint: dict[Configuration, Tried],
+        others: Sequence[Configuration],
+    ) -> None:
+        """What else was tried of the space is of all that was tried; from one that is quicker the search goes on."""
+        note = partial(_note, tries, joint, among=True)
+        before_s = self._sorted(joint)[0].tried.step_time_s
+        note([one for one in dict.fromkeys(others) if one not in joint])
+        best = self._sorted(joint)[0]
+        if best.tried.step_time_s < before_s:
+            self._descend(space, best, joint, note)
+
+    def _descend(
+        self,
+        space: Space,
+        start: Result,
+        found: Mapping[Configuration, Tried],
+        note: Callable[[Sequence[Configuration]], None],
+    ) -> None:
+        """From one on to the quickest that differs in one path, as long as there is one."""
+        best: Result | None = None
+        here: Result | None = start
+        for _ in range(ROUNDS):
+            if here is None or here == best:
+                break
+            best = here
+            near = [one for some in space.neighbours(best.configuration).values() for one in some]
+            note([one for one in near if one not in found and self._screener.step_s(one.changes) is not None])
+            around = {one: found[one] for one in (best.configuration, *near) if one in found}
+            here = next(iter(self._sorted(around)), None)
+
+    def _screened(self, tries: Tries, space: Space, most: int) -> list[Configuration]:
+        """Of those that fit the best by the closed form, in turn one of each time that it tells apart."""
+        degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
+        some: Iterable[Configuration] = space.where(
+            degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
+        )
+        if space.size > self._screener.most:
+            numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
+            some = map(space.numbered, numbers)
+        levels: dict[float, list[Configuration]] = {}
+        for number, one in enumerate(some):
+            tries.screened(number)
+            seconds = self._screener.step_s(one.changes)
+            if seconds is None:
+                continue
+            alike = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
+            if len(alike) < most:
+                alike.append(one)
+            if len(levels) > 2 * most:  # of millions
+                levels = {level: levels[level] for level in heapq.nsmallest(most, levels)}
+        quickest = [levels[seconds] for seconds in sorted(levels)]
+        # one of each first: of what it takes for alike many fill the budget, and say the same
+        turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
+        return list(itertools.islice(turns, most))
+
+    def _random(self, tries: Tries, space: Space) -> list[Result]:
+        """What fits of as many tries at random, the quickest first; none where all are tried."""
+        explore = self._explore
+        if space.size <= explore.tries or not self.at_random:
+            return []
+        draw = random.Random(f"{self.scenario.seed}/random")
+        some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
+        return self._sorted(dict(zip(some, tries.all(some, among=True), strict=True)))
+
+    def _indifferent(self, tries: Tries, space: Space, best: Result) -> dict[str, Any]:
+        """Paths whose other values, where they fit, change nothing, with what the best has there."""
+        found = {}
+        for path, others in space.neighbours(best.configuration).items():
+            fits = [tried for tried in tries.all(others, among=False) if isinstance(tried, Evaluation)]
+            if fits and all(tried == best.tried for tried in fits):
+                found[path] = best.configuration.changes[path]
+        return found
+
+    def _sensitivity(self, tries: Tries, best: Result, baseline: Changes | None) -> Sensitivity | None:
+        """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
+        if baseline is None:
+            return None
+        first = {**self._own, **baseline}
+        changes = best.configuration.changes
+        return sensitivity(first, changes, lambda some: tries.all(some, among=False))
+
+
+def _note(
+    tries: Tries, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
+) -> None:
+    found.update(zip(some, tries.all(some, among=among), strict=True))
+
+
+def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
+    """How many each constraint keeps out, and one of them."""
+    some = [one for one in tried.values() if isinstance(one, Infeasible)]
+    return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
+
+
+def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
+    if not infeasible:
+        return f"of {total} configurations none has degrees that go with the ranks, layers and sequences"
+    reasons = []
+    for constraint, count in infeasible.most_common():
+        one = examples[constraint]
+        reasons.append(f"{count} because of {constraint} (one has {one.found}, expected {one.expected})")
+    return f"none of {total} configurations fits: {'; '.join(reasons)}"

@@ -1,0 +1,95 @@
+"""Spaces of configurations: all combinations of some paths' values, of a whole search or of a baseline's choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from testbed.prediction.closed_form import Changes
+from testbed.prediction.search.evaluation import Configuration
+from testbed.spec.errors import ConfigError
+from testbed.spec.scenario import Scenario
+
+Values = Mapping[str, Sequence[Any]]
+"""What may differ: paths as `--set` takes them, each with its values."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Combinations of `values`, each with what they all have in `base`."""
+
+    values: Values
+    base: Changes
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are."""
+        return math.prod(map(len, self.values.values()))
+
+    def __iter__(self) -> Iterator[Configuration]:
+        for chosen in itertools.product(*self.values.values()):
+            yield self._with(dict(zip(self.values, chosen, strict=True)))
+
+    def where(self, paths: Sequence[str], fits: Callable[[Changes], bool]) -> Iterator[Configuration]:
+        """Those whose values at some paths fit together, which is asked once for each of their combinations."""
+        some = {path: values for path, values in self.values.items() if path in paths}
+        rest = Space({path: values for path, values in self.values.items() if path not in some}, {})
+        for one in Space(some, self.base):
+            if fits(one.changes):
+                for other in rest:
+                    yield Configuration({**one.changes, **other.changes})
+
+    def numbered(self, number: int) -> Configuration:
+        """The combination of that number, from 0."""
+        chosen = {}
+        for path, values in reversed(tuple(self.values.items())):
+            number, index = divmod(number, len(values))
+            chosen[path] = values[index]
+        return self._with(dict(reversed(tuple(chosen.items()))))
+
+    def neighbours(self, configuration: Configuration) -> dict[str, list[Configuration]]:
+        """By path, those that differ from this one there alone."""
+        changes = configuration.changes
+        return {
+            path: [Configuration({**changes, path: value}) for value in values if value != changes.get(path)]
+            for path, values in self.values.items()
+        }
+
+    def _with(self, chosen: Changes) -> Configuration:
+        return Configuration({**self.base, **chosen})
+
+
+def chosen_by(entry: Mapping[str, Any], values: Values) -> Space:
+    """What a baseline of `data/baselines.yaml` chooses by itself, in a search over these values."""
+    own: dict[str, Sequence[Any]] = {}
+    for pattern, knob in entry["tunes"].items():
+        if "values" in knob:
+            own[pattern] = knob["values"]
+        else:
+            own |= {path: some for path, some in values.items() if fnmatchcase(path, pattern)}
+    return varied(entry["changes"], own)
+
+
+def varied(changes: Changes, values: Values) -> Space:
+    """Changes of which these values take the place of their own."""
+    return Space(values, {path: value for path, value in changes.items() if path not in values})
+
+
+def own_values(scenario: Scenario, values: Values) -> dict[str, Any]:
+    """Those of these values that the scenario has itself, by path."""
+    alone = scenario.changed({}, scenario.name)
+    found = {}
+    for path, some in values.items():
+        for value in some:
+            try:
+                same = scenario.changed({path: value}, scenario.name) == alone
+            except ConfigError:
+                continue
+            if same:
+                found[path] = value
+                break
+    return found

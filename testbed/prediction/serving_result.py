@@ -1,0 +1,62 @@
+"""Requests of a simulation of which it is decided as they come who serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from testbed.workload.dependency_tracker import Tracker
+from testbed.workload.dispatch import Carried, Dispatching, Growing, Sending
+from testbed.workload.plan import JobPlan, Operation
+
+
+class Simulates(Protocol):
+    """What a plan is carried out by, where ranks can be given more to do."""
+
+    plan: JobPlan
+    now_s: float
+    trackers: list[Tracker]
+
+    def extend(self, rank: int, operations: Sequence[Operation]) -> None:
+        """Give a rank more to do."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Act after so long."""
+
+
+class Served:
+    """Decides who serves requests of a simulation as they come, and has ranks do it. Notes of it take no time."""
+
+    def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:
+        self.simulation, self.dispatching = simulation, dispatching
+        self.dispatcher, self.growing = dispatching.dispatcher(), Growing(dispatching)
+
+    def ended(self, rank: int, index: int) -> None:
+        """An operation is over."""
+        if rank != self.dispatching.entry:
+            return
+        now_s = self.simulation.now_s
+        if index < len(self.dispatching.sizes):  # a batch is closed
+            self._carry(self.dispatcher.send(index, now_s))
+        elif index in self.growing.answered:
+            self.dispatcher.answered(self.growing.answered[index], now_s)
+
+    def _carry(self, sending: Sending) -> None:
+        key, now_s = self.dispatching.key(sending), self.simulation.now_s
+        for rank in self.dispatching.ranks(key):
+            plan = self.simulation.trackers[rank].plan
+            part = self.growing.part(key, sending.number, rank, plan)
+            self.simulation.extend(rank, part)
+        if (due_s := self.dispatcher.rules.retry_s) is not None:
+            self.simulation.later(due_s, lambda: self._again(now_s + due_s))
+
+    def _again(self, due_s: float) -> None:
+        for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):
+            self._carry(sending)
+
+    def carried(self) -> Carried:
+        """All of it, when it is over."""
+        simulation = self.simulation
+        plan = replace(simulation.plan, ranks=tuple(tuple(own.plan) for own in simulation.trackers))
+        return Carried(plan, self.dispatcher.found, self.growing.answers)

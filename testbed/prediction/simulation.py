@@ -1,0 +1,398 @@
+"""A job's plan carried out by nobody on a fluid network: when everything begins and ends, or why it never would.
+
+Ranks' operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages
+of the same plans. Computing takes its time exactly, messages what the fluid makes of them and `message_s` at each end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from random import Random
+from statistics import mean
+from typing import cast
+
+from testbed.comm.collectives.registry import rows_algorithm_of
+from testbed.comm.transport import Software
+from testbed.gc_control import forget
+from testbed.net.paths.network import Lateness, Members, Network
+from testbed.prediction.collective_driver import Call, Carrying, Events
+from testbed.prediction.compute_clock import Computers
+from testbed.prediction.connection_state import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
+from testbed.prediction.message_list import SizedStage, sized
+from testbed.prediction.protocols import MEAN, Key
+from testbed.prediction.serving_result import Served
+from testbed.prediction.symmetry import Folder, Isolated, alone_key, alone_plan, alone_software
+from testbed.prediction.timeline import Stuck, Timeline
+from testbed.workload.dependency_tracker import Tracker, orders_of
+from testbed.workload.dispatch import Dispatching
+from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
+
+MOST_WARMUP = 8  # that is played, of steps
+SAME = 1e-6  # of two steps, one after the other, of which the next ones are no others
+SETTLED = 1e-3  # the same, where nothing but opening windows makes steps differ
+PACED = 4  # times that a collective of connections that are paced is played alone
+
+
+def simulate(
+    plan: JobPlan,
+    network: Network,
+    itemsize: int,
+    software: Software | None = None,
+    *,
+    folded: bool = False,
+    draws: Sequence[Random] = (),
+    dispatching: Dispatching | None = None,
+    before: Before = NOTHING_BEFORE,
+    alone: dict[Hashable, Isolated] | None = None,
+) -> Timeline:
+    """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
+
+    folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
+    what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
+    the plan, and the one nearest to their mean is returned; without all are late by the mean. Of collectives that are
+    folded, those of TCP's windows and of a transport that mends losses itself take what they do on average of as many
+    draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
+    `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
+    collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
+    of this plan are put to. Stuck, NobodyServes.
+    """
+    whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
+    whole.lone_draws = len(draws) if network.mends or network.begins else 0
+    whole.alone = {} if alone is None else alone
+    try:
+        return _told(whole, draws, before)
+    finally:
+        forget(whole.plays)
+
+
+def simulate_in_a_row(
+    plan: JobPlan,
+    network: Network,
+    itemsize: int,
+    software: Software,
+    draw: Random,
+    before: Before,
+    count: int,
+) -> list[float]:
+    """What so many steps take one after the other, message by message, with losses as `draw` has them. Stuck."""
+    whole = _Simulation(plan, network, itemsize, software, folded=False)
+    try:
+        return list(whole.in_a_row(Lateness(draw), before, count))
+    finally:
+        forget(whole.plays)
+
+
+def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeline:
+    if whole.network.packets and not draws:
+        return whole.drawn(MEAN, before)
+    # in collectives nothing is drawn for the whole step
+    if not draws or (whole.folder is not None and not whole.plan.has(Message)):
+        return _settled(whole, min(before.steps, MOST_WARMUP))
+    drawn = [whole.drawn(Lateness(draw), before) for draw in draws]
+    mean_s = mean(timeline.step_time_s for timeline in drawn)
+    return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
+
+
+def _settled(step: _Simulation, warmup: int) -> Timeline:
+    """The median of the last three of so many steps and one more, each with what connections keep of that before it."""
+    found = [step.run()]
+    while len(found) <= warmup and step.connections.kept.matters:
+        step = step.again(MEAN)
+        found.append(step.run())
+    last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
+    return last[(len(last) - 1) // 2]
+
+
+class _Simulation(Carrying):
+    def __init__(
+        self,
+        plan: JobPlan,
+        network: Network,
+        itemsize: int,
+        software: Software,
+        folded: bool,
+        lateness: Lateness = MEAN,
+        dispatching: Dispatching | None = None,
+        kept: Kept = NOTHING_KEPT,
+    ) -> None:
+        super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
+        self.plan = plan
+        self.trackers = (
+            list(map(Tracker, plan.ranks, orders_of(plan)))
+            if dispatching is None
+            else [Tracker(list(operations)) for operations in plan.ranks]
+        )
+        self.serving = None if dispatching is None else Served(self, dispatching)
+        self.begun = [[0.0] * len(operations) for operations in plan.ranks]
+        self.ended = [[0.0] * len(operations) for operations in plan.ranks]
+        self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
+        # whether operations are no more than their computing, or their messages
+        self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
+        self.sequence: dict[tuple[int, int], int] = {}
+        self.folder = Folder(network, itemsize, self._alone) if folded else None
+        self.gathered: dict[Key, list[Callable[[], None]]] = {}
+        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
+        self.lone_draws = 0  # of collectives that are folded
+        self.alone: dict[Hashable, Isolated] = {}
+        self.plays: list[_Simulation] = [self]  # of this plan
+
+    def again(self, lateness: Lateness, kept: Kept | None = None) -> _Simulation:
+        """The same from its beginning, but for when messages arrive; what is folded stays.
+
+        kept: of its connections; None: all, as it is now.
+        """
+        serving = None if self.serving is None else self.serving.dispatching
+        kept = self.connections.kept if kept is None else kept
+        other = _Simulation(
+            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
+        )
+        other.folder, other.sized, other.plays = self.folder, self.sized, self.plays
+        self.plays.append(other)
+        return other
+
+    def drawn(self, lateness: Lateness, before: Before) -> Timeline:
+        """The step after others on the same connections, once windows have opened, or have settled who loses what."""
+        step = self._behind(lateness, before)
+        found = [step.run()]
+        while len(found) < before.told and not lateness.draw and (step.differs or len(found) < before.trials):
+            step = step.again(MEAN)
+            found.append(step.run())
+            same = SAME if step.differs else SETTLED
+            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=same):
+                break
+        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+
+    def in_a_row(self, lateness: Lateness, before: Before, count: int) -> Iterator[float]:
+        """What so many steps take on the same connections, after others; seconds."""
+        step = self._behind(lateness, before)
+        for _ in range(count):
+            took_s = step.run().step_time_s
+            yield took_s
+            step.connections.shift(took_s)
+            step = step.again(lateness)
+
+    def _behind(self, lateness: Lateness, before: Before) -> _Simulation:
+        """The step that comes next, after what is done before."""
+        step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
+        if self.network.begins or self.network.first_pace or self.network.packets:
+            for _ in range(before.times):
+                step.connections.open(len(self.plan.ranks), before)
+                step.pass_time()
+            if step.now_s:
+                step = step.again(lateness)
+            for _ in range(min(before.steps, MOST_WARMUP)):
+                step.connections.shift(step.run().step_time_s)
+                step = step.again(lateness)
+        return step
+
+    @property
+    def differs(self) -> bool:
+        """Whether the next step may take something else: for other rates or round trips, or as windows go by losses."""
+        return self.network.looks_for_rates or self.connections.overflowed
+
+    def run(self) -> Timeline:
+        for rank in range(len(self.plan.ranks)):
+            self._start_ready(rank)
+        self.pass_time()
+        if any(tracker.open for tracker in self.trackers):
+            raise Stuck(self._why())
+        spans = (
+            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
+        )
+        timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
+        # as `forget` does, of what is large
+        self.trackers, self.begun, self.ended = [], [], []
+        self.gathered.clear()
+        self.boxes.clear()
+        return timeline
+
+    def _why(self) -> str:
+        waits = []
+        for rank, tracker in enumerate(self.trackers):
+            if tracker.open:
+                names = [tracker.plan[index].name for index in tracker.under_way()]
+                waits.append(f"rank {rank} in {', '.join(names[:3])}")
+        return f"never comes to an end: {'; '.join(waits[:8])}"
+
+    # ---- operations
+
+    def extend(self, rank: int, operations: Sequence[Operation]) -> None:
+        """Give a rank more to do."""
+        self.trackers[rank].extend(operations)
+        self.begun[rank] += [0.0] * len(operations)
+        self.ended[rank] += [0.0] * len(operations)
+        self._start_ready(rank)
+
+    def _start_ready(self, rank: int) -> None:
+        tracker, begun = self.trackers[rank], self.begun[rank]
+        while tracker.ready:
+            index = tracker.ready.pop(0)
+            begun[index] = self.now_s
+            self._start(rank, index, tracker.plan[index])
+
+    def _start(self, rank: int, index: int, operation: Operation) -> None:
+        over = partial(self._over, rank, index)
+        if self.at_once and isinstance(operation, (Computing, Pause)):
+            if self.serving is None and self.trackers[rank].following[index] >= 0:
+                self._pass(rank, index, operation.duration_s)
+            else:
+                self.later(operation.duration_s, over)
+        elif isinstance(operation, Computing):
+            self.computing[rank].begin(operation.duration_s, over)
+        elif isinstance(operation, Pause):
+            self.later(operation.duration_s, over)
+        elif isinstance(operation, Block):
+            self._move(rank, operation, over)
+        elif self.at_once:
+            self._exchange_messages(rank, operation, over)
+        else:
+            self._communicate(rank, operation, over)
+
+    def _pass(self, rank: int, first: int, duration_s: float) -> None:
+        """Time, of an operation and of those that follow it alone: whatever happens meanwhile, its end is known."""
+        tracker = self.trackers[rank]
+        following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
+        begun, ended = self.begun[rank], self.ended[rank]
+        index, many, at_s = first, 0, self.now_s + duration_s
+        while (after := following[index]) >= 0:
+            ended[index] = begun[after] = at_s
+            index = after
+            many += 1
+            at_s += plan[after].duration_s
+
+        def over() -> None:
+            tracker.done_on_the_way(first, many)
+            self._over(rank, index)
+
+        if at_s > self.now_s:
+            self.at(at_s, over)
+        else:
+            self.soon.append(over)
+
+    def _over(self, rank: int, index: int) -> None:
+        tracker = self.trackers[rank]
+        self.ended[rank][index] = self.now_s
+        tracker.done(index)
+        if tracker.ready:
+            self._start_ready(rank)
+        if self.serving is not None:
+            self.serving.ended(rank, index)
+
+    def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+        """With what an operation takes beside its messages, and from others' computing."""
+        software, computing = self.software, self.computing[rank]
+
+        def ended() -> None:
+            computing.alone()
+            over()
+
+        def complete() -> None:
+            if software.completion_s:
+                self.later(software.completion_s, ended)
+            else:
+                ended()
+
+        computing.beside()
+        if software.launch_s:
+            self.later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
+        else:
+            self._exchange_messages(rank, operation, complete)
+
+    def _move(self, rank: int, block: Block, over: Callable[[], None]) -> None:
+        """Through windows, without a control part, and nothing taken of computing."""
+        ends = (rank, block.peer) if block.sends else (block.peer, rank)
+        key = ("block", *ends, block.tag)
+        if block.sends:
+            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(over)
+        else:
+            self.wait_signal(key).and_then(over)
+
+    def _exchange_messages(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+        if isinstance(operation, Message):
+            ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+            key = ("message", *ends, operation.tag)
+            dscp, size_bytes = self.plan.dscp(operation), operation.numel * self.itemsize
+            if operation.sends:
+                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(over)
+            else:
+                self.receive(key, ends, size_bytes, dscp).and_then(over)
+        elif isinstance(operation, GroupCollective):
+            if self.folder is None:
+                self.drive(self._collective(rank, operation), over)
+            else:
+                self._join(rank, operation, self.folder, over)
+
+    # ---- collectives as one flow each
+
+    def _join(self, rank: int, operation: GroupCollective, folder: Folder, over: Callable[[], None]) -> None:
+        """All members' part begins when the last of them comes, and ends for all at once."""
+        _, members = self.plan.groups[operation.group]
+        together = self.gathered.setdefault(self._number(rank, operation), [])
+        together.append(over)
+        if len(together) < len(members):
+            return
+
+        def done() -> None:
+            for end in together:
+                end()
+
+        flow = folder.flow(operation, self.plan)
+        if flow is None:
+            done()
+            return
+
+        def left() -> None:
+            self.later(flow.rest_s, done)
+
+        self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
+
+    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
+        """What a collective takes, message by message, with nothing else on the network."""
+        key = alone_key(self.plan, operation, members, dscp)
+        if key not in self.alone:
+            self.alone[key] = self._isolated(operation, members, dscp)
+        return self.alone[key]
+
+    def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
+        plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
+        # who waits for several messages waits for the latest: late by the mean they would not be apart
+        drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
+        kept, took_s, plays = NOTHING_KEPT, [], []
+        # a pace by what was delivered goes up in a few
+        for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
+            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
+            took_s.append(one.run().step_time_s)
+            one.connections.shift(took_s[-1])
+            plays.append(one)
+            kept = one.connections.kept
+        found = Isolated(mean(took_s) if drawn else took_s[-1], plays[0].worked_s, plays[0].burst_bytes)
+        forget(plays)
+        return found
+
+    # ---- collectives, by the plans that real ranks have
+
+    def _number(self, rank: int, operation: GroupCollective) -> Key:
+        """A rank's next collective of a group, by a name that is the same for all members."""
+        number = self.sequence.get((rank, operation.group), 0)
+        self.sequence[rank, operation.group] = number + 1
+        return "collective", operation.group, number
+
+    def _collective(self, rank: int, operation: GroupCollective) -> Events:
+        _, members = self.plan.groups[operation.group]
+        key, dscp, own = self._number(rank, operation), self.plan.dscp(operation), members.index(rank)
+        if operation.uneven:
+            how = rows_algorithm_of(operation.collective, operation.algorithm)
+            yield from self.exchange(Call(members, own, key, dscp), operation.sent_rows(), how)
+            return
+        alike = operation.sending, own
+        if alike not in self.sized:
+            self.sized[alike] = sized(self.plan, operation, own, self.itemsize)
+        channels = self.sized[alike]
+        if len(channels) == 1:
+            yield from self.channel((*key, 0), dscp, channels[0])
+            return
+        yield [
+            self.begin(self.channel((*key, channel), dscp, stages)) for channel, stages in enumerate(channels)
+        ]

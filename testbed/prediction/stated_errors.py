@@ -1,0 +1,72 @@
+"""How far off the model was where it was held against packets that it had not seen, by kind of scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.spec.catalogue import model_errors
+from testbed.spec.scenario import Scenario
+from testbed.workload.models import dimensions
+
+MEASURED_TRANSPORTS = ("tcp", "striped")  # which benchmarks/held_out draws from
+
+
+@dataclass(frozen=True)
+class ModelErrors:
+    """Errors at all points of one kind, as parts of what packets took; what: the kind in words.
+
+    median: the largest one of so many points that tell theirs, with `of` configurations; worst: of all `measured`.
+    """
+
+    what: str
+    median: float
+    points: int
+    of: int
+    worst: float
+    measured: int
+
+
+def errors_of(entry: Any) -> ModelErrors:
+    """Return the errors of an entry of `data/model_errors.yaml`."""
+    points = entry["points"]
+    told = [point for point in points if "median" in point]
+    return ModelErrors(
+        entry["what"],
+        max(float(point["median"]) for point in told),
+        len(told),
+        sum(point["measured"] for point in told),
+        max(float(point["worst"]) for point in points),
+        sum(point["measured"] for point in points),
+    )
+
+
+def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
+    """Return the worst error that is stated of the model on such scenarios, as a share; None where none is.
+
+    by_packets: whether the model plays the step packet by packet; else by the fluid.
+    """
+    kind = kind_of(scenario)
+    if kind is None or scenario.transport.kind not in MEASURED_TRANSPORTS:
+        return None
+    found = model_errors().get(f"{kind}_by_packets" if by_packets else kind)
+    return None if found is None else errors_of(found).worst
+
+
+def kind_of(scenario: Scenario) -> str | None:
+    """Return the name of the scenario's kind in `data/model_errors.yaml`; None where no such was measured."""
+    workload, lossy = scenario.workload, scenario.topology.resolve().lossy
+    if workload.recorded:
+        return None if lossy else "recorded"
+    if workload.collectives or workload.exchange is not None:
+        return "lossy_collectives" if lossy else "collectives"
+    if workload.model is None and workload.stage is None:
+        return None
+    if lossy:
+        return "lossy"
+    parallelism = workload.parallelism
+    if parallelism is not None and parallelism.context_parallel_degree > 1:
+        return "long_context"
+    experts = workload.model is not None and dimensions(workload.model).experts
+    spread = parallelism is not None and parallelism.expert_parallel_degree > 1
+    return "experts" if experts or spread else "training"

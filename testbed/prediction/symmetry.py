@@ -1,0 +1,117 @@
+"""A collective as one flow: what all of its messages together load each part of the network with.
+
+Exact where nothing else is on the network, for there it takes what it takes message by message. Where other traffic
+is, its bytes share with that as the connections that they go on would; what is not bytes (latency, software, waiting
+for one another) comes after them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from testbed.comm.transport import Software
+from testbed.net.paths.network import Ends, Members, Network, PartShares, Path
+from testbed.prediction.max_min import fair_rates
+from testbed.workload.plan import GroupCollective, JobPlan, RankPlan
+from testbed.workload.plan_traffic import group_traffic
+
+
+class Isolated(NamedTuple):
+    """What a collective takes with nothing else on the network, and each rank's software of that.
+
+    burst_bytes: the most that any connection has to send at once.
+    """
+
+    seconds: float
+    software_s: Sequence[float]
+    burst_bytes: float
+
+
+def software_of(rank: int) -> str:
+    """The part of a network that a rank's software is: it carries a second of work per second."""
+    return f"software of rank {rank}"
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveFlow:
+    """size_bytes: of the connection with the most. shares: what goes through each part for each byte of that one.
+
+    rest_s: what the collective takes alone, beyond its bytes. burst_bytes: of those that it has to send at once.
+    """
+
+    size_bytes: float
+    shares: PartShares
+    rest_s: float
+    burst_bytes: float
+
+
+def alone_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
+    """Equal for collectives that take the same alone, whatever their group's number, and in whichever plan."""
+    _, *sending = operation.sending
+    return *sending, members, plan.near_of(operation.group), plan.tuning, dscp
+
+
+def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
+    """Of a collective of one of the plan's groups, and of nothing else."""
+    alone: RankPlan = (replace(operation, group=0, after=(), stream=""),)
+    ranks = tuple(alone if rank in members else () for rank in range(len(plan.ranks)))
+    groups, near = (("alone", members),), plan.near or plan.buildings
+    return JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=plan.tuning, near=near)
+
+
+def alone_software(software: Software) -> Software:
+    """Of a collective alone: who joins in has paid for beginning and ending."""
+    return replace(software, launch_s=0.0, completion_s=0.0)
+
+
+class Folder:
+    """Folds a plan's collectives; alike ones once. alone: carries one out, message by message."""
+
+    def __init__(
+        self,
+        network: Network,
+        itemsize: int,
+        alone: Callable[[GroupCollective, Members, int], Isolated],
+    ) -> None:
+        self.network, self.itemsize, self.alone = network, itemsize, alone
+        self._known: dict[object, CollectiveFlow | None] = {}
+
+    def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
+        """Of one of the plan's groups; None where nothing is sent."""
+        key = operation.sending, plan.dscp(operation)
+        if key not in self._known:
+            self._known[key] = self._fold(operation, plan)
+        return self._known[key]
+
+    def _fold(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
+        _, members = plan.groups[operation.group]
+        near, dscp = plan.near_of(operation.group), plan.dscp(operation)
+        pairs = group_traffic(operation, members, self.itemsize, near, plan.tuning)
+        if not any(pairs.values()):
+            return None
+        loads: Counter[str] = Counter()
+        most = 0.0
+        for path, size_bytes in self._paths(pairs, dscp):
+            most = max(most, size_bytes)
+            loads.update(dict.fromkeys(path.parts, size_bytes))
+        alone = self.alone(operation, members, dscp)
+        bytes_s = max(load / self.network.capacities[part] for part, load in loads.items())
+        software = {software_of(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
+        busy_s = max(bytes_s, *software.values(), 0.0)
+        shares = {part: load / most for part, load in (*loads.items(), *software.items())}
+        return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
+
+    def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
+        """Every path that the pairs' bytes take, with those that take it: on several as many as each carries."""
+        taken = {ends: self.network.paths_of(ends, dscp) for ends in pairs}
+        rates: Iterator[float] = iter(())
+        if any(len(paths) > 1 for paths in taken.values()):
+            each = [path.shares for paths in taken.values() for path in paths]
+            rates = iter(fair_rates(self.network.capacities, each))
+        for ends, paths in taken.items():
+            own = [next(rates, 1.0) for _ in paths]
+            for path, rate in zip(paths, own, strict=True):
+                yield path, self.network.loading_bytes(ends, pairs[ends]) * rate / sum(own)

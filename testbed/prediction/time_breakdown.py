@@ -1,0 +1,148 @@
+"""A rank's step, divided: computing, communication that it waited for, and waiting for others (the bubble).
+
+A rank that does not compute waits for what its next computing needs. As far as that is on its way meanwhile, the time
+is exposed communication, of its kind and tier; as long as nobody has sent it yet, or not all have joined a collective,
+it is bubble. So is the end, from a rank's own last operation to the last rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.workload.dependency_tracker import waits
+from testbed.workload.plan import (
+    COMPUTE,
+    Computing,
+    GroupCollective,
+    Inside,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+)
+
+Spans = Sequence[Sequence[tuple[float, float]]]
+"""[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Seconds, the mean over ranks; exposed: by kind of parallelism and tier. They add up to the step's time."""
+
+    step_time_s: float
+    compute_s: float
+    bubble_s: float
+    exposed_s: Mapping[tuple[str, str], float]
+
+
+class Moves:
+    """When what is communicated was really under way."""
+
+    def __init__(self, plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> None:
+        self.plan, self.spans, self.buildings = plan, spans, buildings
+        self.senders: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        self.members: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._keys: dict[tuple[int, int], tuple[int, ...]] = {}
+        for rank, operations in enumerate(plan.ranks):
+            seen: dict[tuple[int, ...], int] = {}
+            for index, operation in enumerate(operations):
+                if isinstance(operation, Message):
+                    ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+                    message = (int(operation.sends), *ends, operation.tag)
+                    number = seen[message] = seen.get(message, 0) + 1
+                    key = (*ends, operation.tag, number)
+                    self._keys[rank, index] = key
+                    if operation.sends:
+                        self.senders[key] = (rank, index)
+                elif isinstance(operation, GroupCollective):
+                    number = seen[(operation.group,)] = seen.get((operation.group,), 0) + 1
+                    self._keys[rank, index] = (operation.group, number)
+                    self.members.setdefault((operation.group, number), []).append((rank, index))
+
+    def origin(self, rank: int, index: int) -> tuple[int, int]:
+        """Whose operation set a communication going: its sender, or who joined a collective last; itself otherwise."""
+        operation = self.plan.ranks[rank][index]
+        key = self._keys.get((rank, index))
+        if isinstance(operation, Message) and not operation.sends:
+            return self.senders[key]  # type: ignore[index]
+        if isinstance(operation, GroupCollective):
+            return max(self.members[key], key=lambda own: self.spans[own[0]][own[1]][0])  # type: ignore[index]
+        return rank, index
+
+    def under_way(self, rank: int, index: int) -> tuple[float, float]:
+        """From when on it could move, until this rank was done with it."""
+        source = self.origin(rank, index)
+        begun_s, end_s = self.spans[rank][index]
+        since_s = self.spans[source[0]][source[1]][0]
+        if self.plan.holds_receivers:  # it left when its receiver waited for it
+            since_s = max(since_s, begun_s)
+        return min(since_s, end_s), end_s
+
+    def tier(self, rank: int, index: int) -> str:
+        """Whether it goes between buildings, within one, or within its rank."""
+        operation = self.plan.ranks[rank][index]
+        others = [rank]
+        if isinstance(operation, Inside):
+            return "rank"
+        if isinstance(operation, Message):
+            others = [operation.peer]
+        elif isinstance(operation, GroupCollective):
+            others = list(self.plan.groups[operation.group][1])
+        return "wan" if any(self.buildings[other] != self.buildings[rank] for other in others) else "building"
+
+
+def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
+    """Of one step of all ranks."""
+    moves = Moves(plan, spans, buildings)
+    step_time_s = max(end for own in spans for _, end in own)
+    ranks = len(plan.ranks)
+    compute_s = bubble_s = 0.0
+    exposed: dict[tuple[str, str], float] = {}
+    for rank, operations in enumerate(plan.ranks):
+        needs = waits(operations)
+        free_s = 0.0
+        computing = [
+            number for number, operation in enumerate(operations) if isinstance(operation, Computing)
+        ]
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # on several streams, perhaps
+            begun_s, end_s = spans[rank][index]
+            needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
+            bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
+            compute_s += max(0.0, end_s - max(begun_s, free_s))
+            free_s = max(free_s, end_s)
+        tail = [index for index, operation in enumerate(operations) if _moves(operation)]
+        bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
+    return Split(
+        step_time_s,
+        compute_s / ranks,
+        bubble_s / ranks,
+        {key: seconds / ranks for key, seconds in sorted(exposed.items())},
+    )
+
+
+def _moves(operation: Operation) -> bool:
+    return isinstance(operation, Inside) or not isinstance(operation, Computing | Pause)
+
+
+def _book(
+    exposed: dict[tuple[str, str], float],
+    moves: Moves,
+    rank: int,
+    needed: Sequence[int],
+    free_s: float,
+    until_s: float,
+) -> float:
+    """Share out a pause between what was on its way, latest end first; returns what is left of it: bubble."""
+    left_s = until_s - free_s
+    end_s = until_s
+    for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
+        since_s, done_s = moves.under_way(rank, index)
+        taken_s = min(end_s, done_s) - max(free_s, since_s)
+        if taken_s > 0:
+            operation = moves.plan.ranks[rank][index]
+            key = operation.kind, moves.tier(rank, index)
+            exposed[key] = exposed.get(key, 0.0) + taken_s
+            left_s -= taken_s
+            end_s = max(free_s, since_s)
+    return max(0.0, left_s)

@@ -1,5 +1,0 @@
-"""Drawings of a run by name, each a class that registers where it stands, or in a file of one's own."""
-
-from testbed.report.panels.base import PANELS, Panel
-
-__all__ = ["PANELS", "Panel"]

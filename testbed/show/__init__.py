@@ -1,0 +1,1 @@
+"""Showing results: reports, the live page, and exchange with other tools."""

@@ -1,0 +1,27 @@
+"""What goes out to other programs and comes in from them: jobs as Chakra traces, for ASTRA-sim; topologies; figures."""
+
+from testbed.show.exchange.astra_sim import export_astra_sim
+from testbed.show.exchange.chakra import export_chakra
+from testbed.show.exchange.containerlab import export_containerlab
+from testbed.show.exchange.graphml import export_graphml
+from testbed.show.exchange.job_export import exported_job
+from testbed.show.exchange.metrics_file import MetricsForm, export_metrics
+from testbed.show.exchange.mininet import export_mininet
+from testbed.show.exchange.topology_import import Given, import_topology, parse_hosts
+from testbed.show.exchange.trackers import log_to_mlflow, log_to_wandb
+
+__all__ = [
+    "Given",
+    "MetricsForm",
+    "export_astra_sim",
+    "export_chakra",
+    "export_containerlab",
+    "export_graphml",
+    "export_metrics",
+    "export_mininet",
+    "exported_job",
+    "import_topology",
+    "log_to_mlflow",
+    "log_to_wandb",
+    "parse_hosts",
+]

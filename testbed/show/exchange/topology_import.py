@@ -1,0 +1,65 @@
+"""A topology file from somebody else's: GraphML or GML, or containerlab's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from testbed.errors import BadInput
+from testbed.show.exchange.attribute_account import counted
+from testbed.show.exchange.foreign_graph import Given, parse_hosts
+from testbed.show.exchange.graphs import read_graph
+from testbed.show.exchange.labs import read_lab
+from testbed.spec.topology import load_topology
+
+__all__ = ["Given", "import_topology", "parse_hosts"]
+GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
+
+
+def import_topology(
+    path: Path, given: Given, netem: Path | None = None, strict: bool = False
+) -> tuple[str, list[str]]:
+    """Return the text of a topology file, and what was left out of it or assumed, in words.
+
+    Args:
+        path: A network, of a kind that its ending says.
+        given: What counts where the file says nothing.
+        netem: The script with containerlab's settings of links; by default netem.sh beside the file.
+        strict: Whether anything left out or assumed is an error.
+
+    Raises:
+        BadInput: The file is no network of its kind, or, if strict, not all of it is in the topology.
+        ConfigError: The topology is none that can be built.
+    """
+    if path.suffix in (*GRAPHS, *LABS) and not path.is_file():
+        raise BadInput(where=str(path), got="no such file", expected="a network")
+    if path.suffix in GRAPHS:
+        found = read_graph(path, given)
+    elif path.suffix in LABS and given.units:
+        units = ", ".join(f"{name}={unit}" for name, unit in given.units.items())
+        raise BadInput(where=f"--unit {units}", got="it with a lab", expected="it with GraphML or GML")
+    elif path.suffix in LABS:
+        found = read_lab(path, netem)
+    else:
+        raise BadInput(where=str(path), got=path.suffix or "no ending", expected=", ".join((*GRAPHS, *LABS)))
+    data = found.topology(given)
+    load_topology(data)
+    notes = [f"left out: {what}" for what in found.left_out] + [f"assumed: {what}" for what in found.assumed]
+    if strict and notes:
+        raise BadInput(
+            where=f"{path}: --strict",
+            got=f"{counted(len(notes), 'thing')} left out or assumed",
+            expected="none",
+            hint="\n".join(notes),
+        )
+    head = f"# From {path.name}; `testbed check` shows every default.\n"
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return head + re.sub(r"(?m)^  (\w+):$", lambda match: _labelled(match[1], found.labels), text), notes
+
+
+def _labelled(name: str, labels: dict[str, str]) -> str:
+    """Return a building's line, with what the foreign file calls it behind."""
+    label = labels.get(name)
+    return f"  {name}:  # {label}" if label else f"  {name}:"

@@ -1,0 +1,163 @@
+"""What a page is told of a run: plain data in real units, which only grows while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from testbed.measure.results.records import LinkKey, hosts_by_building
+from testbed.spec.scale import Scale
+
+Json = dict[str, Any]
+Counted = tuple[float, int, float, int]
+"""Of a link at a moment, emulated: bytes and drops since any beginning, the queue's bytes, packets lost on the way."""
+RUNNING, FINISHED, FAILED = "running", "finished", "failed"
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a WAN link; rate_bps emulated."""
+
+    key: LinkKey
+    rate_bps: float
+
+
+class Readings:
+    """What the links of a part of a run carried between readings: columns as long as `times_s`, a row for each link.
+
+    Of each moment the share of the rate since the moment before, and the queue, drops and losses then.
+    """
+
+    def __init__(self, directions: Sequence[Direction], scale: Scale) -> None:
+        self.directions = directions
+        self.scale = scale
+        self.times_s: list[float] = []
+        self.used: list[list[float]] = [[] for _ in directions]
+        self.queue_bytes: list[list[float]] = [[] for _ in directions]
+        self.drops: list[list[int]] = [[] for _ in directions]
+        self.losses: list[list[int]] = [[] for _ in directions]
+        self._first: list[Counted] = []
+        self._before: tuple[float, list[float]] | None = None
+
+    def add(self, time_s: float, counted: Mapping[LinkKey, Counted]) -> None:
+        """One reading of all links, at an emulated time."""
+        rows = [counted.get(direction.key, (0.0, 0, 0.0, 0)) for direction in self.directions]
+        sent = [row[0] for row in rows]
+        before, self._before = self._before, (time_s, sent)
+        if before is None or time_s <= before[0]:
+            self._first = self._first or rows
+            return
+        self.times_s.append(round(self.scale.real_s(time_s), 6))
+        for at, (direction, row) in enumerate(zip(self.directions, rows, strict=True)):
+            share = 8 * (row[0] - before[1][at]) / (time_s - before[0]) / direction.rate_bps
+            self.used[at].append(round(max(share, 0.0), 5))
+            self.drops[at].append(row[1] - self._first[at][1])
+            self.losses[at].append(row[3] - self._first[at][3])
+            self.queue_bytes[at].append(round(self.scale.real_bytes(row[2])))
+
+    def since(self, place: int) -> Json:
+        """What came from a place of `times_s` on."""
+        return {
+            "times_s": self.times_s[place:],
+            "used": [row[place:] for row in self.used],
+            "queue_bytes": [row[place:] for row in self.queue_bytes],
+            "drops": [row[place:] for row in self.drops],
+            "losses": [row[place:] for row in self.losses],
+        }
+
+
+class StepSpan(NamedTuple):
+    """A measured step of all ranks: step is its number within the part, times count in real seconds as readings do."""
+
+    part: int
+    variant: str
+    trial: int
+    step: int
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class View:
+    """All that there is to show. Lists only grow, so that a reader who knows how long they were is told the rest."""
+
+    name: str
+    folder: str
+    clock: str
+    state: str = RUNNING
+    words: str = ""  # of what became of it
+    head: Json = field(default_factory=dict)  # what a run that is over says: verdict, variants, answer
+    network: Json | None = None
+    parts: list[Json] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+    progress: list[Json] = field(default_factory=list)
+    steps: list[StepSpan] = field(default_factory=list)
+    readings: list[Readings] = field(default_factory=list)  # by part
+    events: list[Json] = field(default_factory=list)
+
+    def since(self, known: Mapping[str, Any] | None = None) -> Json:
+        """What is new to one who knows so much (as `known` says); all of it to one who knows nothing."""
+        known = known or {}
+        seen = known.get("readings", [])
+        places = [seen[part] if part < len(seen) else 0 for part in range(len(self.readings))]
+        return {
+            "state": self.state,
+            "words": self.words,
+            "done": self.done,
+            "total": self.total,
+            "progress": self.progress,
+            "network": self.network,
+            "phases": self.phases[known.get("phases", 0) :],
+            "steps": [step._asdict() for step in self.steps[known.get("steps", 0) :]],
+            "events": self.events[known.get("events", 0) :],
+            "readings": [own.since(place) for own, place in zip(self.readings, places, strict=True)],
+        }
+
+    def known(self) -> Json:
+        """How long everything is now; and what is told whole, to know whether it has changed."""
+        return {
+            "phases": len(self.phases),
+            "steps": len(self.steps),
+            "events": len(self.events),
+            "readings": [len(own.times_s) for own in self.readings],
+            "besides": [self.state, self.done, self.total, self.progress, self.network is None],
+        }
+
+    def document(self) -> Json:
+        """All of it, with what does not change."""
+        still = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
+        return {**still, **self.head, **self.since()}
+
+
+def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
+    """For the page, in real units; and each direction of each link, in the page's order."""
+    links, directions = [], []
+    for link in fabric["wan"]:
+        for direction in ("a_to_b", "b_to_a"):
+            key, figures = LinkKey.of({**link, "direction": direction}), link[direction]
+            directions.append(Direction(key, figures["rate_bps"]))
+            links.append(
+                {
+                    "source": key.source,
+                    "target": key.target,
+                    "plane": key.plane,
+                    "rate_bps": scale.real_bps(figures["rate_bps"]),
+                    "delay_s": scale.real_s(figures["delay_s"]),
+                    "jitter_s": scale.real_s(figures["jitter_s"]),
+                    "loss": figures["loss"],
+                    "queue_bytes": scale.real_bytes(figures["queue_bytes"]),
+                }
+            )
+    shown = [
+        {"name": name, "hosts": [{"name": host["name"], "rank": host.get("rank")} for host in own]}
+        for name, own in hosts_by_building(fabric).items()
+    ]
+    return {"buildings": shown, "links": links}, directions
+
+
+def event_words(record: Json) -> str:
+    """An event of the scenario that came, in words."""
+    return f"{record['action']} {record['target']} {'begins' if record['begins'] else 'ends'}"

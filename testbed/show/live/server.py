@@ -1,0 +1,274 @@
+"""Serves the page of a run on this machine's loopback alone, to those who know its address, which has a token."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from testbed.errors import BadInput
+from testbed.measure.results.result import SUMMARY
+from testbed.measure.results.run_directory import partial_path
+from testbed.show.live.finished_run import Finished
+from testbed.show.live.page_data import FINISHED, RUNNING, Json, View
+from testbed.show.live.run_follower import Following
+from testbed.show.live.timeline import timeline
+from testbed.spec.scale import Scale
+
+LOOPBACK = "127.0.0.1"
+EVERY_S = 0.5
+REPORT = "report.html"
+PAGE = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"),
+    "tables.js": ("tables.js", "text/javascript"),
+    "saving.js": ("saving.js", "text/javascript"),
+    "echarts.js": ("echarts.js", "text/javascript"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Watched(Protocol):
+    """A run, going on or over."""
+
+    view: View
+    scale: Scale
+
+    def look(self) -> None:
+        """For news."""
+
+    def files(self, part: int) -> list[Path]:
+        """That have the operations of its ranks."""
+
+    def offset_s(self, part: int) -> float:
+        """The emulated time in these files that is 0 on the page."""
+
+
+class LivePage:
+    """A run's page. folder: the run's, or where it will be. port: 0: any that is free.
+
+    BadInput where there is no run, nor one in progress, unless it is `expected`; BadResult for one that is broken.
+    """
+
+    def __init__(self, folder: Path, port: int = 0, *, expected: bool = False) -> None:
+        self.folder = folder.resolve()
+        self.token = secrets.token_urlsafe(16)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._watched: Watched | None = None
+        if not expected:
+            self._open()
+        try:
+            self._server = _Server((LOOPBACK, port), self)
+        except OSError as error:
+            raise BadInput(
+                where="--port", got=str(port), expected=f"a port that is free ({error.strerror})"
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://{LOOPBACK}:{self.port}/{self.token}/"
+
+    @property
+    def port(self) -> int:
+        """Of this machine."""
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> LivePage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def report(self) -> bytes | None:
+        """The page that the run has in its folder; None as long as it has none."""
+        try:
+            return (self.folder / REPORT).read_bytes()
+        except OSError:
+            return None
+
+    def document(self) -> Json:
+        """All there is to show now."""
+        with self._lock:
+            watched = self._looked()
+            if watched is None:
+                return {"state": "waiting", "name": self.folder.name}
+            return watched.view.document()
+
+    def timeline(self, part: int, step: int) -> Json:
+        """One step, by its part of the run and its number there."""
+        with self._lock:
+            watched = self._looked()
+            files: list[Path] = [] if watched is None else watched.files(part)
+            scale = Scale() if watched is None else watched.scale
+            offset_s = 0.0 if watched is None else watched.offset_s(part)
+        return timeline(files, step, scale, offset_s)
+
+    def news(self) -> Iterator[Json | None]:
+        """What comes, as it comes, beginning with all there is; None where nothing has. Ends when the run has."""
+        seen: View | None = None
+        known: Json = {}
+        while not self._closing.is_set():
+            with self._lock:
+                watched = self._looked()
+                view = None if watched is None else watched.view
+                told: Json | None = None
+                if view is not None and view is not seen:
+                    told = {"all": view.document()}
+                elif view is not None and view.known() != known:
+                    told = {"more": view.since(known)}
+                if view is not None:
+                    known, over = view.known(), view.state != RUNNING
+            yield told
+            if view is not None and over:
+                return
+            seen = view
+            self._closing.wait(EVERY_S)
+
+    def _looked(self) -> Watched | None:
+        with contextlib.suppress(BadInput):
+            if self._watched is None:
+                self._open()
+        if self._watched is not None:
+            self._watched.look()
+            if self._watched.view.state == FINISHED and isinstance(self._watched, Following):
+                self._watched = Finished(self.folder)
+        return self._watched
+
+    def _open(self) -> None:
+        if partial_path(self.folder).is_dir():
+            self._watched = Following(self.folder)
+        elif (self.folder / SUMMARY).exists():
+            self._watched = Finished(self.folder)
+        else:
+            raise BadInput(
+                where="RUN", got=str(self.folder), expected="a run's folder, or that of one that goes on"
+            )
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
+        super().__init__(address, _Handler)
+        self.page = page
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing of browsers that went away meanwhile."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        place = self._asked()
+        if place is None:
+            self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
+            return
+        path, query = place
+        if path in PAGE:
+            name, kind = PAGE[path]
+            self._send(_shipped(name), f"{kind}; charset=utf-8")
+        elif path == REPORT and (report := self.server.page.report) is not None:
+            self._send(report, "text/html; charset=utf-8")
+        elif path == "state":
+            self._json(self.server.page.document())
+        elif path == "timeline":
+            self._timeline(query)
+        elif path == "news":
+            self._news()
+        else:
+            self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
+
+    def _asked(self) -> tuple[str, dict[str, list[str]]] | None:
+        """What is asked for, by who knows the token and means this server; None of others."""
+        page = self.server.page
+        hosts = {f"{name}:{page.port}" for name in (LOOPBACK, "localhost")}
+        address = urlsplit(self.path)
+        _, _, rest = address.path.partition("/")
+        token, slash, path = rest.partition("/")
+        knows = hmac.compare_digest(token.encode(), page.token.encode())
+        if not (knows and slash and self.headers.get("Host") in hosts):
+            return None
+        return path, parse_qs(address.query)
+
+    def _timeline(self, query: dict[str, list[str]]) -> None:
+        try:
+            part, step = (int(query[name][0]) for name in ("part", "step"))
+        except (KeyError, ValueError):
+            self._send(b"part and step: whole numbers\n", "text/plain", HTTPStatus.BAD_REQUEST)
+            return
+        self._json(self.server.page.timeline(part, step))
+
+    def _news(self) -> None:
+        self.send_response(HTTPStatus.OK)
+        self._headers("text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # who read it has gone
+            for found in self.server.page.news():
+                line = ": nothing new" if found is None else f"data: {_dumped(found)}"
+                self.wfile.write(f"{line}\n\n".encode())
+                self.wfile.flush()
+
+    def _json(self, document: Json) -> None:
+        self._send(_dumped(document).encode(), "application/json")
+
+    def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        self._headers(kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: nobody reads it."""
+
+
+def _dumped(document: Json) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+@lru_cache
+def _shipped(name: str) -> bytes:
+    """A file of the page; the style sheet begins with those of reports."""
+    content = resources.files("testbed.show.live").joinpath("page").joinpath(name).read_bytes()
+    if name == "page.css":
+        templates = resources.files("testbed.show.report").joinpath("templates")
+        shared = [templates.joinpath(sheet).read_bytes() for sheet in ("report.css", "drawing.css")]
+        return b"\n".join([*shared, content])
+    return content

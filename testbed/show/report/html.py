@@ -1,0 +1,259 @@
+"""The report of a run: one HTML file that needs nothing else, neither network nor script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from testbed.measure.diagnosis import MEANINGS
+from testbed.measure.diagnosis.text import since_text
+from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
+from testbed.measure.results.training_summary import WHERE
+from testbed.show.report.charts import (
+    TIMELINE_RANKS,
+    median_step,
+    series_class,
+    step_time_chart,
+    steps_of,
+    time_split_chart,
+    timeline_chart,
+)
+from testbed.show.report.compare import deviation, opening
+from testbed.show.report.data import RunData, load_run
+from testbed.show.report.diagnosis import suspected
+from testbed.show.report.formatting import time_text
+from testbed.show.report.lost_packets import port_rows
+from testbed.show.report.pages import render_page
+from testbed.show.report.panels.added import added_panels
+from testbed.show.report.pauses import pause_rows
+from testbed.show.report.reasons import counted, reasons
+from testbed.show.report.replicas import replicas_chart, replication_words
+from testbed.show.report.requests import latency_chart, load_chart, most_within, serving_rows
+from testbed.show.report.svg import for_any_width
+from testbed.show.report.token_latency import decoding_rows
+from testbed.show.report.topology import topology_drawing
+from testbed.show.report.trace import write_trace
+from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
+
+REPORT_FILE = "report.html"
+TRACE_FILE = "trace.json"
+_PACKETS = ("drops", "losses", "cut_losses", "marks")
+_JUDGED = (False, None, True)  # what did not hold first, what does not apply before what held
+
+
+def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
+    """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
+
+    panels: names, or FILE.py:NAME, of drawings beyond the report's own. Reads summary.json, manifest.json,
+    scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult` (naming file and line) when one of them is missing
+    or broken, PluginError for a panel that does not draw.
+    """
+    data = load_run(run_dir)
+    write_trace(data, run_dir / TRACE_FILE)
+    path = run_dir / REPORT_FILE
+    path.write_text(render_report(data, panels), encoding="utf-8")
+    return path
+
+
+def render_report(data: RunData, panels: Sequence[str] = ()) -> str:
+    """The report's HTML."""
+    return render_page("report.html.j2", {**_content(data), "panels": added_panels(data, panels)})
+
+
+def _content(data: RunData) -> dict[str, Any]:
+    """Everything the template shows."""
+    return {
+        "summary": data.summary,
+        "manifest": data.manifest,
+        "command": shlex.join(data.manifest["command"]),
+        "scenario_text": data.scenario_text,
+        "facts": _facts(data),
+        "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
+        "answer": opening(data.result.variants),
+        "reasons": (told := reasons(data.result.variants)),
+        "more_reasons": counted(told[1]),
+        "rated": any(variant.rates for variant in data.result.variants),
+        "step_times": step_time_chart(data.variants),
+        "time_split": time_split_chart(data.variants),
+        "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
+        "queues": _queues(data),
+        "port_drops": port_rows(data.result.variants),
+        "pauses": pause_rows(data.result.variants),
+        "connections": _connections(data),
+        "trainings": _trainings(data),
+        "over_time": for_any_width(partial(utilisation_over_time_chart, data)),
+        "events": data.events,
+        "replicas": for_any_width(partial(replicas_chart, data.variants)),
+        "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
+        "requests": serving_rows(data.variants),
+        "decoding": decoding_rows(data.variants),
+        "latencies": for_any_width(partial(latency_chart, data.variants)),
+        "load_curves": for_any_width(partial(load_chart, data.variants)),
+        "most_within": most_within(data.variants),
+        "dimensionless": data.summary.get("dimensionless", []),
+        "timelines": _timelines(data),
+        "trace_file": TRACE_FILE,
+        "environment": _environment(data.manifest),
+        "suspected": suspected(data.run_dir, data.result.variants),
+        "meanings": MEANINGS,
+        "since": since_text,
+        "scale": data.scale,
+        "scaled_rates": _scaled_rates(data),
+    }
+
+
+def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
+    typed = data.result.variants[index]
+    return {
+        **variant,
+        "series": series_class(index),
+        "untrusted": typed.verdict.status == "untrusted",
+        "failing": typed.verdict.failed,
+        "partial_steps": typed.done.partial_steps,
+        "with_stalls": typed.done.with_stalls,
+        "judged": sorted(typed.verdict.invariants, key=lambda entry: _JUDGED.index(entry.ok)),
+        "wan_deviation": deviation(typed.wan_bytes),
+        "drawing": for_any_width(partial(topology_drawing, data, variant)),
+    }
+
+
+def _queues(data: RunData) -> list[JsonObject]:
+    """For each variant and direction between two buildings: queues, packets of all planes, and their balance."""
+    rows: list[JsonObject] = []
+    for variant in data.variants:
+        balance = {(entry["from"], entry["to"]): entry for entry in variant.get("plane_balance", ())}
+        links: dict[tuple[str, str], list[JsonObject]] = {}
+        for record in variant["wan_links"]:
+            key = LinkKey.of(record)
+            if "queue_peak_bytes" in record:
+                links.setdefault((key.source, key.target), []).append(record)
+        for (here, there), own in links.items():
+            index = balance.get((here, there), {}).get("jain_index", 1.0)
+            figures = {name: sum(record[name] for record in own) for name in _PACKETS}
+            longest = max(record["queue_peak_bytes"] for record in own)
+            ends = {"variant": variant["name"], "here": here, "there": there, "planes": len(own)}
+            rows.append({**ends, "jain_index": index, "queue_peak_bytes": longest, **figures})
+    return rows
+
+
+def _trainings(data: RunData) -> list[JsonObject]:
+    """Where the time of steps went, by variant; shares are of the step's time."""
+    found = []
+    for variant in data.variants:
+        if (training := variant.get("training")) is None:
+            continue
+        rows = [{"what": "computing", "seconds": training["measured"]["compute_s"]}]
+        rows += [
+            {"what": f"{entry['kind']}, {WHERE[entry['tier']]}", "seconds": entry["seconds"]}
+            for entry in training["measured"]["exposed"]
+        ]
+        rows.append({"what": "waiting for others (bubble)", "seconds": training["measured"]["bubble_s"]})
+        total_s = sum(row["seconds"] for row in rows)
+        found.append(
+            {
+                "name": variant["name"],
+                "schedule": None,  # of steps with `parallelism` alone
+                **training,
+                "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
+                "tiers": [{"where": WHERE[tier], **sent} for tier, sent in training["bytes"].items()],
+                "peak_bytes": max(training.get("peak_activation_bytes", ()), default=0),
+            }
+        )
+    return found
+
+
+def _connections(data: RunData) -> list[JsonObject]:
+    """For each variant and direction between two buildings: round trips and retransmissions of its connections."""
+    return [
+        {"variant": variant["name"], **row}
+        for variant in data.variants
+        for row in variant.get("connections", ())
+        if "rtt_s" in row
+    ]
+
+
+def _facts(data: RunData) -> list[str]:
+    """What was run, in a few words each; from the scenario's workload, whatever keys it has."""
+    fabric = data.manifest["fabric"]
+    buildings = len({host["building"] for host in fabric["hosts"]})
+    ranks = max((variant["ranks"] for variant in data.variants), default=0)
+    facts = [f"{ranks} ranks in {buildings} buildings", f"{len(fabric['wan'])} WAN links"]
+    if transit := len(hosts_by_building(fabric)) - buildings:
+        facts.append(f"{transit} transit site{'s' if transit > 1 else ''}")
+    workload = data.scenario.get("workload")
+    if isinstance(workload, dict):
+        facts += [str(workload[key]) for key in ("model", "gradient_dtype") if key in workload]
+        if "bucket_cap" in workload:
+            facts.append(f"buckets of {workload['bucket_cap']}")
+    facts += sorted({f"policy {variant['policy']}" for variant in data.variants})
+    facts += sorted({_control(variant["control"]) for variant in data.variants if "control" in variant})
+    facts.append(f"{data.summary['clock']} clock")
+    return facts
+
+
+def _control(control: JsonObject) -> str:
+    """How long control takes, in a few words."""
+    if not any(control.values()):
+        return "control takes no time"
+    seen = f"a cut is seen after {time_text(control['carrier_down_s'])}"
+    rules = f"{time_text(control['rule_s'])} a rule"
+    return f"{seen}, the controller reacts in {time_text(control['reaction_s'])}, {rules}"
+
+
+def _timelines(data: RunData) -> list[JsonObject]:
+    """One entry per variant with samples; all on the same time axis, so that lengths compare."""
+    chosen = []
+    for variant in data.variants:
+        own = [sample for sample in data.samples if sample.variant == variant["name"]]
+        step = median_step(own)
+        if step is not None:
+            start, end = steps_of(own)[step]
+            chosen.append((variant, step, end - start, len({sample.rank for sample in own})))
+    longest = max((duration for _, _, duration, _ in chosen), default=0.0)
+    return [
+        {
+            "name": variant["name"],
+            "untrusted": variant["verdict"]["status"] == "untrusted",
+            "trial": step[0],
+            "step": step[1],
+            "duration_s": duration,
+            "ranks": ranks,
+            "shortened": ranks > TIMELINE_RANKS,
+            "chart": for_any_width(partial(timeline_chart, data, variant["name"], longest)),
+        }
+        for variant, step, duration, ranks in chosen
+    ]
+
+
+def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
+    """The manifest's plain values as rows; nested ones get their path as name. The fabric is drawn."""
+    rows: list[tuple[str, str]] = []
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{name}.{key}", inner)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            rows.append((name, f"{len(value)} entries, see manifest.json"))
+        elif isinstance(value, list):
+            rows.append((name, " ".join(str(item) for item in value)))
+        else:
+            rows.append((name, str(value)))
+
+    for key, value in manifest.items():
+        if key not in {"schema", "fabric", "command"}:
+            add(key, value)
+    return rows
+
+
+def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
+    """The different real WAN rates with what each was emulated as, in bit/s."""
+    emulated = {
+        link[direction]["rate_bps"]
+        for link in data.manifest["fabric"]["wan"]
+        for direction in ("a_to_b", "b_to_a")
+    }
+    return [(data.scale.real_bps(rate), rate) for rate in sorted(emulated, reverse=True)]

@@ -1,0 +1,62 @@
+"""A sweep's folder: page, table as CSV and Parquet, figure for a paper with its caption."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from testbed.measure.results.sweep_result import Sweep, SweepFigure, SweepPoint
+from testbed.show.report.pages import render_page
+from testbed.show.report.paper import MISSING, latex, write_figures
+from testbed.show.report.sweep_answer import answer, caption
+from testbed.show.report.sweep_charts import curves_chart, maps_chart
+from testbed.show.report.sweep_series import Curves, laid_out
+
+PAGE, TABLE, PARQUET, CAPTION = "sweep.html", "points.csv", "points.parquet", "sweep.tex"
+NO_PARQUET = "points.parquet needs pyarrow: pip install 'scale-across-testbed[parquet]'"
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Write all of it; what needs a library that is not there is left out: `lacking`."""
+    folder = sweep.folder
+    table = sweep.frame()
+    table.to_csv(folder / TABLE, index=False)
+    if importlib.util.find_spec("pyarrow"):
+        table.to_parquet(folder / PARQUET, index=False)
+    if any(point.figures for point in sweep.points):
+        write_figures(sweep)
+        (folder / CAPTION).write_text(latex(sweep), encoding="utf-8")
+    (folder / PAGE).write_text(render_sweep(sweep), encoding="utf-8")
+
+
+def lacking() -> list[str]:
+    """What a sweep's folder is without on this machine, and what to install."""
+    wanted = {"matplotlib": MISSING, "pyarrow": NO_PARQUET}
+    return [words for module, words in wanted.items() if importlib.util.find_spec(module) is None]
+
+
+def render_sweep(sweep: Sweep) -> str:
+    """The page's HTML."""
+    shown = laid_out(sweep)
+    there = any(point.figures for point in sweep.points)
+    content = {
+        "sweep": sweep,
+        "sentences": answer(sweep),
+        "caption": caption(sweep) if there else "",
+        "chart": (curves_chart(shown) if isinstance(shown, Curves) else maps_chart(shown)) if there else None,
+        "legend": [one.name for one in shown.series] if isinstance(shown, Curves) else [],
+        "lines": isinstance(shown, Curves) and shown.axis.numbers is not None,
+        "measured": any(point.run for point in sweep.points),
+        "ordered": _pairs(sweep),
+        "lacking": lacking(),
+    }
+    return render_page("sweep.html.j2", content)
+
+
+def _pairs(sweep: Sweep) -> list[tuple[SweepPoint, SweepFigure | None]]:
+    """Points with their figures: those that do not fit, and figures that are not trusted, first."""
+    pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
+    return sorted(pairs, key=lambda pair: _holds(pair[1]))
+
+
+def _holds(figure: SweepFigure | None) -> bool:
+    return figure is not None and (figure.measured is None or figure.measured.status == "trusted")

@@ -1,0 +1,193 @@
+"""The result of a run on a terminal, or in a log: a table, what did not hold, where the report is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from testbed.measure.results.result import Result, Variant
+from testbed.prediction.calibration import calibration_words
+from testbed.show.report.compare import comparisons, deviation, deviation_text
+from testbed.show.report.diagnosis import suspected, suspicion_words
+from testbed.show.report.formatting import signed_percent_text, size_text, time_text
+from testbed.show.report.lost_packets import lost_words
+from testbed.show.report.pauses import pause_words
+from testbed.show.report.reasons import counted, reasons
+from testbed.show.report.replicas import replication_words
+from testbed.show.report.requests import serving_words
+from testbed.show.report.throughput import variant_words
+from testbed.show.report.token_latency import decoding_words
+
+_STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
+# From this width on, the sentence on what limited a variant has a column of its own.
+_WIDE = 130
+# So many variants, and no more, have a figure each in a sentence.
+FEW = 4
+
+
+def print_summary(result: Result, console: Console) -> None:
+    """Prints what a run found; readable without colour and in 80 columns."""
+    variants = result.variants
+    wide = console.width >= _WIDE
+    console.print(_table(result, wide, console.options.ascii_only))
+    console.print()
+    _print_failing(variants, console)
+    if result.status == "untrusted":
+        console.print(
+            Text(f"Do not use the figures of an untrusted variant. {_remedy(result)}", style="bold red")
+        )
+    if not wide:
+        for variant in variants:
+            console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
+    for words in filter(None, map(variant_words, variants if len(variants) <= FEW else ())):
+        console.print(Text(words))
+    trainings = [variant.training for variant in variants if variant.training is not None]
+    print_training_steps((training.training_steps for training in trainings), console)
+    print_not_emulated((what for training in trainings for what in training.not_emulated), console)
+    if words := predicted_words(variants):
+        console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
+    for words in filter(None, map(lost_words, variants if len(variants) <= FEW else ())):
+        console.print(Text(words))
+    for words in filter(None, map(pause_words, variants if len(variants) <= FEW else ())):
+        console.print(Text(words))
+    for words in (words for variant in variants for words in replication_words(variant)):
+        console.print(Text(words))
+    for words in (words for one in variants for words in serving_words(one.name, one.serving)):
+        console.print(Text(words))
+    for words in decoding_words(variants):
+        console.print(Text(words))
+    for sentence in comparisons(variants):
+        console.print(Text(sentence, style="bold"))
+    for name, found in suspected(Path(result.run_dir), variants):
+        console.print(
+            Text(f"{suspicion_words(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
+        )
+    # No wrapping: a path has to survive being copied.
+    console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
+
+
+def predicted_words(variants: Sequence[Variant]) -> str:
+    """One sentence on what the model says of the steps; empty where it says nothing."""
+    found = {
+        variant.name: variant.predicted
+        for variant in variants
+        if variant.predicted is not None and variant.verdict.status != "untrusted"
+    }
+    errors = sorted(entry.error for entry in found.values())
+    if len(found) <= FEW:
+        each = [
+            f"{name} {time_text(entry.step_time_s)} ({signed_percent_text(entry.error)})"
+            for name, entry in found.items()
+        ]
+        return f"The model predicts {', '.join(each)}." if each else ""
+    middle = median(errors)
+    least = signed_percent_text(errors[0]).removesuffix(" %")
+    most, median_off = signed_percent_text(errors[-1]), signed_percent_text(middle)
+    return f"The model's step times are {least} to {most} off, {median_off} in the median."
+
+
+def _calibrated(run_dir: Path) -> str:
+    """By which calibration, as the run's manifest has it."""
+    try:
+        made = json.loads((run_dir / "manifest.json").read_text()).get("calibration")
+    except OSError:
+        made = None
+    return f" By {calibration_words(made)}." if made else ""
+
+
+def print_training_steps(counts: Iterable[int], console: Console) -> None:
+    """Prints of how many training steps figures are, where that is not one."""
+    for count in dict.fromkeys(counts):
+        if count > 1:
+            console.print(f"All figures are of {count} training steps in a row.")
+
+
+def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:
+    """Prints which traffic of training steps stays inside ranks, each once; nothing where none does."""
+    for what in dict.fromkeys(dimensions):
+        console.print(_sentence("Inside each rank, not emulated: ", what))
+
+
+def print_refusal(result: Result, console: Console) -> None:
+    """Prints why an untrusted run's figures are not given."""
+    _print_failing(result.variants, console)
+    console.print(Text(f"Untrusted: its figures are not reported. {_remedy(result)}", style="bold red"))
+    console.print(Text(f"Samples: {result.run_dir}"), soft_wrap=True)
+
+
+def _print_failing(variants: Sequence[Variant], console: Console) -> None:
+    """The worst variants first; of many reasons a few, and how many more there are."""
+    first, more = reasons(variants)
+    for variant, invariant in first:
+        status = variant.verdict.status
+        console.print(
+            Text.assemble(
+                (f"{_emphasised(status)}: ", _STATUS_STYLE.get(status, "")),
+                f"{variant.name}, {invariant.name}: {invariant.sentence}",
+            )
+        )
+    if more:
+        console.print(Text(f"And {len(more)} more, which the report has: {counted(more)}."))
+
+
+def _remedy(result: Result) -> str:
+    if result.clock != "real":
+        return "See docs/fidelity.md."
+    return "--clock virtual gives exact ones whatever this machine does; --retry-dilated 8 stretches time until it can."
+
+
+def _sentence(start: str, rest: str) -> Text:
+    return Text(f"{start}{rest.rstrip('.')}.")
+
+
+def _emphasised(status: str) -> str:
+    """Capitals for the one verdict that must not be overlooked where there is no colour either."""
+    return status.upper() if status == "untrusted" else status
+
+
+def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
+    table = Table(
+        title=Text(f"{result.scenario}: {_emphasised(result.status)}"),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    # Figures stay whole; what has to give way in a narrow terminal is a long name.
+    table.add_column("variant", overflow="fold")
+    for heading in ("step time", "compute", "exposed\ncomm", "WAN bytes\n(expected)"):
+        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+    if wide:
+        table.add_column("limited by")
+    table.add_column("verdict", no_wrap=True, overflow="fold")
+    for variant in result.variants:
+        steps, status = variant.step_time_s, variant.verdict.status
+        figures = "strike dim" if status == "untrusted" else ""
+        off = deviation(variant.wan_bytes)
+        same = "ok" if ascii_only else "✓"
+        cells = [
+            Text.assemble(variant.name, (f"\n{variant.ranks} ranks, n={steps.n}", "dim")),
+            Text.assemble(
+                (time_text(steps.median), figures or "bold"),
+                (f"\n{time_text(steps.min)}-{time_text(steps.max)}", f"{figures} dim"),
+            ),
+            Text(time_text(variant.compute_s), figures),
+            Text(time_text(variant.exposed_comm_s), figures),
+            Text.assemble(
+                (size_text(variant.wan_bytes.observed), figures),
+                (f" {same}", "green") if off is None else (f" {deviation_text(off)}", "bold red"),
+                (f"\n({size_text(variant.wan_bytes.expected)})", "dim"),
+            ),
+        ]
+        if wide:
+            cells.append(Text(variant.limited_by))
+        table.add_row(*cells, Text(_emphasised(status), _STATUS_STYLE.get(status, "")))
+    return table

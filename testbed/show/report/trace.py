@@ -1,0 +1,121 @@
+"""Timeline of a run in the Chrome trace format, for https://ui.perfetto.dev or chrome://tracing.
+
+Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
+flow events `ph: s` and `f` for messages, counters `ph: C`.
+A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
+collectives that are in flight together without streams of their own are spread over as many as there are at once.
+Perfetto counts in whole nanoseconds and leaves out what does not nest by one: both ends of an event are rounded, not
+its length. It also draws an arrow from whichever end began first, so a receive that was there before its send has a
+part `arriving` within it, where the arrow ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.measure.results.records import JsonObject, Sample
+from testbed.plugins import short
+from testbed.show.report.counters import counter_events
+from testbed.show.report.data import RECEIVE, WHOLE_STEP, RunData, communicates
+from testbed.show.report.interval_rows import pack_rows
+
+# Perfetto takes a thread whose number is its process's, or 0, for that process's main thread, and makes both one:
+# streams have numbers that no rank has.
+STEP_STREAM = 100_000
+COMPUTE_STREAM = STEP_STREAM + 1
+FIRST_COMMUNICATION_STREAM = STEP_STREAM + 2
+
+
+def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
+    """Trace events for `samples`: names of processes and threads first, then one complete event a sample."""
+    per_rank: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        per_rank[sample.rank].append(sample)
+    events: list[JsonObject] = []
+    ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
+    for rank, own in sorted(per_rank.items()):
+        communication = [s for s in own if communicates(s.operation)]
+        rows = _rows(communication)
+        numbers = {row: FIRST_COMMUNICATION_STREAM + index for index, row in enumerate(sorted(set(rows)))}
+        streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
+        streams |= {number: row for row, number in numbers.items()}
+        events.append(_naming("process_name", rank, 0, f"rank {rank}"))
+        events.extend(_naming("thread_name", rank, stream, name) for stream, name in streams.items())
+        events.extend(
+            _complete(s, STEP_STREAM if s.operation == WHOLE_STEP else COMPUTE_STREAM)
+            for s in own
+            if not communicates(s.operation)
+        )
+        for sample, row in sorted(zip(communication, rows, strict=True), key=lambda pair: pair[0].start_s):
+            event = _complete(sample, numbers[row])
+            events.append(event)
+            if sample.message:
+                key = sample.variant, sample.trial, sample.step, sample.message
+                ends[key][sample.operation == RECEIVE].append(event)
+    arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
+    for number, (sent, came) in enumerate(arrows):
+        into = came
+        if came["ts"] < sent["ts"]:
+            into = _arriving(came, sent["ts"])
+            events.append(into)
+        events.append(_arrow("s", number, sent))
+        events.append(_arrow("f", number, into))
+    return events
+
+
+def _rows(samples: Sequence[Sample]) -> list[str]:
+    """For each its stream, or one of as many rows as are needed."""
+    loose = [index for index, sample in enumerate(samples) if not sample.stream]
+    rows = pack_rows([(samples[index].start_s, samples[index].end_s) for index in loose])
+    names = {index: f"communication {row:02}" for index, row in zip(loose, rows, strict=True)}
+    return [sample.stream or names[index] for index, sample in enumerate(samples)]
+
+
+def write_trace(data: RunData, path: Path) -> Path:
+    """Writes the trace of a run to `path`, operations and counters, and returns it. BadResult."""
+    events = [*trace_events(data.samples), *counter_events(data)]
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    # Perfetto shows an escaped character as its escape.
+    path.write_text(json.dumps(trace, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": {"name": name}}
+
+
+def _arriving(came: JsonObject, sent_us: float) -> JsonObject:
+    """The part of a receive from when its message was sent on."""
+    end = came["ts"] + came["dur"]
+    start = min(sent_us, end)
+    return {**came, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
+
+
+def _arrow(phase: str, number: int, event: JsonObject) -> JsonObject:
+    """One end of an arrow (a "flow"), from a send to where its message came: bound to the event that begins there."""
+    ends = {"name": "message", "cat": "message", "id": number, "pid": event["pid"], "tid": event["tid"]}
+    return {"ph": phase, **ends, "ts": event["ts"], **({"bp": "e"} if phase == "f" else {})}
+
+
+def _complete(sample: Sample, stream: int) -> JsonObject:
+    start_us, end_us = round(sample.start_s * 1e6, 3), round(sample.end_s * 1e6, 3)
+    args = {
+        "variant": sample.variant,
+        "trial": sample.trial,
+        "step": sample.step,
+        "bytes": round(sample.size_bytes),
+    }
+    return {
+        "ph": "X",
+        "name": sample.name or short(sample.operation),
+        "cat": short(sample.operation),
+        "pid": sample.rank,
+        "tid": stream,
+        "ts": start_us,
+        "dur": round(end_us - start_us, 3),
+        "args": args | ({"message": sample.message} if sample.message else {}),
+    }

@@ -1,0 +1,399 @@
+"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and what it resolves to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from testbed.spec.base_model import Finding, Strict
+from testbed.spec.hardware import THE_WORKLOADS, Hardware, HardwareSpec, UnlikeHostsSpec
+from testbed.spec.inference_nodes import NodesSpec
+from testbed.spec.link_direction import Direction
+from testbed.spec.nics import NicSpec
+from testbed.spec.pause import PauseSpec
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.spec.units import format_duration, format_rate
+from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, whole
+from testbed.spec.wan_links import ETHERNET_HEADER_BYTES, queue_size
+from testbed.spec.yaml_loader import Location
+
+MAX_HOSTS_PER_BUILDING = 2000
+MAX_SWITCHES = 64  # of one kind in a building
+Switching = Literal["store_and_forward", "cut_through"]
+# Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
+AUTO_QUEUE_S = 1e-3
+TRANSIT_KEYS = ("hosts", "region")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions.
+
+    hardware: what computes in it, where that is not the workload's.
+    """
+
+    name: str
+    building: str
+    index: int
+    ip: str
+    mac: str
+    nic: Direction
+    hardware: Hardware = THE_WORKLOADS
+
+
+@dataclass(frozen=True)
+class Clos:
+    """Three tiers of switches in a building: leaves with hosts, spines, and one core that leads to the edge.
+
+    Each of `zones` zones has `leaves` leaves and `spines` spines, every leaf linked to every spine of its zone, every
+    spine to the core. A link is alike in both directions.
+    """
+
+    zones: int
+    leaves: int
+    spines: int
+    leaf_uplink: Direction
+    spine_uplink: Direction
+
+
+@dataclass(frozen=True)
+class Building:
+    """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
+
+    A building without hosts is a transit site: its edge switch forwards between WAN links, and there is nothing else.
+    region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
+    it still comes in; the others have all of it first. cards: of each node, where leaves are nodes' PCIe switches: a
+    leaf's first host is the node's, the others are its cards.
+    """
+
+    name: str
+    index: int
+    hosts: tuple[Host, ...]
+    clos: Clos | None = None
+    region: str = ""
+    cut_through: tuple[str, ...] = ()
+    cards: int = 0
+
+    @property
+    def is_transit(self) -> bool:
+        """Whether the building has no hosts and only forwards between its WAN links."""
+        return not self.hosts
+
+    @property
+    def edge(self) -> str:
+        """Name of the switch that its WAN links are plugged into."""
+        return f"{self.name}-edge"
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the switches that hosts are plugged into."""
+        if self.clos is None:
+            return () if self.is_transit else (f"{self.name}-leaf",)
+        return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
+
+    @property
+    def spines(self) -> tuple[str, ...]:
+        """Names of the spine switches."""
+        if self.clos is None:
+            return ()
+        return tuple(f"{self.name}-spine{n + 1}" for n in range(self.clos.zones * self.clos.spines))
+
+    @property
+    def hosts_per_leaf(self) -> int:
+        """How many hosts each leaf has; neighbours are together."""
+        return len(self.hosts) // len(self.leaves)
+
+    def leaf_of(self, host: Host) -> int:
+        """Which leaf a host of this building is plugged into, counted from 0."""
+        return (host.index - self.hosts[0].index) // self.hosts_per_leaf
+
+    def leaf_hosts(self, leaf: int) -> tuple[Host, ...]:
+        """The hosts of a leaf, counted from 0."""
+        return self.hosts[leaf * self.hosts_per_leaf : (leaf + 1) * self.hosts_per_leaf]
+
+    def zone_hosts(self, zone: int) -> tuple[Host, ...]:
+        """The hosts of a zone, counted from 0."""
+        leaves = len(self.leaves) if self.clos is None else self.clos.leaves
+        return tuple(host for leaf in range(leaves) for host in self.leaf_hosts(zone * leaves + leaf))
+
+    @property
+    def core(self) -> str:
+        """Name of the switch that leads to the edge; a transit site has the edge alone."""
+        if self.is_transit:
+            return self.edge
+        return self.leaves[0] if self.clos is None else f"{self.name}-core"
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Names of all its switches, the edge last."""
+        return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
+
+
+class UplinkSpec(Strict):
+    """Links from a switch to the tier above."""
+
+    oversubscription: Ratio = Field(
+        default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
+    )
+    delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+    queue_bytes: Queue = Field(
+        default="auto",
+        alias="queue",
+        description="Buffer of the port at either end of each link; auto: 1 ms at its rate, at least 64 packets.",
+    )
+    pause: PauseSpec | None = Field(
+        default=None, description="Each switch pauses the other one; never, if left out."
+    )
+
+
+class ClosSpec(Strict):
+    """Tiers of switches in a building: leaves with hosts, spines, one core; every leaf linked to each of its spines.
+
+    Which spine a packet takes follows from its destination alone (D-mod-k).
+    """
+
+    zones: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+        default=1,
+        description="Parts of the building with leaves and spines of their own, joined at the core.",
+    )
+    leaves: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+        description="Leaf switches in each zone; hosts are spread over them evenly, neighbours together."
+    )
+    spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
+    leaf: UplinkSpec = Field(default=UplinkSpec(), description="From each leaf up to the spines of its zone.")
+    spine: UplinkSpec = Field(default=UplinkSpec(), description="From each spine up to the core.")
+    spine_switching: Switching | None = Field(
+        default=None, description="As `switching`, of the spines alone; the building's if left out."
+    )
+    core_switching: Switching | None = Field(
+        default=None, description="As `switching`, of the core alone; the building's if left out."
+    )
+
+
+class BuildingSpec(HardwareSpec):
+    """A building."""
+
+    computed = frozenset({"hosts", "nic"})
+
+    hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
+        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs. "
+        "0: a transit site, which only forwards; of the other keys it takes `region` alone."
+    )
+    nic: NicSpec | None = Field(
+        default=None,
+        description="Network card of each host; required where there are hosts. With `nodes` a card's lanes.",
+    )
+    clos: ClosSpec | None = Field(
+        default=None, description="Tiers of switches; one switch without bottleneck if left out."
+    )
+    nodes: NodesSpec | None = Field(
+        default=None,
+        description="Inference nodes in place of `hosts` and `nic`: a host and accelerator cards on a PCIe switch, and "
+        "a network card to the building's switch.",
+    )
+
+    switching: Switching = Field(
+        default="store_and_forward",
+        description="Whether its switches have all of a frame before they send it on, or send it on while it still "
+        "comes in (cut_through: frames that stay in the building, from ports no slower than the switch's quickest). "
+        "The edge between building and WAN always stores.",
+    )
+    region: Name | None = Field(
+        default=None, description="Buildings near each other share one; all those without one do, too."
+    )
+    unlike: tuple[UnlikeHostsSpec, ...] = Field(
+        default=(), description="Hosts that differ from the others in their card or in what computes in them."
+    )
+
+    @classmethod
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Hosts and cards of nodes."""
+        nodes = data.get("nodes")
+        if nodes is None:
+            return data
+        try:
+            spec = nodes if isinstance(nodes, NodesSpec) else NodesSpec.model_validate(nodes)
+        except ValueError:  # said where the nodes are validated
+            return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
+        return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Require hosts with their card, or no hosts, or nodes."""
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        described = handler.resolve_ref_schema(found)
+        described.pop("required")
+        described["anyOf"] = [
+            {"required": ["hosts", "nic"]},
+            {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
+            {"required": ["nodes"]},
+        ]
+        return found
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nodes say how many hosts there are, and their cards; a transit site has no other keys."""
+        data: dict[str, Any] = handler(self)
+        if self.hosts == 0:
+            data = {key: value for key, value in data.items() if key in TRANSIT_KEYS}
+        if self.nodes is not None:
+            data = {key: value for key, value in data.items() if key not in self.computed}
+        return data
+
+    def checks(self) -> Iterator[Finding]:
+        """Every leaf has equally many hosts; nodes say what there is; a transit site says nothing of hosts."""
+        if self.hosts == 0 and self.nodes is None:
+            yield from self._transit_findings()
+            return
+        if self.nic is None:
+            yield Finding(
+                ("nic",), "nothing", "the network card of each host, or hosts: 0 for a transit site"
+            )
+        if self.nodes is not None and self.clos is not None:
+            yield Finding(("clos",), "clos beside nodes", "one of both")
+        if self.nodes is not None and self.hosts != self.nodes.hosts:
+            expected = f"{self.nodes.hosts}, as nodes have, or nothing"
+            yield Finding(("hosts",), str(self.hosts), expected)
+        if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
+            yield Finding(("nic",), "nic beside nodes", "one of both")
+        if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
+            leaves = self.clos.zones * self.clos.leaves
+            yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
+        if self.nodes is not None and self.unlike:
+            yield Finding(("unlike",), "unlike hosts beside nodes", "one of both")
+        seen: set[int] = set()
+        for position, entry in enumerate(self.unlike):
+            location = ("unlike", position, "hosts")
+            if (most := max(entry.hosts)) > self.hosts:
+                yield Finding(location, str(most), f"numbers from 1 to {self.hosts}")
+            if twice := sorted(seen & set(entry.hosts)):
+                yield Finding(location, f"{twice[0]} again", "each host in one entry")
+            seen |= set(entry.hosts)
+
+    def _transit_findings(self) -> Iterator[Finding]:
+        """Report every key that only hosts or the switches above them have."""
+        for name, info in type(self).model_fields.items():
+            if name not in TRANSIT_KEYS and getattr(self, name) != info.default:
+                key = info.alias or name
+                expected = f"hosts, or no {key}: a transit site only forwards"
+                yield Finding((key,), f"{key} beside hosts: 0", expected)
+
+    def hardware_of(self, number: int) -> Hardware:
+        """What computes in its host of this number, from 0."""
+        entry = self._unlike(number)
+        return self.hardware if entry is None else entry.hardware.over(self.hardware)
+
+    def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
+        """Each direction between a host, of this number in the building from 0, and its switch."""
+        return _card(self._nic(number), self._rate_bps(number), mtu, scale)
+
+    def pause_findings(self, mtu: int) -> Iterator[Finding]:
+        """Whether pauses of its links come in time."""
+        clos = self.resolve_clos(mtu, UNSCALED)
+        frame_bytes = mtu + ETHERNET_HEADER_BYTES
+        places: list[tuple[Location, PauseSpec | None, Direction]] = []
+        if self.nic is not None:
+            places.append((("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
+        for index, entry in enumerate(self.unlike):
+            if (nic := entry.nic) is not None:
+                places.append((("unlike", index, "nic"), nic.pause, _card(nic, nic.rate_bps, mtu, UNSCALED)))
+        if clos is not None and self.clos is not None:
+            places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
+            places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
+        for location, pause, link in places:
+            if pause is not None:
+                rate_bps = link.rate_bps
+                for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
+                    yield replace(finding, location=(*location, "pause", *finding.location))
+
+    def given_queues(self, building: Building) -> frozenset[str]:
+        """Hosts and switches for whose links upwards the file gives the size of queues, or pauses in place of it."""
+        ends: dict[str, NicSpec | UplinkSpec] = {
+            host.name: self._nic(number) for number, host in enumerate(building.hosts)
+        }
+        if self.clos is not None:
+            ends |= dict.fromkeys(building.leaves, self.clos.leaf)
+            ends |= dict.fromkeys(building.spines, self.clos.spine)
+        return frozenset(
+            name for name, end in ends.items() if end.queue_bytes != "auto" or end.pause is not None
+        )
+
+    def _unlike(self, number: int) -> UnlikeHostsSpec | None:
+        return next((entry for entry in self.unlike if number + 1 in entry.hosts), None)
+
+    def _nic(self, number: int) -> NicSpec:
+        entry = self._unlike(number)
+        nic = self.nic if entry is None or entry.nic is None else entry.nic
+        assert nic is not None  # checked: where there are hosts there is a card
+        return nic
+
+    def _rate_bps(self, number: int) -> float:
+        return self._nic(number).rate_bps if self.nodes is None else self.nodes.rate_bps(number)
+
+    def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
+        """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
+        if (nodes := self.nodes) is not None:
+            network_bps = scale.emulated_bps(nodes.network_bps)
+            network = _link(network_bps, nodes.network_delay_s, mtu, scale)
+            return Clos(1, nodes.count, 1, network, _link(nodes.count * network_bps, 0.0, mtu, scale))
+        if (clos := self.clos) is None:
+            return None
+        each = self.hosts // (clos.zones * clos.leaves)
+        # links of a tier are alike, as many as the leaf with the quickest cards asks for
+        leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
+        below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
+        leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
+        spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
+        return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
+
+    def cut_through(self, building: Building) -> tuple[str, ...]:
+        """Those switches of the building that send frames on while they come in; the edge never does."""
+        clos = self.clos
+        tiers = [(building.leaves, self.switching)]
+        if clos is not None:
+            tiers.append((building.spines, clos.spine_switching or self.switching))
+            tiers.append(((building.core,), clos.core_switching or self.switching))
+        return tuple(name for names, how in tiers for name in names if how == "cut_through")
+
+
+def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
+    """Each direction of a host's cable."""
+    rate_bps = scale.emulated_bps(real_bps)
+    auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
+    queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
+    direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
+    return _pausing(direction, nic.pause, mtu, scale)
+
+
+def _lanes(nodes: NodesSpec) -> dict[str, Any]:
+    """A card's end of its PCIe lanes, as a network card is written."""
+    return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
+
+
+def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
+    """One of so many links that share what comes from below."""
+    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
+    return _pausing(link, spec.pause, mtu, scale)
+
+
+def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
+    """One that is alike both ways, with its pause."""
+    if pause is None:
+        return link
+    rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
+    return replace(link, pause=pause.resolve(*rates, 2 * link.delay_s, frame_bytes, scale))
+
+
+def _link(
+    rate_bps: float, delay_s: float, mtu: int, scale: Scale, queue: int | Literal["auto"] = "auto"
+) -> Direction:
+    """Of an emulated rate, a real delay and queue."""
+    queue_bytes = queue_size(queue, rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
+    return Direction(rate_bps, scale.emulated_s(delay_s), 0.0, 0.0, queue_bytes)

@@ -1,0 +1,97 @@
+"""Scenarios that come with the testbed: what each asks, and copies where they can be edited.
+
+A scenario says its question itself, in the comment at its top: the first sentence asks, others say more; then, behind a
+line of `#` alone, the commands that answer it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from testbed.errors import BadInput, did_you_mean
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.scenario import load_scenario
+from testbed.spec.shipped import shipped
+
+_COMMENT = re.compile(r"(?:#.*\n)+")
+_ASKS = re.compile(r"[^?]*\?")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a scenario says of itself: the sentence that asks, those that follow, command lines without remarks."""
+
+    question: str
+    words: str
+    commands: tuple[str, ...]
+
+
+def header(text: str, name: str) -> Header:
+    """Of a scenario's file. BadInput where it asks nothing, or names no command."""
+    comment = _COMMENT.match(text)
+    first, *others = re.split(r"^#\n", comment[0] if comment else "", flags=re.MULTILINE)
+    words = " ".join(line.lstrip("# ") for line in first.splitlines())
+    asked = _ASKS.match(words)
+    commands = tuple(_commands("".join(others)))
+    if asked is None or ". " in asked[0] or not commands:
+        raise BadInput(
+            where=name,
+            got=f"a comment that begins {words[:60]!r}, and {len(commands)} commands",
+            expected="a comment that begins with a question and has, after a line of # alone, indented commands",
+        )
+    return Header(asked[0], words[asked.end() :].strip(), commands)
+
+
+def _commands(comment: str) -> Iterator[str]:
+    """Indented lines, those that go on joined to one."""
+    lines = [line.removeprefix("#     ") for line in comment.splitlines() if line.startswith("#     ")]
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        yield re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip()
+
+
+def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:
+    """Copy a shipped scenario, with its topology and its trace beside it, into a folder, made if it is not there.
+
+    Args:
+        scenario: Its name, such as "quickstart" or "controller/windows".
+        folder: Where to; other files may be in it.
+
+    Returns:
+        The copies, the scenario first; it loads, as it names the other copies.
+
+    Raises:
+        ConfigError: For a name that is none, and for a file that is there already; nothing is copied.
+    """
+    known = shipped("scenarios")
+    if scenario not in known:
+        raise _wrong("--scenario", scenario, did_you_mean(scenario, known))
+    source = known[scenario]
+    own = folder / source.name
+    targets = {own: source}
+    document = yaml.safe_load(source.read_text())
+    named = {"topology": document.get("topology"), "trace": document["workload"].get("trace")}
+    files = {key: file for key, file in named.items() if isinstance(file, str)}
+    for file in files.values():
+        targets[folder / Path(file).name] = (source.parent / file).resolve()
+    for target in targets:
+        if target.exists():
+            raise _wrong("FOLDER", str(folder), f"one without {target.name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for target, given in targets.items():
+        shutil.copy(given, target)
+    text = own.read_text()
+    for key, file in files.items():
+        text = text.replace(f"{key}: {file}", f"{key}: {Path(file).name}", 1)
+    own.write_text(text)
+    load_scenario(own)
+    return tuple(targets)
+
+
+def _wrong(field: str, value: str, expected: str) -> ConfigError:
+    return ConfigError([Problem("command line", None, field, value, expected)])

@@ -1,0 +1,52 @@
+"""What a scenario chooses of a job that was recorded: where its ranks are, how its collectives are done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from testbed.plugins import registry
+from testbed.spec.algorithms import algorithm_schema, expected_algorithm
+from testbed.spec.base_model import Form
+from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
+
+AS_RECORDED = "as_recorded"
+WAYS = tuple(way for way in MAPPINGS if way != BY_SPEED)  # computing is as it was recorded, wherever it is
+OF_RECORDED = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
+
+
+def _parse_placement(value: object) -> tuple[str, ...] | None:
+    if value == AS_RECORDED:
+        return None
+    kinds = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if kinds and all(isinstance(kind, str) for kind in kinds) and len(set(kinds)) == len(kinds):
+        return kinds
+    raise ValueError(f"{AS_RECORDED}, or kinds of communication, outermost first, such as [replicate, shard]")
+
+
+def _parse_mapping(value: object) -> str | tuple[int, ...] | None:
+    return None if value == CONSECUTIVE else parse_mapping(value, WAYS)
+
+
+def _parse_algorithms(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
+    for kind, algorithm in value.items():
+        if (expected := expected_algorithm(algorithm, tuple(registry("collectives")))) is not None:
+            raise ValueError(f"of {kind} {expected}")
+    return {str(kind): str(algorithm) for kind, algorithm in value.items()}
+
+
+PLACEMENT = Form(
+    _parse_placement,
+    {"anyOf": [{"const": AS_RECORDED}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+    list,
+)
+MAPPING = Form(
+    _parse_mapping,
+    {"anyOf": [{"enum": list(WAYS)}, {"type": "array", "items": {"type": "integer"}}]},
+    lambda value: value if isinstance(value, str) else list(value),
+)
+KIND_ALGORITHMS = Form(
+    _parse_algorithms,
+    lambda: {"type": "object", "additionalProperties": algorithm_schema(tuple(registry("collectives")))},
+)

@@ -1,0 +1,392 @@
+"""Scenarios: which training step to run on which topology, how, and how often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from testbed.errors import did_you_mean
+from testbed.plugins import told_apart
+from testbed.spec.algorithms import algorithm, names_of
+from testbed.spec.allocation import AllocationSpec
+from testbed.spec.background_traffic import BackgroundTrafficSpec
+from testbed.spec.base_model import Finding, Form, Strict, validate
+from testbed.spec.buildings import Host
+from testbed.spec.control_plane import ControlSpec
+from testbed.spec.errors import ConfigError
+from testbed.spec.events import EventSpec
+from testbed.spec.explore import ExploreSpec
+from testbed.spec.failure_processes import FailureSpec, drawn_events
+from testbed.spec.inference_nodes import free_hosts
+from testbed.spec.keywords import PLANNED
+from testbed.spec.overrides import changed
+from testbed.spec.policy import DEFAULT_POLICY, Policy, PolicySpec
+from testbed.spec.presets import PRESETS, with_preset
+from testbed.spec.scenario_files import read_scenario
+from testbed.spec.topology import Topology, TopologySpec, expected_host
+from testbed.spec.transport import TransportSpec
+from testbed.spec.units import format_duration, parse_duration
+from testbed.spec.value_types import Count, CountOrZero, Factor, Name, Timeout, choice
+from testbed.spec.workload import WorkloadSpec
+from testbed.spec.yaml_loader import show
+
+VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+FIXED_IN_VARIANTS = ("name", "variants", "explore", "trials", "warmup", "seed", "scale", "ranks", "hosts")
+
+
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
+
+
+def _parse_interval(value: object) -> float:
+    try:
+        interval_s = parse_duration(value)
+    except ValueError:
+        interval_s = 0.0
+    if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
+        raise ValueError("a duration from 1 ms to 1 s")
+    return interval_s
+
+
+def _parse_links(value: object) -> str | tuple[str, ...]:
+    if value == "all":
+        return "all"
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("all, or a list of WAN links such as [east-west-0]")
+
+
+_INTERVAL = Form(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
+_LINKS = Form(
+    _parse_links,
+    {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
+    lambda value: value if value == "all" else list(value),
+)
+
+
+def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
+    if (
+        not isinstance(value, Mapping)
+        or len(value) < 2
+        or not all(isinstance(v, Mapping) for v in value.values())
+    ):
+        raise ValueError(
+            "two or more names, with what differs, such as {shallow: {topology.wan.0.queue: 1 MiB}}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(VARIANT_NAME, name):
+            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-'; {show(name)} is none")
+    return {name: dict(changes) for name, changes in value.items()}
+
+
+_VARIANTS = Form(
+    _parse_variants,
+    {"type": "object", "minProperties": 2, "additionalProperties": {"type": "object"}},
+    lambda value: {name: dict(changes) for name, changes in value.items()},
+)
+
+
+WHEN_SLOW, ALWAYS = FLIGHT_KEPT = ("when_slow", "always")
+
+
+class TelemetrySpec(Strict):
+    """What is recorded while steps are measured, beside the ranks' own times."""
+
+    interval_s: Annotated[float, _INTERVAL] = Field(
+        default=0.1,
+        alias="interval",
+        description="From one reading of every WAN link's counters to the next: rate, queue, drops, marks.",
+    )
+    capture: Annotated[str | tuple[str, ...], _LINKS] = Field(
+        default=(),
+        description="WAN links of which each direction is captured to a pcapng file, such as [east-west-0]; or all.",
+    )
+    flight_recorder: Annotated[str, choice("when", FLIGHT_KEPT)] = Field(
+        default=WHEN_SLOW,
+        description="When dumps of what every rank's operations did last stay in the run: always, or when_slow, if "
+        "steps took longer than the model predicts by a tenth, or something broke on purpose. Of a run that fails they "
+        "stay anyway.",
+    )
+    stalled_after_s: Timeout = Field(
+        default=10.0,
+        alias="stalled_after",
+        description="Once steps in a row of five times the median of their variant's have lasted so much longer than "
+        "that median together, what the ranks do is dumped and judged while it goes on: who it is is said at "
+        "once, or half as long later where that is not sure.",
+    )
+
+
+class ScaleSpec(Strict):
+    """The scale model: how the figures of the network that is modelled become those of the one that is built."""
+
+    size_scale: Factor = Field(
+        default="auto",
+        description="Divides rates and message sizes, times stay. A number, or auto: the smallest that this host "
+        "carries.",
+    )
+    time_dilation: Factor = Field(
+        default=1.0,
+        description="Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: "
+        "the smallest that the host carries at the `size_scale` given; 1 if that is auto too, or the clock virtual.",
+    )
+
+
+class Scenario(Strict):
+    """A scenario as written in a file."""
+
+    computed = frozenset({"ranks"})
+    renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
+
+    name: Name = Field(description="Name of the scenario.")
+    topology: TopologySpec = Field(
+        description="A topology file, relative to this file, or a topology itself."
+    )
+    ranks: Count = Field(
+        default=0,
+        description="How many ranks, on consecutive hosts; default: one per host.",
+    )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="Hosts of the ranks, in the ranks' order, such as [east1, west1]; default: the topology's, in its "
+        "order, without those of `background_traffic`.",
+    )
+    allocation: AllocationSpec | None = Field(
+        default=None, description="In place of `hosts`: which ones a scheduler gives the ranks."
+    )
+    workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
+    algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = Field(
+        default=("ring",),
+        description="All-reduce algorithms, by name or as FILE.py:NAME; one variant is run with each.",
+    )
+    policy: Policy = Field(
+        # not validated: policies stand above files' models, and are looked up when a scenario is read
+        default=PolicySpec.model_construct(name=DEFAULT_POLICY),
+        description="How the network treats the traffic: a policy, or its options.",
+    )
+    control: ControlSpec = Field(
+        default=ControlSpec(),
+        description="How long switches and controller take to notice, to decide, to act.",
+    )
+    preset: Annotated[str | None, choice("a preset", PRESETS)] = Field(
+        default=None,
+        description="A library of collectives, whose protocol, connections, costs and algorithms count for all that is "
+        "not said here: data/presets.yaml. In a variant, or with `--set`, they count for all that is not said there.",
+    )
+    transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
+    background_traffic: tuple[BackgroundTrafficSpec, ...] = Field(
+        default=(), description="Other jobs, whose traffic shares the network while steps run."
+    )
+    events: tuple[EventSpec, ...] = Field(
+        default=(),
+        description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
+    )
+    failures: tuple[FailureSpec, ...] = Field(
+        default=(), description="What fails by itself, again and again, beside `events`."
+    )
+    telemetry: TelemetrySpec = Field(
+        default=TelemetrySpec(), description="What is recorded beside the ranks' own times."
+    )
+    variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = Field(
+        default=None,
+        description="What is compared, by name: for each variant the values of this scenario that differ, with the "
+        "paths that `--set` takes, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved, "
+        "each in a network of its own and with a seed of its own.",
+    )
+    explore: ExploreSpec | None = Field(
+        default=None, description="What `testbed explore` searches; `testbed run` takes no notice of it."
+    )
+    trials: Count = Field(default=5, description="Measured steps per variant.")
+    warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
+    seed: CountOrZero = Field(default=1, description="Seed of everything random.")
+    scale: ScaleSpec = Field(default=ScaleSpec(), description="How real figures are mapped onto this host.")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """A topology may also be the path of a file, which loading puts in its place."""
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        topology = handler.resolve_ref_schema(found)["properties"]["topology"]
+        inline = {key: topology.pop(key) for key in list(topology) if key != "description"}
+        topology["anyOf"] = [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
+        return found
+
+    @classmethod
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One rank per host unless told otherwise; what a preset says."""
+        data = with_preset(data)
+        hosts = free_hosts(data)
+        return {"ranks": hosts, **data} if hosts else data
+
+    @classmethod
+    def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
+        """There is a host for every rank."""
+        hosts, ranks = free_hosts(data), data.get("ranks")
+        if hosts and isinstance(ranks, int) and ranks > hosts:
+            whose = "`hosts`" if data.get("hosts") else "the topology"
+            yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
+
+    def checks(self) -> Iterator[Finding]:
+        """There is something to compare, once."""
+        if not self.algorithms:
+            expected = f"at least one of: {', '.join(names_of(['all_reduce']))}"
+            yield Finding(("algorithms",), "an empty list", expected)
+        for position, name in enumerate(self.algorithms):
+            if name in self.algorithms[:position]:
+                yield Finding(("algorithms", position), f"{name!r} again", "each algorithm once")
+        topology = self.topology.resolve()
+        links = [link.name for link in topology.wan]
+        for position, name in enumerate(self.telemetry.capture if self.telemetry.capture != "all" else ()):
+            if name not in links:
+                where = ("telemetry", "capture", position)
+                yield Finding(where, show(name), f"a WAN link: {did_you_mean(name, links)}")
+        for position, entry in enumerate(self.transport.sockets):
+            if entry.pacing == PLANNED and self.policy.name != "te":
+                key = ("transport", "sockets", position, "pacing")
+                yield Finding(key, f"planned with policy {self.policy.label}", "it with policy te only")
+        yield from self._variant_findings()
+        if self.explore is not None:
+            yield from self._explore_findings()
+        yield from self._host_findings(topology)
+        used = [host.name for host in self.rank_hosts(topology)]
+        yield from self._event_findings(topology, used)
+        for position, other in enumerate(self.background_traffic):
+            for finding in other.target_findings(topology, used):
+                yield replace(finding, location=("background_traffic", position, *finding.location))
+            used += other.hosts
+
+    def _event_findings(self, topology: Topology, used: Sequence[str]) -> Iterator[Finding]:
+        """What breaks is there, and in time. used: hosts of the ranks, in their order."""
+        for position, event in enumerate(self.events):
+            for finding in event.target_findings(topology, used):
+                yield replace(finding, location=("events", position, *finding.location))
+            # in variants each trial has a network of its own, and all events
+            steps = self.steps_in_a_network
+            if event.step is not None and event.step >= steps:
+                expected = f"one of {steps} measured steps, from 0 on"
+                yield Finding(("events", position, "step"), str(event.step), expected)
+        for position, failure in enumerate(self.failures):
+            for finding in failure.target_findings(topology, used):
+                yield replace(finding, location=("failures", position, *finding.location))
+
+    @property
+    def steps_in_a_network(self) -> int:
+        """How many measured steps go on in one network: where variants are named, each trial has one of its own."""
+        return self.trials if self.variants is None or self.with_faults else 1
+
+    @property
+    def with_faults(self) -> bool:
+        """Whether replicas come and go, so that all steps are one job's."""
+        parallelism = self.workload.parallelism
+        return parallelism is not None and parallelism.faults is not None
+
+    def _host_findings(self, topology: Topology) -> Iterator[Finding]:
+        """Hosts by name are there, once; a scheduler has as many as it is asked for."""
+        if self.allocation is not None:
+            taken = self._taken_hosts
+            yield from self.allocation.findings(topology, self.ranks, taken, self.seed, self.hosts)
+        known = [host.name for host in topology.hosts]
+        for position, name in enumerate(self.hosts or ()):
+            if name not in known:
+                yield Finding(("hosts", position), show(name), expected_host(topology, name, known))
+            elif name in (self.hosts or ())[:position]:
+                yield Finding(("hosts", position), f"{name} again", "each host once")
+
+    @property
+    def _taken_hosts(self) -> set[str]:
+        return {name for other in self.background_traffic for name in other.hosts}
+
+    def rank_hosts(self, topology: Topology) -> tuple[Host, ...]:
+        """The hosts of the ranks, in the ranks' order; `topology`: this scenario's, resolved."""
+        taken = self._taken_hosts
+        if self.allocation is not None:
+            return self.allocation.hosts(topology, self.ranks, taken, self.seed)
+        if self.hosts is not None:
+            known = {host.name: host for host in topology.hosts}
+            found = [known[name] for name in self.hosts if name in known]
+        else:
+            found = [host for host in topology.hosts if host.name not in taken]
+        return tuple(found[: self.ranks])
+
+    @property
+    def happenings(self) -> tuple[EventSpec, ...]:
+        """All that breaks or changes: the events, then those that failure processes come to, by the seed."""
+        if not self.failures:
+            return self.events
+        topology = self.topology.resolve()
+        hosts = [host.name for host in self.rank_hosts(topology)]
+        return (*self.events, *drawn_events(self.failures, topology, hosts, self.seed))
+
+    def _variant_findings(self) -> Iterator[Finding]:
+        """Each variant is a scenario of its own, with one algorithm, and as many training steps as the others."""
+        counts: dict[int, str] = {}
+        for name, changes in (self.variants or {}).items():
+            where = ("variants", name)
+            fixed = [path for path in changes if path.split(".")[0] in FIXED_IN_VARIANTS]
+            if fixed:
+                yield Finding(
+                    (*where, fixed[0]), f"{fixed[0]} in a variant", "what all variants have alike, left out"
+                )
+                continue
+            try:
+                variant = self.variant(name)
+            except ConfigError as error:
+                for problem in error.problems:
+                    yield Finding((*where, problem.field), problem.value, problem.expected)
+                continue
+            if len(variant.algorithms) > 1:
+                shown = f"algorithms [{', '.join(variant.algorithms)}] and variants"
+                yield Finding(
+                    ("variants",), shown, "one algorithm; name the others in variants, as algorithms: [ring]"
+                )
+                return
+            counts.setdefault(variant.workload.training_steps_of_step, name)
+        if len(counts) > 1:
+            shown = ", ".join(f"{count} in {name}" for count, name in counts.items())
+            expected = "as many in all variants: workload.training_steps"
+            yield Finding(("variants",), f"training steps of a step: {shown}", expected)
+
+    def _explore_findings(self) -> Iterator[Finding]:
+        """There is a step to search for, alone, and what differs may differ."""
+        assert self.explore is not None
+        if self.variants is not None:
+            yield Finding(("explore",), "a search and variants", "one of the two")
+        for finding in self.explore.findings_of(self.workload):
+            yield replace(finding, location=("explore", *finding.location))
+        for path in self.explore.space:
+            if path.split(".")[0] in FIXED_IN_VARIANTS:
+                yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")
+
+    def variant(self, name: str) -> Scenario:
+        """What a variant runs: this scenario with its changes. ConfigError, KeyError."""
+        if self.variants is None:
+            return self.model_copy(update={"algorithms": (self.named_algorithms[name],)})
+        return self.changed(self.variants[name], f"variant {name}")
+
+    def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
+        """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
+        return changed(self, changes, name)
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """What is compared: the variants, or the algorithms."""
+        return tuple(self.variants if self.variants is not None else self.named_algorithms)
+
+    @property
+    def named_algorithms(self) -> Mapping[str, str]:
+        """By what they are called in results; of FILE.py:NAME FILE:NAME, so that no folder of this machine is shown."""
+        return told_apart(self.algorithms)
+
+
+def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file, or what one would hold; `overrides` are "path=value".
+
+    ConfigError with all problems of all files.
+    """
+    return validate(Scenario, read_scenario(source, overrides))

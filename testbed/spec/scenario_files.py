@@ -1,0 +1,83 @@
+"""Files of scenarios: with their topology's file grafted in, and what they name found from where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.plugins import rooted
+from testbed.spec.base_model import look
+from testbed.spec.errors import ConfigError
+from testbed.spec.presets import PRESET, preset_changes
+from testbed.spec.shipped import located
+from testbed.spec.topology import read_topology
+from testbed.spec.value_lists import with_lists
+from testbed.spec.yaml_loader import OVERRIDES, Document, parse_override, read_document, show
+
+
+def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
+    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError.
+
+    source: a file, or what one would hold; files that it names are then found from the current folder.
+    """
+    given = isinstance(source, Mapping)
+    path = Path() if isinstance(source, Mapping) else located(source)
+    document = Document.of(source) if isinstance(source, Mapping) else read_document(path)
+    folder = path.parent
+    if "buildings" in document.data and "topology" not in document.data:
+        raise ConfigError(
+            [document.problem(("buildings",), "a topology file", "a scenario file, with topology")]
+        )
+    parts = [override for override in overrides if parse_override(override)[0] != "topology"]
+    for override in overrides:
+        if override not in parts:
+            document.override(override)
+    _root_files(document.data, folder)
+    topology = document.data.get("topology")
+    if isinstance(topology, str):
+        from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
+        file = located(topology, ("topologies",)) if from_command_line else folder / topology
+        if not file.is_file():
+            expected = f"a topology file; there is no {file}"
+            raise ConfigError([document.problem(("topology",), show(topology), expected)])
+        document.graft("topology", read_topology(file))
+    named = [override for override in parts if parse_override(override)[0] == PRESET]
+    for override in named:  # before all others, which may say otherwise
+        for path_set, value in preset_changes(parse_override(override)[1], document.data):
+            document.put(path_set, value)
+    for override in parts:
+        document.override(with_lists(override, document))
+    _root_files(document.data, Path())
+    return document
+
+
+def _root_files(data: dict[str, Any], folder: Path) -> None:
+    """Files that a scenario names are found from its folder; those named on a command line from this one."""
+    data.update(rooted(data, folder))
+    variants = data.get("variants")
+    changes = (
+        [change for change in variants.values() if isinstance(change, dict)]
+        if isinstance(variants, dict)
+        else []
+    )
+    for where in (data, *changes):
+        if not isinstance(where, dict):
+            continue
+        for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
+            _root(schedule, "file", folder)
+        _root(where, "workload.schedule.file", folder)
+        for key in ("tuning", "trace", "chakra"):
+            _root(where.get("workload"), key, folder)
+            _root(where, f"workload.{key}", folder)
+        _root(look(where, "workload", "inference"), "trace", folder)
+        _root(where, "workload.inference.trace", folder)
+        failures = where.get("failures")
+        for failure in failures if isinstance(failures, list) else ():
+            _root(failure, "trace", folder)
+
+
+def _root(data: Any, key: str, folder: Path) -> None:
+    """Make a file's path absolute, in data that is not validated yet."""
+    if isinstance(data, dict) and isinstance(data.get(key), str):
+        data[key] = str((folder / data[key]).resolve())

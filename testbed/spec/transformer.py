@@ -1,0 +1,59 @@
+"""A transformer by name or by its dimensions, as files have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import Field
+
+from testbed.errors import did_you_mean
+from testbed.spec.base_model import Finding, Form, Strict, inlined_schema
+from testbed.spec.catalogue import models
+from testbed.spec.value_types import Count, CountOrZero
+
+MODELS = tuple(models())
+
+
+class ModelSpec(Strict):
+    """A decoder-only transformer of the Llama 3 kind, or with experts of the Mixtral kind, by its dimensions."""
+
+    dim: Count = Field(description="Width of the residual stream.")
+    n_layers: Count = Field(description="Transformer blocks.")
+    n_heads: Count = Field(description="Query heads; must divide `dim`.")
+    n_kv_heads: Count = Field(description="Key and value heads; must divide `n_heads`.")
+    ffn_dim: Count = Field(description="Width of the feed-forward layer.")
+    vocab_size: Count = Field(description="Tokens in the vocabulary.")
+    experts: CountOrZero = Field(
+        default=0,
+        description="Experts of each feed-forward layer, which has `ffn_dim` then; none in dense models.",
+    )
+    experts_per_token: CountOrZero = Field(default=0, description="Experts that work on a token.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Heads have whole sizes and share keys evenly; tokens go to experts that there are."""
+        if not min(1, self.experts) <= self.experts_per_token <= self.experts:
+            expected = (
+                f"1 to {self.experts}, as there are experts" if self.experts else "0, as there are no experts"
+            )
+            yield Finding(("experts_per_token",), str(self.experts_per_token), expected)
+        if self.dim % self.n_heads:
+            yield Finding(("n_heads",), str(self.n_heads), f"a divisor of dim ({self.dim})")
+        if self.n_heads % self.n_kv_heads:
+            yield Finding(("n_kv_heads",), str(self.n_kv_heads), f"a divisor of n_heads ({self.n_heads})")
+
+
+def _parse_model(value: object) -> str | ModelSpec:
+    if isinstance(value, (Mapping, ModelSpec)):
+        return ModelSpec.model_validate(value)
+    if value not in MODELS:
+        raise ValueError(
+            f"a model ({did_you_mean(value, MODELS)}) or its dimensions ({', '.join(ModelSpec.file_keys())})"
+        )
+    return str(value)
+
+
+MODEL = Form(
+    _parse_model,
+    {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
+    lambda value: value.to_data() if isinstance(value, ModelSpec) else value,
+)

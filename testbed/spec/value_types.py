@@ -1,0 +1,220 @@
+"""The kinds of values that configuration files hold, as types for model fields."""
+
+# Not pydantic's Literal and pattern: their messages lack the kind's word ("an algorithm: ...") and "did you mean"
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from testbed.errors import did_you_mean
+from testbed.plugins import OWN_FILE, registry
+from testbed.spec import units
+from testbed.spec.base_model import Form
+from testbed.spec.catalogue import accelerators
+
+
+def _text(example: str, description: str) -> dict[str, Any]:
+    return {"type": "string", "examples": [example], "description": description}
+
+
+def whole(minimum: int, maximum: int | None = None) -> Form:
+    """A whole number of at least `minimum`, at most `maximum`."""
+    limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
+    def parse(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"a whole number {limits}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"a whole number {limits}")
+        return value
+
+    schema = {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
+    return Form(parse, schema)
+
+
+def number(least: float, most: float, example: float) -> Form:
+    """A number in a range, both ends in it."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ValueError(f"a number from {least:g} to {most:g}, such as {example:g}")
+        return float(value)
+
+    return Form(parse, {"type": "number", "minimum": least, "maximum": most})
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def choice(kind: str, known: Sequence[str]) -> Form:
+    """One of a few words."""
+
+    def parse(value: object) -> str:
+        if value not in known:
+            raise ValueError(f"{kind}: {did_you_mean(value, known)}")
+        return str(value)
+
+    return Form(parse, {"enum": list(known)})
+
+
+ACCELERATORS = tuple(accelerators())
+ACCELERATOR = choice("an accelerator", ACCELERATORS)
+COMPUTE_DTYPES = ("bf16", "fp8")
+
+
+def named(kind: str) -> Form:
+    """A name of a registry, or FILE.py:NAME; kind: one of testbed.plugins.REGISTRIES."""
+
+    def parse(value: object) -> str:
+        if (expected := registry(kind).expected(value)) is not None:
+            raise ValueError(expected)
+        return str(value)
+
+    own = {"type": "string", "pattern": OWN_FILE.pattern}
+    return Form(parse, lambda: {"anyOf": [{"enum": list(registry(kind))}, own]})
+
+
+def _parse_options(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("a mapping (keys and values)")
+    return dict(value)
+
+
+OPTIONS = Form(_parse_options, {"type": "object"})
+
+
+def pattern(expression: str, expected: str) -> Form:
+    """Text of a given shape."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(expression, value):
+            raise ValueError(expected)
+        return value
+
+    return Form(parse, {"type": "string", "pattern": f"^{expression}$"})
+
+
+def or_word(word: str, form: Form) -> Form:
+    """`form`, or a word in its place."""
+
+    def parse(value: object) -> Any:
+        if value == word:
+            return value
+        try:
+            return form.parse(value)
+        except ValueError as error:
+            raise ValueError(f"{word}, or {error}") from None
+
+    def write(value: Any) -> Any:
+        return value if value == word else form.write(value)
+
+    return Form(parse, lambda: {"anyOf": [{"const": word}, form.json_schema]}, write)
+
+
+def _factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float("inf"):
+        raise ValueError("a number of at least 1")
+    return float(value)
+
+
+def _positive(parse: Callable[[object], float], expected: str) -> Callable[[object], Any]:
+    def parse_positive(value: object) -> Any:
+        if not (number := parse(value)):
+            raise ValueError(expected)
+        return number
+
+    return parse_positive
+
+
+MAX_DSCP = 63
+
+
+def _dscps(value: object) -> tuple[int, ...]:
+    numbers = value if isinstance(value, (list, tuple)) else [value]
+    if not numbers or not all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_DSCP for item in numbers
+    ):
+        raise ValueError(f"a DSCP from 0 to {MAX_DSCP}, or a list of them")
+    return tuple(numbers)
+
+
+_DSCP = whole(0, MAX_DSCP).json_schema
+_DSCPS = Form(
+    _dscps,
+    {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
+    lambda value: value[0] if len(value) == 1 else list(value),
+)
+RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
+_DURATION = Form(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
+_DELAY = Form(units.parse_delay, _text("500 km", units.DELAY_EXPECTED), units.format_duration)
+_DISTRIBUTION = choice("a distribution", ("uniform", "normal", "pareto"))
+SIZE = Form(
+    _positive(units.parse_size, "a size above 0"), _text("64 MiB", units.SIZE_EXPECTED), units.format_size
+)
+_FRACTION = Form(
+    units.parse_fraction,
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text("0.1 %", units.FRACTION_EXPECTED)]},
+    units.format_fraction,
+)
+_SHARE = Form(
+    _positive(units.parse_fraction, "a share above 0, such as 40 % or 0.4"),
+    _FRACTION.json_schema,
+    units.format_fraction,
+)
+_FLOP_RATE = Form(
+    units.parse_flop_rate, _text("989 Tflop/s", units.FLOP_RATE_EXPECTED), units.format_flop_rate
+)
+_FLAG = Form(_parse_flag, {"type": "boolean"})
+_TIMEOUT = Form(
+    _positive(units.parse_duration, "a duration above 0"), _DURATION.json_schema, units.format_duration
+)
+_RATIO = Form(
+    units.parse_ratio,
+    {"type": "string", "pattern": r"^1:[0-9.]+$", "examples": ["1:2.8"], "description": units.RATIO_EXPECTED},
+    lambda value: f"1:{value:g}",
+)
+_FACTOR = Form(
+    _factor, {"type": "number", "minimum": 1}, lambda value: int(value) if value.is_integer() else value
+)
+
+# The `...OrNone` types are for keys that may be left out; a key that is there must have a value.
+Rate = Annotated[float, RATE]
+RateOrNone = Annotated[float | None, RATE]
+Duration = Annotated[float, _DURATION]
+DurationOrNone = Annotated[float | None, _DURATION]
+DelayOrNone = Annotated[float | None, _DELAY]
+DelayOrZero = Annotated[float, _DELAY]
+Distribution = Annotated[str, _DISTRIBUTION]
+DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
+Timeout = Annotated[float, _TIMEOUT]
+TimeoutOrNone = Annotated[float | None, _TIMEOUT]
+Flag = Annotated[bool, _FLAG]
+FlagOrNone = Annotated[bool | None, _FLAG]
+Size = Annotated[int, SIZE]
+SizeOrNone = Annotated[int | None, SIZE]
+Fraction = Annotated[float, _FRACTION]
+FractionOrNone = Annotated[float | None, _FRACTION]
+Share = Annotated[float, _SHARE]
+ShareOrNone = Annotated[float | None, _SHARE]
+FlopRateOrNone = Annotated[float | None, _FLOP_RATE]
+Queue = Annotated[int | Literal["auto"], or_word("auto", SIZE)]
+QueueOrNone = Annotated[int | Literal["auto"] | None, or_word("auto", SIZE)]
+Ratio = Annotated[float, _RATIO]
+Factor = Annotated[float | Literal["auto"], or_word("auto", _FACTOR)]
+Name = Annotated[
+    str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")
+]
+BuildingName = Annotated[
+    str, pattern(r"[a-z][a-z0-9]{0,11}", "a lower-case letter, then up to 11 lower-case letters or digits")
+]
+Count = Annotated[int, whole(1)]
+CountOrNone = Annotated[int | None, whole(1)]
+CountOrZero = Annotated[int, whole(0)]
+Dscp = Annotated[int, whole(0, MAX_DSCP)]
+Dscps = Annotated[tuple[int, ...], _DSCPS]
+DscpsOrNone = Annotated[tuple[int, ...] | None, _DSCPS]

@@ -1,0 +1,259 @@
+"""WAN links: what one asks of each direction, as written in a file (`...Spec`) and as it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from testbed.spec.base_model import Finding, Strict, look
+from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.pause import PauseSpec
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.spec.units import format_duration, format_fraction, format_size
+from testbed.spec.value_types import (
+    Count,
+    CountOrNone,
+    DelayOrNone,
+    Distribution,
+    DistributionOrNone,
+    Duration,
+    DurationOrNone,
+    Fraction,
+    FractionOrNone,
+    Queue,
+    QueueOrNone,
+    RateOrNone,
+    Share,
+    SizeOrNone,
+)
+from testbed.spec.yaml_loader import Location
+
+# Buffers below this would drop ordinary bursts: switches are not built with less.
+MIN_AUTO_QUEUE_PACKETS = 64
+MIN_QUEUE_PACKETS = 4
+ETHERNET_HEADER_BYTES = 14
+
+
+@dataclass(frozen=True)
+class WanLink:
+    """One link between two buildings; `plane` counts parallel links of the same pair from 0."""
+
+    a: str
+    b: str
+    plane: int
+    a_to_b: Direction
+    b_to_a: Direction
+
+    @property
+    def name(self) -> str:
+        """Unique within the topology."""
+        return f"{self.a}-{self.b}-{self.plane}"
+
+    @property
+    def ways(self) -> tuple[tuple[str, str, Direction], ...]:
+        """From which building to which, and how, both ways."""
+        return (self.a, self.b, self.a_to_b), (self.b, self.a, self.b_to_a)
+
+    @property
+    def round_trip_s(self) -> float:
+        """There and back, without queues."""
+        return self.a_to_b.delay_s + self.b_to_a.delay_s
+
+
+class LossBurstsSpec(Strict):
+    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad, decided anew before each packet."""
+
+    enter: Share = Field(description="Chance that the good channel turns bad.")
+    leave: Share = Field(description="Chance that the bad channel turns good.")
+    loss: Fraction = Field(default=1.0, description="Share of packets lost on the bad channel.")
+    loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
+
+
+class DirectionSpec(Strict):
+    """One direction of a WAN link, where it differs from the link's own settings."""
+
+    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
+    delay_s: DelayOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
+    jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
+    jitter_distribution: DistributionOrNone = Field(default=None, description="Its distribution.")
+    jitter_correlation: FractionOrNone = Field(default=None, description="Between successive packets.")
+    loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
+    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Loss in bursts.")
+    duplicate: FractionOrNone = Field(default=None, description="Share of packets that arrive twice.")
+    reorder: FractionOrNone = Field(default=None, description="Share of packets that overtake.")
+    corrupt: FractionOrNone = Field(default=None, description="Share of packets with a flipped bit.")
+    queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
+    queue_packets: CountOrNone = Field(default=None, description="Buffer in packets.")
+    ecn_bytes: SizeOrNone = Field(default=None, alias="ecn_threshold", description="Queue that is marked.")
+
+
+class WanSpec(Strict):
+    """One or more parallel WAN links between two buildings. What `a_to_b` or `b_to_a` set wins in that direction."""
+
+    a: str = Field(description="A building.")
+    b: str = Field(description="Another building.")
+    planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
+    rate_bps: RateOrNone = Field(
+        default=None,
+        alias="rate",
+        description="Rate of each link, in each direction. May be left out where both directions have their own.",
+    )
+    delay_s: DelayOrNone = Field(
+        default=None,
+        alias="delay",
+        description="Propagation delay, one way, or the length of the fibre. May be left out like `rate`.",
+    )
+    jitter_s: Duration = Field(
+        default=0.0,
+        alias="jitter",
+        description="Variation of the delay, at most the delay: largest deviation if uniform, else standard deviation.",
+    )
+    jitter_distribution: Distribution = Field(
+        default="uniform", description="How the delay varies: uniform, normal or pareto (a long tail)."
+    )
+    jitter_correlation: Fraction = Field(
+        default=0.0, description="Correlation of the delays of successive packets."
+    )
+    loss: Fraction = Field(default=0.0, description="Share of packets lost at random, each by itself.")
+    loss_bursts: LossBurstsSpec | None = Field(
+        default=None, description="Loss in bursts, in place of `loss`."
+    )
+    duplicate: Fraction = Field(default=0.0, description="Share of packets that arrive twice.")
+    reorder: Fraction = Field(
+        default=0.0, description="Share of packets that overtake others: they leave without delay."
+    )
+    corrupt: Fraction = Field(default=0.0, description="Share of packets of which one bit is flipped.")
+    queue_bytes: Queue = Field(
+        default="auto",
+        alias="queue",
+        description="Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
+    )
+    queue_packets: CountOrNone = Field(
+        default=None, description="Buffer in front of the link in packets, in place of `queue`."
+    )
+    ecn_bytes: SizeOrNone = Field(
+        default=None,
+        alias="ecn_threshold",
+        description="ECN-capable packets that find this much or more in the buffer are marked; never, if left out.",
+    )
+    pause: PauseSpec | None = Field(
+        default=None,
+        description="The building at either end pauses the other before it overflows; never, if left out.",
+    )
+    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
+    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Rate and delay are given for both directions; nothing contradicts itself; no packet overtakes light."""
+        for key, what in (("rate", "a rate"), ("delay", "a delay")):
+            if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
+                yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
+        for direction, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
+            found = list(self._contradictions(direction, own))
+            yield from found
+            if found:
+                return
+
+    def _contradictions(self, direction: str, own: DirectionSpec) -> Iterator[Finding]:
+        def where(name: str, key: str) -> Location:
+            return (key,) if getattr(own, name) is None else (direction, key)
+
+        delay_s, jitter_s = first(own.delay_s, self.delay_s), first(own.jitter_s, self.jitter_s)
+        if delay_s is not None and jitter_s > delay_s:
+            shown = f"{format_duration(jitter_s)} with a delay of {format_duration(delay_s)}"
+            yield Finding(where("jitter_s", "jitter"), shown, "jitter of at most the delay")
+        loss = first(own.loss, self.loss)
+        if loss and first(own.loss_bursts, self.loss_bursts):
+            shown = f"{format_fraction(loss)} beside loss_bursts"
+            yield Finding(where("loss", "loss"), shown, "one of both")
+        queue = first(own.queue_bytes, self.queue_bytes)
+        if queue != "auto" and first(own.queue_packets, self.queue_packets):
+            shown = f"{format_size(queue)} beside queue_packets"
+            yield Finding(where("queue_bytes", "queue"), shown, "one of both")
+        if self.pause is not None:
+            for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
+                if first(getattr(own, name), getattr(self, name)):
+                    shown = f"{key} beside pause"
+                    yield Finding(
+                        where(name, key), shown, "one of both: what is under way would not be known"
+                    )
+
+    def pause_findings(self, mtu: int) -> Iterator[Finding]:
+        """Whether its pauses come in time."""
+        if self.pause is not None:
+            there, back = (self.direction(own, mtu, UNSCALED) for own in (self.a_to_b, self.b_to_a))
+            way_s = there.delay_s + back.delay_s
+            for rates in ((there.rate_bps, back.rate_bps), (back.rate_bps, there.rate_bps)):
+                for finding in self.pause.findings(*rates, way_s, mtu + ETHERNET_HEADER_BYTES):
+                    yield replace(finding, location=("pause", *finding.location))
+                    return
+
+    def directions(self, mtu: int, scale: Scale) -> tuple[Direction, Direction]:
+        """The final figures of both, with their pauses."""
+        there, back = (self.direction(own, mtu, scale) for own in (self.a_to_b, self.b_to_a))
+        if (pause := self.pause) is None:
+            return there, back
+        way_s = there.delay_s + back.delay_s
+        pauses = [
+            pause.resolve(one.rate_bps, other.rate_bps, way_s, mtu + ETHERNET_HEADER_BYTES, scale)
+            for one, other in ((there, back), (back, there))
+        ]
+        return replace(there, pause=pauses[0]), replace(back, pause=pauses[1])
+
+    def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
+        """The final figures of one direction, but for its pause."""
+        asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
+        rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
+        return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))
+
+
+def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scale) -> Direction:
+    """What a direction becomes when some of its settings are written anew, the others left as they are.
+
+    What excludes each other goes: a new `loss` ends `loss_bursts`, a new `queue` ends `queue_packets`, and the reverse.
+    """
+    given = {
+        name: value for name in DirectionSpec.model_fields if (value := getattr(asked, name)) is not None
+    }
+    if "loss" in given or "loss_bursts" in given:
+        given = {"loss": 0.0, "loss_bursts": None, **given}
+    if "queue_bytes" in given or "queue_packets" in given:
+        given = {"queue_packets": None, **given}
+    rate_bps = scale.emulated_bps(given["rate_bps"]) if "rate_bps" in given else now.rate_bps
+    delay_s = scale.emulated_s(given["delay_s"]) if "delay_s" in given else now.delay_s
+    return replace(now, **_final(given, rate_bps, delay_s, mtu, scale))
+
+
+def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> dict[str, Any]:
+    """Settings as a `Direction` has them, of those that are asked for; rate and delay are the emulated ones."""
+    final = dict(asked)
+    if "rate_bps" in asked:
+        final["rate_bps"] = rate_bps
+    if "delay_s" in asked:
+        final["delay_s"] = delay_s
+    if "jitter_s" in asked:
+        final["jitter_s"] = scale.emulated_s(asked["jitter_s"])
+    if asked.get("queue_packets"):
+        final["queue_bytes"] = asked["queue_packets"] * (mtu + ETHERNET_HEADER_BYTES)
+    elif "queue_bytes" in asked:
+        final["queue_bytes"] = queue_size(asked["queue_bytes"], rate_bps * 2 * delay_s / 8, mtu, scale)
+    if asked.get("ecn_bytes"):
+        final["ecn_bytes"] = max(round(scale.emulated_bytes(asked["ecn_bytes"])), mtu)
+    if bursts := asked.get("loss_bursts"):
+        final["loss_bursts"] = LossBursts(**bursts.model_dump())
+    return final
+
+
+def first(own: Any, common: Any) -> Any:
+    """What one direction has of its own, else what it has in common with the other."""
+    return common if own is None else own
+
+
+def queue_size(queue: int | Literal["auto"], auto_bytes: float, mtu: int, scale: Scale) -> int:
+    """A queue in bytes. The scale does not shrink packets, so a few of them must fit whatever the scale."""
+    if queue == "auto":
+        return max(round(auto_bytes), MIN_AUTO_QUEUE_PACKETS * mtu)
+    return max(round(scale.emulated_bytes(queue)), MIN_QUEUE_PACKETS * mtu)

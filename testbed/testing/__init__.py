@@ -1,7 +1,0 @@
-"""Conformance suites, for what the testbed has itself and for what anybody adds: call one in a test of your own."""
-
-from testbed.testing.algorithms import check_algorithm
-from testbed.testing.errors import Nonconforming
-from testbed.testing.transports import check_transport, transport_checks
-
-__all__ = ["Nonconforming", "check_algorithm", "check_transport", "transport_checks"]

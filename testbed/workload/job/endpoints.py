@@ -1,0 +1,227 @@
+"""How the ranks of a job are joined: where each is, and the transport between them. Ready for JSON.
+
+What every rank's process needs of it, and no more: files' models and plans of networks would take longer to import than
+all the rest. `testbed.workload.job.endpoint_resolution` makes one from a scenario.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from testbed.comm.transport import (
+    PROTOCOLS,
+    CostedTransport,
+    MeshSettings,
+    OperationCosts,
+    SocketSettings,
+    Software,
+    TrafficClass,
+    Transport,
+    TransportKind,
+    operation_costs,
+    with_protocol,
+)
+from testbed.comm.transport.bootstrap import BootstrapReport
+from testbed.comm.transport.bootstraps import BOOTSTRAPS
+from testbed.comm.transport.bootstraps import Job as BootstrapJob
+from testbed.comm.transport.kinds import transport_kind
+from testbed.comm.transport.mesh import Mesh
+from testbed.comm.transport.socket_view import Observed, observed
+from testbed.comm.transport.wire import ConnectionKey
+from testbed.workload.job.socket_rules import SocketRules
+
+if TYPE_CHECKING:
+    from testbed.net.paths.alpha_beta import Step
+
+LISTEN_PORT = 29_500
+BOOTSTRAP_PORT = 29_499
+SUBFLOW_PORT = 29_501  # of MPTCP's second subflow to a rank; the others follow
+SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
+MOST_CHANNELS = 256
+BOOTSTRAP_TIMEOUT_S = 30.0
+THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
+
+
+@dataclass(frozen=True)
+class RankEndpoint:
+    """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
+
+    rank: int
+    host: str
+    building: int
+    ip: str
+    namespace_pid: int
+    port: int = LISTEN_PORT
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """All ranks of a job and what is between them. Figures are emulated ones.
+
+    kind, options: of the transport. distances: per rank, what is between it and each rank.
+    software: the protocol, and what software costs by the model; nothing where it costs what it costs.
+    bdp_bytes: per rank and rank what is under way when the empty path is full; path_bps, round_trips_s: likewise its
+    narrowest link, and what a packet and its acknowledgement take there. port_bps: of each rank's card. Only for
+    transports that ask for it.
+    """
+
+    token: str
+    ranks: tuple[RankEndpoint, ...]
+    seed: int
+    timeout_s: float
+    kind: str = "tcp"
+    options: dict[str, Any] = field(default_factory=dict)
+    bootstrap: str = "static"
+    congestion_control: str | None = None
+    sockets: SocketRules = field(default_factory=SocketRules)
+    distances: tuple[tuple[str, ...], ...] = ()
+    software: Software = field(default_factory=Software)
+    bdp_bytes: tuple[tuple[int, ...], ...] = ()
+    path_bps: tuple[tuple[float, ...], ...] = ()
+    round_trips_s: tuple[tuple[float, ...], ...] = ()
+    port_bps: tuple[float, ...] = ()
+
+    @property
+    def buildings(self) -> list[int]:
+        """The building of each rank."""
+        return [endpoint.building for endpoint in self.ranks]
+
+    def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
+        """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections.
+
+        0, for any, where all are at one address: there is no path to hash, and others use its ports as well.
+        """
+        size = len(self.ranks)
+        if self.ranks[rank].ip == self.ranks[peer].ip:
+            return 0
+        offset = self._port_offset
+        number = key.traffic.dscp * MOST_CHANNELS + key.channel
+        # a prime, so that two numbers of one pair never come to the same
+        return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
+
+    @cached_property
+    def _port_offset(self) -> int:
+        return random.Random(f"{self.seed}/ports").randrange(1000)
+
+    def distance(self, rank: int, peer: int) -> str:
+        """How far two ranks are apart."""
+        return self.distances[rank][peer]
+
+    @cached_property
+    def transport(self) -> TransportKind:
+        """The kind of transport, with its options. PluginError."""
+        return transport_kind(self.kind, self.options)
+
+    def look_up(self) -> None:
+        """Find all that has a name here, once, for ranks that are forked later. PluginError."""
+        _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.software.protocol)
+
+    def channels(self, rank: int, peer: int) -> int:
+        """Over how many connections, or subflows of one, what two ranks send each other is spread."""
+        return self.transport.channels(self.distance(rank, peer))
+
+    def overhead(self, rank: int, peer: int) -> float:
+        """What the transport adds on the network for each byte that two ranks send each other."""
+        return self.transport.overhead(self.distance(rank, peer))
+
+    def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
+        """Of two ranks, for traffic of a class, on one of their channels: MPTCP's are all of one connection."""
+        return self.transport.connection(traffic, channel, self.distance(rank, peer))
+
+    def settings(
+        self, rank: int, peer: int, key: ConnectionKey, usual: SocketSettings | None = None
+    ) -> SocketSettings:
+        """Of a connection's sockets on the side of `rank`, where they would be `usual` ones."""
+        return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
+
+    def slowest_byte_s(
+        self, rank: int, peer: int, key: ConnectionKey, step: Step, *, paced: bool, ruled: bool = True
+    ) -> float:
+        """What a byte takes at least on one connection, as its sockets allow.
+
+        step: of the connection's path. paced: whether pacing counts. ruled: whether the transport's own rules do.
+        """
+        settings = self.settings(rank, peer, key)
+        found = [0.0]
+        if ruled:
+            found.append(self.transport.slowest_byte_s(self.distance(rank, peer), step.round_trip_s))
+        if settings.pacing_bps is not None and paced:
+            found.append(8 / settings.pacing_bps)
+        if settings.window_bytes is not None:
+            packet_bytes = step.serialisation.packet_bytes
+            found.append(step.round_trip_s(packet_bytes) / settings.window_bytes)
+        return max(found)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Wiring:
+        """The inverse of dataclasses.asdict, after a round trip through JSON."""
+        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
+        document["sockets"] = SocketRules.from_document(document["sockets"])
+        document["distances"] = tuple(map(tuple, document["distances"]))
+        document["bdp_bytes"] = tuple(map(tuple, document["bdp_bytes"]))
+        document["path_bps"] = tuple(map(tuple, document["path_bps"]))
+        document["round_trips_s"] = tuple(map(tuple, document["round_trips_s"]))
+        document["port_bps"] = tuple(document["port_bps"])
+        document["software"] = Software.from_document(document["software"])
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about.
+
+    costs: of operations; None where they have none.
+    """
+
+    sockets: Observed
+    transport: Transport
+    bootstrap: BootstrapReport
+    costs: OperationCosts | None = None
+
+
+def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
+    """Find the other ranks, in the way that the wiring says. TransportError, PluginError.
+
+    incarnation: how many times this rank was lost before, and came back.
+    """
+    begun_s = time.monotonic()
+    told = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
+    master = (wiring.ranks[0].ip, BOOTSTRAP_PORT)
+    bootstrap = BOOTSTRAPS.find(wiring.bootstrap)
+    addresses, report = bootstrap.find(BootstrapJob(rank, master, told, wiring.token, BOOTSTRAP_TIMEOUT_S))
+
+    def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
+        return wiring.settings(rank, peer, key, usual)
+
+    settings = MeshSettings(
+        token=wiring.token,
+        congestion_control=wiring.congestion_control,
+        multipath=wiring.transport.multipath,
+        # given ports, so that a run with the same seed hashes its flows onto the same paths
+        source_port=wiring.source_port,
+        bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
+        socket_of=socket_of if wiring.sockets.rules else None,
+        incarnation=incarnation,
+        port_bps=wiring.port_bps[rank] if wiring.port_bps else math.inf,
+        bdp_bytes=wiring.bdp_bytes[rank] if wiring.bdp_bytes else None,
+        path_bps=wiring.path_bps[rank] if wiring.path_bps else None,
+        round_trips_s=wiring.round_trips_s[rank] if wiring.round_trips_s else None,
+    )
+    wiring.sockets.try_out(settings.sockets)
+    transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])
+    sockets = observed(transport)
+    if bootstrap.connects_all and isinstance(sockets, Mesh):
+        sockets.connect()
+        report.connections += len(sockets.counters)
+    report.time_s = time.monotonic() - begun_s
+    software = wiring.software
+    if software.of_messages:
+        each = software.message_s, software.byte_s, software.note_s, software.handover_s
+        transport = CostedTransport(transport, *each)
+    transport = with_protocol(transport, software.protocol, software.slots)
+    return Joined(sockets, transport, report, operation_costs(software, wiring.seed, rank))

@@ -1,0 +1,110 @@
+"""Requests that arrive by themselves, and nodes of accelerator cards that answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.errors import did_you_mean
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.events import KILLS
+from testbed.spec.scenario import Scenario
+from testbed.spec.serving import TRACE, InferenceSpec
+from testbed.spec.units import format_duration
+from testbed.spec.workload import INFERENCE
+from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.serving import (
+    Node,
+    Serving,
+    ServingProblem,
+    drawn_arrivals,
+    plan_serving,
+    read_arrivals,
+)
+
+
+@WORKLOADS.register(INFERENCE)
+def inference(request: JobRequest) -> Serving:
+    """All requests of `workload.inference`, in one step."""
+    spec = request.scenario.workload.inference
+    assert spec is not None  # by the scenario's checks
+    nodes = nodes_of(request)
+    try:
+        generation = spec.generation
+        scenario = request.scenario
+        _check_kills(scenario)
+        if spec.on_arrival and scenario.trials * len(scenario.algorithms) > 1:
+            got = "trials or algorithms: several"
+            raise ServingProblem("dispatch", got, "one measured step, as each may be decided in its own way")
+        names = spec.serve or _others(nodes, spec)
+        return plan_serving(
+            request,
+            spec,
+            _chosen("serve", names, nodes),
+            _arrivals(spec, request.seed),
+            entry=_entry(spec, request),
+            decode=_chosen("generation.decode", generation.decode, nodes) if generation else (),
+            experts=_chosen("generation.experts", generation.experts, nodes) if generation else (),
+            names=names,
+        )
+    except ServingProblem as error:
+        field = f"workload.inference.{error.where}"
+        problem = Problem(request.scenario.name, None, field, error.got, error.expected)
+        raise ConfigError([problem]) from None
+
+
+def _check_kills(scenario: Scenario) -> None:
+    """Nobody who was killed comes back."""
+    for index, event in enumerate(scenario.events):
+        if event.action in KILLS and event.for_s is not None:
+            expected = "no `for`: whoever serves requests and was killed does not come back"
+            got = format_duration(event.for_s)
+            raise ConfigError([Problem(scenario.name, None, f"events.{index}.for", got, expected)])
+
+
+def nodes_of(request: JobRequest) -> dict[str, Node]:
+    """The nodes of the topology whose hosts and cards all have ranks, by their hosts' names."""
+    ranks = {host.name: rank for rank, host in enumerate(request.hosts)}
+    found = {}
+    for building in request.topology.buildings:
+        for leaf in range(len(building.leaves) if building.cards else 0):
+            host, *cards = (one.name for one in building.leaf_hosts(leaf))
+            if host in ranks and all(card in ranks for card in cards):
+                found[host] = Node(ranks[host], tuple(ranks[card] for card in cards), building.name)
+    return found
+
+
+def _chosen(field: str, names: Sequence[str] | None, nodes: dict[str, Node]) -> list[Node]:
+    """By their hosts' names."""
+    for name in names or ():
+        if name not in nodes:
+            raise ServingProblem(field, repr(name), f"the host of a node: {did_you_mean(name, list(nodes))}")
+    return [nodes[name] for name in names or ()]
+
+
+def _others(nodes: dict[str, Node], spec: InferenceSpec) -> list[str]:
+    """The hosts of all that are for nothing else."""
+    generation = spec.generation
+    taken = {*(generation.decode or ()), *(generation.experts or ())} if generation else set()
+    return [name for name in nodes if name not in taken]
+
+
+def _entry(spec: InferenceSpec, request: JobRequest) -> int | None:
+    if spec.entry is None:
+        return None
+    names = [host.name for host in request.hosts]
+    if spec.entry not in names:
+        raise ServingProblem("entry", repr(spec.entry), f"a host: {did_you_mean(spec.entry, names)}")
+    return names.index(spec.entry)
+
+
+def _arrivals(spec: InferenceSpec, seed: int) -> list[float]:
+    if spec.arrivals != TRACE:
+        return drawn_arrivals(spec.arrivals, spec.rate_per_s, spec.requests, seed, spec.burst)
+    assert spec.trace is not None  # by the scenario's checks
+    try:
+        return read_arrivals(Path(spec.trace))[: spec.requests]
+    except OSError as error:
+        raise ServingProblem("trace", spec.trace, f"a file that can be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ServingProblem("trace", f"{spec.trace}, {error}", "one time of arrival on each line") from None

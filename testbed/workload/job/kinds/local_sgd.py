@@ -1,0 +1,148 @@
+"""Local SGD: buildings train on their own and put their weights together now and then, as DiLoCo does.
+
+Also in parts that take turns, while training goes on, and in few bits, as Streaming DiLoCo does; and, with one inner
+step, data-parallel training whose gradients cross buildings in few bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from testbed.spec.units import parse_size
+from testbed.workload.job.kinds.base import WORKLOADS
+from testbed.workload.local_sgd import WHOLE_BITS, Outer
+from testbed.workload.plan import JobPlan
+from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
+from testbed.workload.plans.validation import PlanProblem
+
+
+@WORKLOADS.register("local_sgd")
+def local_sgd(
+    request: WorkloadRequest,
+    parameters: float | str = "1 GB",
+    compute: float | str = "100 ms",
+    inner_steps: int = 4,
+    inner_algorithm: str = "ring",
+    outer_parts: int = 1,
+    outer_overlap: int = 0,
+    outer_bits: int = WHOLE_BITS,
+) -> JobPlan:
+    """DiLoCo (arXiv:2311.08105): gradients are reduced inside buildings, and once in `inner_steps` between all ranks.
+
+    Args:
+        request: What the plan is for.
+        parameters: Bytes of gradients, and of the weights' difference.
+        compute: Of an inner step.
+        inner_steps: Between two exchanges of all; a step of the plan has so many, and one exchange.
+        inner_algorithm: Of all-reduces inside buildings; that of all ranks goes by the variant's.
+        outer_parts: The exchange is cut in so many, which begin at even distances (Streaming DiLoCo, arXiv:2501.18512).
+        outer_overlap: Inner steps that go on while a part is exchanged; 0: the next one waits for it.
+        outer_bits: Of a number in the exchange, of 32. But for 32 and 16 they cannot be added up on their way: each
+            rank sends its share of a building's to those in its place elsewhere, and inside what has come is gathered.
+    """
+    every = _check(inner_steps, outer_parts, outer_overlap, outer_bits)
+    outer = Outer(every, outer_parts, outer_overlap, outer_bits)
+    builder = PlanBuilder(request)
+    buildings = list(request.by_building().values())
+    inner = [builder.group("building", ranks) for ranks in buildings if len(ranks) > 1]
+    whole_bytes = parse_size(parameters) if isinstance(parameters, str) else parameters
+    exchanges = _Exchanges(builder, buildings, inner, whole_bytes, outer)
+    last: list[Mark] = []
+    turns = {turn.begins: turn for turn in outer.turns(inner_steps)}
+    due: dict[int, dict[int, Mark]] = {}  # by the inner step that waits for it, by rank
+    for number in range(inner_steps + 1):
+        if number in turns:
+            due[turns[number].due] = exchanges.begin(turns[number].part, last)
+        if number == inner_steps:
+            break
+        came = due.pop(number, {})
+        computed = [
+            builder.compute(
+                rank,
+                compute,
+                name=f"inner step {number}",
+                after=[one for one in (*last, *came.values()) if one.rank == rank],
+            )
+            for rank in range(request.ranks)
+        ]
+        reduced: dict[int, Mark] = {}
+        for group in inner:
+            members = builder.members(group)
+            after = [one for one in computed if one.rank in members]
+            reduced |= builder.collective(
+                group,
+                "all_reduce",
+                parameters,
+                name=f"gradients {number}",
+                after=after,
+                algorithm=inner_algorithm,
+            )
+        last = [reduced.get(one.rank, one) for one in computed]
+    return builder.plan()
+
+
+def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
+    """Inner steps from one part's exchange to the next one's. PlanProblem."""
+    if parts < 1 or inner_steps % parts:
+        raise PlanProblem(
+            where="outer_parts", got=str(parts), expected=f"a divisor of {inner_steps}, as inner_steps"
+        )
+    every = inner_steps // parts
+    if not 0 <= overlap <= every:
+        expected = f"0 to {every}: inner_steps over outer_parts, from one part to the next"
+        raise PlanProblem(where="outer_overlap", got=str(overlap), expected=expected)
+    if not 1 <= bits <= WHOLE_BITS:
+        raise PlanProblem(where="outer_bits", got=str(bits), expected=f"1 to {WHOLE_BITS}")
+    return every
+
+
+class _Exchanges:
+    """Of parts, between buildings. whole_bytes: of all of them in 32 bits."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        buildings: list[list[int]],
+        inner: list[int],
+        whole_bytes: float,
+        outer: Outer,
+    ) -> None:
+        self._builder, self._inner = builder, inner
+        self._buildings = len(buildings)
+        self._collective, self._size_bytes = outer.exchanged(whole_bytes, self._buildings)
+        self._everybody: int | None = None
+        self._across: list[int] = []
+        if self._buildings == 1:
+            return
+        if outer.added_up:
+            self._everybody = builder.group("all")
+            return
+        if len({len(ranks) for ranks in buildings}) > 1:
+            got = f"{outer.bits} with buildings of {', '.join(str(len(ranks)) for ranks in buildings)} ranks"
+            raise PlanProblem(
+                where="outer_bits", got=got, expected="as many ranks in every building, or 32, or 16"
+            )
+        self._across = [builder.group("across", ranks) for ranks in zip(*buildings, strict=True)]
+
+    def begin(self, part: int, after: Iterable[Mark]) -> dict[int, Mark]:
+        """Of a part of the weights' differences; each rank's end of it."""
+        marks, name = list(after), f"outer gradients {part}"
+        if self._buildings == 1:
+            return {}
+        builder = self._builder
+        if self._everybody is not None:
+            return builder.collective(
+                self._everybody, self._collective, self._size_bytes, name=name, after=marks, kind="outer"
+            )
+        come: dict[int, Mark] = {}
+        for group in self._across:
+            members = builder.members(group)
+            own = [one for one in marks if one.rank in members]
+            share = self._size_bytes / len(self._across)
+            come |= builder.collective(group, self._collective, share, name=name, after=own, kind="outer")
+        for group in self._inner:
+            own = [come[rank] for rank in builder.members(group)]
+            come |= builder.collective(
+                group, "all_gather", self._size_bytes, name=f"{name}, inside", after=own, kind="outer"
+            )
+        return come

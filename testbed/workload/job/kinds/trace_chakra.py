@@ -1,0 +1,17 @@
+"""A step of somebody's job as Chakra execution traces say it, as ASTRA-sim takes them and PyTorch's converter makes."""
+
+from __future__ import annotations
+
+from testbed.spec.workload import CHAKRA
+from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.kinds.trace import trace_plan
+from testbed.workload.job.recorded_trace import recorded_trace
+from testbed.workload.plan import JobPlan
+
+
+@WORKLOADS.register(CHAKRA)
+def chakra(request: JobRequest) -> JobPlan:
+    """Each rank does what its trace in the folder `chakra` says."""
+    spec = request.scenario.workload
+    assert spec.chakra is not None  # by the scenario's checks
+    return trace_plan(recorded_trace(spec), spec.chakra, request, CHAKRA)

@@ -1,0 +1,146 @@
+"""The trace of a workload that was recorded, and where a scenario has its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from testbed.comm.collectives import AUTO, collective_of
+from testbed.errors import did_you_mean
+from testbed.net.paths import Network
+from testbed.spec.buildings import Host
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.parallelism import BY_DISTANCE, TOPOLOGY_AWARE
+from testbed.spec.workload import WorkloadSpec
+from testbed.workload.job.chakra import chakra_changed_ns, chakra_trace
+from testbed.workload.job.rank_mapping import mapped
+from testbed.workload.placement import least_crossing
+from testbed.workload.trace_to_plan import ALL_REDUCE, BARRIER
+from testbed.workload.traces import Collective, JobTrace, Node
+from testbed.workload.traces.rank_orders import families_of, order_of, placements_of
+
+Pairs = Mapping[tuple[int, int], int]
+"""Bytes per ordered pair of a trace's ranks."""
+
+
+def recorded_trace(spec: WorkloadSpec) -> JobTrace:
+    """Of a workload that has `trace` or `chakra`, in real figures. TraceError."""
+    if spec.trace is None:
+        return chakra_trace(spec)
+    return _read_version(Path(spec.trace), changed_ns(spec))
+
+
+def changed_ns(spec: WorkloadSpec) -> int:
+    """When the workload's trace last changed; 0 where there is none."""
+    if spec.chakra is not None:
+        return max(chakra_changed_ns(Path(spec.chakra)), default=0)
+    path = Path(spec.trace or "")
+    return path.stat().st_mtime_ns if spec.trace and path.exists() else 0
+
+
+@lru_cache(maxsize=4)
+def _read_version(path: Path, changed_ns: int) -> JobTrace:
+    """Once, until it changes: every variant asks."""
+    return JobTrace.read(path)
+
+
+def collectives_of(trace: JobTrace) -> dict[str, tuple[str, ...]]:
+    """By kind of a trace the collectives that are of it."""
+    found: dict[str, set[str]] = {}
+    for own in {id(own): own for own in trace.ranks}.values():
+        for node in own:
+            if isinstance(node, Collective):
+                found.setdefault(node.kind, set()).add(node.collective)
+    return {kind: tuple(sorted(some)) for kind, some in sorted(found.items())}
+
+
+@lru_cache(maxsize=256)
+def takes(collective: str, algorithm: str) -> bool:
+    """Whether a collective of a trace can be done by that algorithm."""
+    known = collective_of(ALL_REDUCE if collective == BARRIER else collective)
+    return known.algorithms.has(algorithm) or (algorithm == AUTO and not known.uneven)
+
+
+def done_by(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
+    """The same job with these algorithms, by kind, in those of its collectives that have one of that name."""
+    if not algorithms:
+        return trace
+
+    def made(node: Node) -> Node:
+        if not isinstance(node, Collective):
+            return node
+        algorithm = algorithms.get(node.kind)
+        if algorithm is None or not takes(node.collective, algorithm):
+            return node
+        return replace(node, algorithm=algorithm)
+
+    return trace.changed(made)
+
+
+def check_choices(trace: JobTrace, spec: WorkloadSpec, name: str) -> None:
+    """ConfigError where `placement`, `mapping` or `algorithms` are of another job than the trace's.
+
+    name: of the scenario.
+    """
+    problems = [
+        Problem(name, None, f"workload.{field}", got, expected)
+        for field, got, expected in _misfits(trace, spec)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _misfits(trace: JobTrace, spec: WorkloadSpec) -> Iterator[tuple[str, str, str]]:
+    families, collectives = families_of(trace), collectives_of(trace)
+    for kind in spec.placement or ():
+        if kind not in families:
+            yield "placement", kind, f"a kind of communication of the trace: {did_you_mean(kind, families)}"
+    if isinstance(spec.mapping, tuple) and len(spec.mapping) != len(trace.ranks):
+        yield "mapping", f"a list of {len(spec.mapping)}", f"each of {len(trace.ranks)} ranks once"
+    for kind, algorithm in (spec.algorithms or {}).items():
+        if kind not in collectives:
+            expected = f"a kind of collective of the trace: {did_you_mean(kind, collectives)}"
+            yield f"algorithms.{kind}", algorithm, expected
+        elif not any(takes(one, algorithm) for one in collectives[kind]):
+            yield f"algorithms.{kind}", algorithm, f"an algorithm of {' or '.join(collectives[kind])}"
+
+
+def rank_order(
+    trace: JobTrace,
+    spec: WorkloadSpec,
+    hosts: Sequence[Host],
+    network: Callable[[], Network],
+    pairs: Callable[[], Pairs],
+) -> tuple[int, ...]:
+    """The trace's rank on each of the hosts, by `placement` and `mapping`.
+
+    network: of the hosts; pairs: what the trace's ranks send each other. They are asked for where a mapping needs them.
+    """
+    order = order_of(trace, spec.placement or ())
+    if spec.mapping is None:
+        return order
+    if spec.mapping == TOPOLOGY_AWARE:
+        starts = dict.fromkeys([order, tuple(range(len(order))), *placements_of(trace).values()])
+        buildings = tuple(host.building for host in hosts)
+        return _inverse(
+            _least_crossing(tuple(sorted(pairs().items())), buildings, tuple(map(_inverse, starts)))
+        )
+    places = mapped(spec.mapping, hosts, network() if spec.mapping == BY_DISTANCE else None, {})
+    return tuple(order[place] for place in _inverse(places))
+
+
+@lru_cache(maxsize=64)
+def _least_crossing(
+    pairs: tuple[tuple[tuple[int, int], int], ...],
+    buildings: tuple[str, ...],
+    starts: tuple[tuple[int, ...], ...],
+) -> tuple[int, ...]:
+    """Once: a search asks with every network and policy."""
+    names = list(dict.fromkeys(buildings))
+    return least_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=lambda place: order[place]))

@@ -1,0 +1,136 @@
+"""From what a scenario asks of a schedule, and what stages take, to every pipeline rank's order of actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from testbed.net.paths import Network
+from testbed.spec.buildings import Host
+from testbed.spec.parallelism import ScheduleSpec
+from testbed.spec.scale import Scale
+from testbed.workload.job.errors import wrong_workload
+from testbed.workload.parallelism import PIPELINE, Mesh
+from testbed.workload.schedules import (
+    SCHEDULES,
+    Costs,
+    Schedule,
+    ScheduleError,
+    find_schedule,
+    make_schedule,
+    read_csv,
+    schedule_of,
+)
+from testbed.workload.stages import Stage
+
+ROUNDED = 1000  # of a forward pass: to what times are rounded for a search
+# a search tries the same one with many policies, transports and collectives; what is of a file may change
+_remembered = lru_cache(maxsize=64)(make_schedule)
+
+
+def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
+    """As a CSV file has it, a line per rank. ConfigError."""
+    try:
+        orders = read_csv(file.read_text("utf-8"))
+        if len(orders) != ranks:
+            raise ScheduleError(got=f"{len(orders)} lines", expected=f"{ranks}, one per rank of the pipeline")
+        return schedule_of(file.stem, orders, microbatches)
+    except ScheduleError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error.found}", error.expected) from None
+    except OSError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error.strerror}", "a schedule") from None
+    except UnicodeDecodeError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error}", "a CSV file in UTF-8") from None
+
+
+def owners_of(asked: ScheduleSpec, ranks: int, stages: int) -> Sequence[int]:
+    """The pipeline rank of each stage under a schedule with a name. ConfigError."""
+    if stages == ranks:
+        return range(ranks)
+    if find_schedule(asked.name).searched:
+        return [*range(ranks), *reversed(range(ranks))]
+    costs = Costs(1.0, 1.0, 1.0, (0.0,) * (ranks - 1), (0.0,) * (ranks - 1))
+    return _made(asked, ranks, costs).owners
+
+
+def schedule_by_name(
+    asked: ScheduleSpec,
+    mesh: Mesh,
+    stages: Sequence[Stage],
+    slower: Sequence[float],
+    network: Network,
+    hosts: Sequence[Host],
+    scale: Scale,
+    beat_s: float = math.inf,
+) -> Schedule:
+    """As CrossPipe does, schedules that go by links go by those between buildings alone; a search goes by all.
+
+    slower: by which factor each stage's computing takes longer. beat_s: see ScheduleRequest. ConfigError.
+    """
+    ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
+    coordinate = dict.fromkeys(mesh.order, 0)
+    line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
+    hops = [network.paths[here, there] for here, there in pairwise(line)]
+    size = scale.emulated_bytes(max(stage.activation for stage in stages))
+    busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
+    latency_s = [hop.latency_s(size) for hop in hops]
+    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
+    each = [_seconds(stage, factor) for stage, factor in zip(stages, slower, strict=True)]
+    forward_s, input_s, weight_s = map(scale.emulated_s, each[len(stages) // 2])
+    everywhere = Costs(forward_s, input_s, weight_s, tuple(latency_s), tuple(busy_s))
+    costs = replace(everywhere, latency_s=_where(crossing, latency_s), busy_s=_where(crossing, busy_s))
+    named = None
+    if searched:
+        costs, named = _rounded(everywhere, each, scale), _rounded(costs, each, scale)
+    return _made(asked, ranks, costs, beat_s, named)
+
+
+def _made(
+    asked: ScheduleSpec, ranks: int, costs: Costs, beat_s: float = math.inf, named: Costs | None = None
+) -> Schedule:
+    make = _remembered if asked.name in SCHEDULES else make_schedule
+    try:
+        return make(
+            asked.name,
+            ranks,
+            asked.microbatches,
+            costs,
+            asked.chunks,
+            asked.memory,
+            asked.time_limit_s,
+            beat_s,
+            named,
+        )
+    except ScheduleError as error:
+        raise wrong_workload("schedule", error.found, error.expected) from None
+
+
+def _where(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Nothing where a hop stays in its building."""
+    return tuple(one if crosses else 0.0 for one, crosses in zip(seconds, crossing, strict=True))
+
+
+def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
+    """In real time and rounded, so that a search finds the same at every scale, and once is enough."""
+    unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDED
+
+    def real(seconds: Sequence[float]) -> tuple[float, ...]:
+        return tuple(round(one / unit_s) * unit_s for one in seconds)
+
+    forward_s, input_s, weight_s = real(
+        [scale.real_s(one) for one in (costs.forward_s, costs.input_s, costs.weight_s)]
+    )
+    latency_s, busy_s = (
+        real([scale.real_s(one) for one in hops]) for hops in (costs.latency_s, costs.busy_s)
+    )
+    each = tuple((f, i, w) for f, i, w in map(real, stages))
+    return Costs(forward_s, input_s, weight_s, latency_s, busy_s, each)
+
+
+def _seconds(stage: Stage, factor: float) -> tuple[float, float, float]:
+    forward_s, input_s, weight_s = stage.seconds
+    return factor * forward_s, factor * input_s, factor * weight_s

@@ -1,0 +1,313 @@
+"""From a scenario's parallelism, schedule and model to every rank's plan, for the network that it is to run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.comm.transport import Software
+from testbed.net.paths import Network, network_of
+from testbed.net.paths.hops import NETEM
+from testbed.spec.buildings import Host
+from testbed.spec.errors import ConfigError
+from testbed.spec.local_sgd import OuterSpec
+from testbed.spec.parallelism import (
+    BY_SPEED,
+    EVEN,
+    LEAVES,
+    TOPOLOGY_AWARE,
+    ParallelismSpec,
+    ScheduleSpec,
+    StageSpec,
+)
+from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
+from testbed.spec.topology import Topology
+from testbed.spec.transformer import ModelSpec
+from testbed.workload.job.endpoint_resolution import modelled_software
+from testbed.workload.job.errors import wrong_workload
+from testbed.workload.job.hardware import (
+    microbatch_counts,
+    slowdowns_of,
+    stage_slowdowns,
+    with_stragglers,
+    within_of,
+)
+from testbed.workload.job.rank_mapping import leaves_of, mapped
+from testbed.workload.job.schedule_request import owners_of, schedule_by_name, schedule_from_file
+from testbed.workload.job.tuning_choice import tuning_of
+from testbed.workload.local_sgd import Outer
+from testbed.workload.models import dimensions
+from testbed.workload.options import Options, SendToken
+from testbed.workload.parallelism import EXPERT, PIPELINE, REPLICATE, Mesh, ParallelismError, make_mesh
+from testbed.workload.pipeline_plan import plan_job
+from testbed.workload.placement import least_crossing
+from testbed.workload.plan import JobPlan
+from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.schedules import Schedule, Searched, find_schedule
+from testbed.workload.sequence_blocks import RING, TREE, BlockWise
+from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
+
+SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two there is more to find
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A training step as it will be carried out. network: of the ranks; software: what their messages cost it.
+
+    schedule: of the first replica, where they differ. layers: blocks of each stage; none of stages that are given.
+    microbatches: of each replica.
+    algorithm: the first of the scenario's. training_steps: in a row, that a step of the plan is. memory_limit_bytes: of
+    what a rank may keep alive; None for no limit.
+    """
+
+    mesh: Mesh
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    plan: JobPlan
+    network: Network
+    itemsize: int
+    software: Software
+    algorithm: str
+    training_steps: int = 1
+    memory_limit_bytes: float | None = None
+    layers: tuple[int, ...] = ()
+    microbatches: tuple[int, ...] = ()
+
+
+class _Planned(NamedTuple):
+    mesh: Mesh
+    schedule: Schedule
+    stages: list[Stage]
+    layers: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    plan: JobPlan
+
+
+def training_of(
+    scenario: Scenario,
+    topology: Topology,
+    hosts: Sequence[Host],
+    scale: Scale,
+    itemsize: int,
+    link_engine: str = NETEM,
+) -> Training:
+    """Emulated figures where they are of bytes and seconds, but for `stages`. ConfigError for what does not fit."""
+    workload = scenario.workload
+    assert workload.parallelism is not None
+    asked = workload.schedule or ScheduleSpec()
+    network = network_of(topology, hosts, link_engine)
+    hardware = slowdowns_of(workload, hosts)
+    slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
+    planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
+    mapping = mapped(workload.parallelism.mapping, hosts, network, hardware)
+    if workload.parallelism.mapping == TOPOLOGY_AWARE:
+        first = planner.plan(())
+        buildings = [topology.building(host.building).index for host in hosts]
+        pairs = plan_traffic(first.plan.using(scenario.algorithms[0]), itemsize)
+        mapping = least_crossing(pairs, buildings, first.mesh.mappings())
+    mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
+    return Training(
+        mesh,
+        schedule,
+        tuple(stages),
+        plan,
+        network,
+        itemsize,
+        modelled_software(scenario.transport, scale),
+        scenario.algorithms[0],
+        workload.training_steps_of_step,
+        asked.memory_limit_bytes,
+        layers,
+        microbatches,
+    )
+
+
+class _Planner:
+    """Plans a scenario's step, with one or another mapping of ranks. slowdowns: of ranks, stragglers among them."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        network: Network,
+        hosts: Sequence[Host],
+        scale: Scale,
+        itemsize: int,
+        slowdowns: Mapping[int, float],
+    ) -> None:
+        self.scenario, self.network, self.hosts = scenario, network, hosts
+        self.scale, self.itemsize, self.slowdowns = scale, itemsize, slowdowns
+        topology = scenario.topology.resolve()
+        self.buildings = tuple(topology.building(host.building).index for host in hosts)
+        self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
+
+    def plan(self, mapping: Sequence[int]) -> _Planned:
+        """ConfigError for what does not fit."""
+        workload = self.scenario.workload
+        spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
+        assert spec is not None
+        mesh = _mesh(spec, len(self.hosts), mapping)
+        ranks = mesh.outside[PIPELINE]
+        if asked.file is not None:
+            schedule = schedule_from_file(Path(asked.file), ranks, asked.microbatches)
+            stages, layers = self._stages(mesh, self._slower(mesh, schedule.owners))
+        elif find_schedule(asked.name).searched and asked.chunks == 1 and ranks > 1:
+            schedule, stages, layers = self._searched(asked, mesh)
+        else:
+            count = ranks * (find_schedule(asked.name).chunks or asked.chunks)
+            stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, count))
+            schedule = self._by_name(asked, mesh, stages)
+        counts = microbatch_counts(
+            asked.microbatches_per_replica, asked.microbatches, mesh, stages, schedule.owners, self.slowdowns
+        )
+        unlike = {}
+        if counts != (asked.microbatches,) * len(counts):
+            if find_schedule(asked.name).searched:
+                expected = f"{EVEN} with schedule {asked.name}"
+                raise wrong_workload("schedule.microbatches_per_replica", str(list(counts)), expected)
+            for own in sorted(set(counts)):
+                unlike[own] = self._by_name(asked.model_copy(update={"microbatches": own}), mesh, stages)
+            schedule = unlike[counts[0]]
+        options = Options(
+            self.itemsize,
+            workload.bucket_cap_bytes,
+            prefetch=asked.prefetch,
+            prefetch_first=asked.prefetch_first,
+            algorithms=spec.collectives,
+            early_receives=asked.receives == "early",
+            sequence_parallel=spec.tensor_communication == "sequence_parallel",
+            blocks=_block_wise(self.scenario, self.hosts),
+            routing_skew=spec.routing_skew,
+            send_tokens=_send_tokens(self.network, self.hosts) if asked.wan_send_tokens else {},
+            slowdowns=self.slowdowns,
+            jitter=spec.compute_jitter,
+            seed=self.scenario.seed,
+            dscps=spec.dscp,
+            scale=self.scale,
+            within=within_of(workload, self.hosts, self.scale, mesh),
+            training_steps=workload.training_steps_of_step,
+            outer=_outer(workload.outer, mesh),
+        )
+        plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
+        near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
+        whole = plan.placed(self.buildings, self.tuning, near)
+        return _Planned(mesh, schedule, stages, layers, counts, whole)
+
+    def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:
+        return stage_slowdowns(mesh, self.slowdowns, owners)
+
+    def _slower_by_name(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
+        """By which factor each stage takes longer. Whose stages they are is asked only where that matters."""
+        if not self.slowdowns:
+            return [1.0] * stages
+        return self._slower(mesh, owners_of(asked, mesh.outside[PIPELINE], stages))
+
+    def _stages(self, mesh: Mesh, slower: Sequence[float]) -> tuple[list[Stage], tuple[int, ...]]:
+        """And how many of the model's blocks each has. ConfigError."""
+        workload, count = self.scenario.workload, len(slower)
+        if workload.stage is not None:
+            return _given(workload.stage, mesh.outside[PIPELINE], count), ()
+        assert workload.model is not None
+        _check_experts(workload.model, mesh)
+        asked = (workload.schedule or ScheduleSpec()).layers_per_stage
+        speeds = [1 / own for own in slower] if asked == BY_SPEED and self.slowdowns else ()
+        try:
+            sizes, given = Sizes.of(workload, self.itemsize), () if isinstance(asked, str) else asked
+            layers = layer_counts(workload.model, count, speeds, given, sizes.scores)
+            return model_stages(workload.model, count, mesh, sizes, layers), layers
+        except ParallelismError as error:
+            raise wrong_workload("schedule", error.found, error.expected) from None
+
+    def _by_name(
+        self, asked: ScheduleSpec, mesh: Mesh, stages: Sequence[Stage], beat_s: float = math.inf
+    ) -> Schedule:
+        slower = self._slower_by_name(asked, mesh, len(stages))
+        return schedule_by_name(asked, mesh, stages, slower, self.network, self.hosts, self.scale, beat_s)
+
+    def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
+        """The quicker of one stage per rank and, where there are layers enough, of two."""
+        found: list[tuple[Searched, Schedule, list[Stage], tuple[int, ...]]] = []
+        beat_s = math.inf
+        for chunks, share in SHARES.items():
+            ranks = mesh.outside[PIPELINE]
+            try:
+                stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, chunks * ranks))
+            except ConfigError:
+                if chunks == 1:
+                    raise
+                continue
+            own = asked.model_copy(update={"chunks": chunks, "time_limit_s": share * asked.time_limit_s})
+            schedule = self._by_name(own, mesh, stages, beat_s)
+            assert schedule.searched is not None
+            found.append((schedule.searched, schedule, stages, layers))
+            beat_s = min(beat_s, schedule.searched.step_s)
+        best, schedule, stages, layers = min(found, key=lambda one: one[0].step_s)
+        bounds_s = {chunks: bound_s for one, *_ in found for chunks, bound_s in one.bounds_s.items()}
+        known = sorted((entry for one, *_ in found for entry in one.known), key=lambda entry: entry[1])
+        searched = replace(best, bounds_s=bounds_s, known=tuple(known))
+        return replace(schedule, searched=searched), stages, layers
+
+
+def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
+    """Of tensor ranks that work in blocks; a node is the hosts of a leaf switch."""
+    spec = scenario.workload.parallelism
+    assert spec is not None
+    _, overlaps, way = spec.tensor_communication.rpartition("overlapped_")
+    if way not in (RING, TREE):
+        return None
+    nodes = leaves_of(scenario.topology.resolve(), hosts)
+    return BlockWise(way, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
+
+
+def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
+    """Of all pairs of ranks in different buildings."""
+    found = {}
+    for (here, there), path in network.paths.items():
+        direction = hosts[here].building, hosts[there].building
+        if direction[0] != direction[1]:
+            found[here, there] = SendToken(direction, min(network.capacities[part] for part in path.parts))
+    return found
+
+
+def _outer(spec: OuterSpec | None, mesh: Mesh) -> Outer | None:
+    if spec is None:
+        return None
+    if mesh.outside[REPLICATE] == 1:
+        found = f"replicas in one rank of {mesh.per_rank} accelerators"
+        raise wrong_workload("outer", found, "replicas of ranks of their own")
+    return Outer(spec.period, spec.parts, spec.overlap, spec.bits)
+
+
+def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
+    try:
+        mesh = make_mesh(spec.degrees, ranks, spec.accelerators_per_rank, spec.order, mapping)
+    except ParallelismError as error:
+        raise wrong_workload("parallelism", error.found, error.expected) from None
+    if mesh.inside[PIPELINE] > 1:
+        found = f"{mesh.inside[PIPELINE]} stages in one rank"
+        raise wrong_workload("parallelism", found, "stages of ranks of their own")
+    return mesh
+
+
+def _check_experts(model: str | ModelSpec, mesh: Mesh) -> None:
+    experts, shared_by = dimensions(model).experts, mesh.degrees[EXPERT]
+    if shared_by > 1 and (not experts or experts % shared_by):
+        expected = (
+            f"a divisor of the model's experts ({experts})" if experts else "1, as the model has no experts"
+        )
+        raise wrong_workload("parallelism.expert_parallel_degree", str(shared_by), expected)
+
+
+def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
+    """Of several stages per rank, each with its part of the time and all of the message."""
+    share = ranks / count
+    part = Part(
+        spec.forward_s * share,
+        spec.backward_input_s * share,
+        spec.backward_weight_s * share,
+        reduced=spec.gradient_bytes * share,
+    )
+    return [Stage((part,), spec.activation_bytes, spec.activation_bytes * share)] * count

@@ -1,0 +1,350 @@
+"""From a schedule to every rank's plan: its actions in order, and pipeline_parallel's messages between stages.
+
+Activations go forward, their gradients back. What goes on within an action is in `layers`; how replicas take turns at
+sending to another building in `turns`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import permutations
+
+from testbed.identity_cache import Remembered
+from testbed.workload.layer_compute import accounted, computing_s
+from testbed.workload.layers import FSDP, LayerPlanner
+from testbed.workload.local_sgd import in_a_row
+from testbed.workload.options import Group, Options, SendToken
+from testbed.workload.parallelism import (
+    CONTEXT,
+    EXPERT,
+    EXPERT_SHARD,
+    PIPELINE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    Mesh,
+)
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, altered
+from testbed.workload.plan_patterns import Alike, Move, Pattern
+from testbed.workload.rank_symmetry import in_places, likeness, move_of
+from testbed.workload.schedules import Action, Kind, Schedule
+from testbed.workload.send_tokens import TakingTurns, turns_of
+from testbed.workload.stages import Part, Stage
+
+# plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
+REMEMBERED, MOST_OPERATIONS = 8, 500_000
+_known: OrderedDict[Hashable, JobPlan] = OrderedDict()
+
+
+class _Patterns:
+    """Those that were made last, of no more operations than that."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Pattern] = OrderedDict()
+        self._operations = 0
+
+    def of(self, key: Hashable, planner: Callable[[], _RankPlanner]) -> Pattern:
+        """What all ranks of this key do, in places."""
+        if (pattern := self._known.get(key)) is None:
+            pattern = self._known[key] = planner().pattern()
+            self._operations += len(pattern)
+            while self._operations > MOST_OPERATIONS and len(self._known) > 1:
+                _, oldest = self._known.popitem(last=False)
+                self._operations -= len(oldest)
+        else:
+            self._known.move_to_end(key)
+        return pattern
+
+
+_patterns = _Patterns()
+
+
+def plan_job(
+    mesh: Mesh,
+    schedule: Schedule,
+    stages: Sequence[Stage],
+    options: Options,
+    of_replicas: Sequence[Schedule] = (),
+) -> JobPlan:
+    """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ.
+
+    The same one for what comes to the same, of late.
+    """
+    groups = tuple(groups_of(mesh, apart=bool(options.within)))
+    lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
+    replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
+    others = [
+        tuple(lines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
+        for rank in range(mesh.size)
+    ]
+    kinds = {SHARD if name in (FSDP, EXPERT_SHARD) else name for name, _ in groups}
+    options = replace(
+        options,
+        algorithms={kind: own for kind, own in options.algorithms.items() if kind in kinds},
+        send_tokens=_shared(options.send_tokens, set(others)) if options.send_tokens else {},
+    )
+    places = [
+        (coordinate[PIPELINE], coordinate[REPLICATE] if of_replicas else 0)
+        for coordinate in mesh.coordinates()
+    ]
+    schedules = [own.hashed for own in of_replicas or [schedule]]
+    # what is in it takes a while to hash, and is hashed anew each time that it is looked up
+    common = hash((_hashed(stages), options.likeness))
+    tokens = tuple(options.send_tokens.items())
+    key = hash((groups, tuple(others), tuple(places), tuple(schedules), common, tokens))
+    plan = _known.pop(key, None)
+    plan = plan or _plan(groups, others, places, of_replicas or [schedule], stages, options, common)
+    _known[key] = plan
+    while len(_known) > REMEMBERED or sum(one.operations for one in _known.values()) > MOST_OPERATIONS:
+        _known.popitem(last=False)
+    return plan
+
+
+def _hashed(stages: Sequence[Stage]) -> int:
+    """In place of the stages, which have thousands of figures."""
+    own = tuple(stages)
+    return _stages.of(own, partial(hash, own))
+
+
+_stages: Remembered[int] = Remembered(256)
+
+
+Line = tuple[int, ...]  # the ranks of a pipeline
+
+
+def _plan(
+    groups: tuple[tuple[str, tuple[int, ...]], ...],
+    lines: Sequence[tuple[Line, ...]],
+    places: Sequence[tuple[int, int]],
+    schedules: Sequence[Schedule],
+    stages: Sequence[Stage],
+    options: Options,
+    common: int,
+) -> JobPlan:
+    """lines, by rank: of its pipeline's replicas. places: its position in that, and which of the schedules is its.
+
+    common: in place of stages and options, but for tokens.
+    """
+    of_rank: list[dict[str, Group]] = [{} for _ in places]
+    for number, (name, members) in enumerate(groups):
+        for rank in members:
+            of_rank[rank][name] = Group(number, members)
+    patterns: list[Pattern] = []
+    moves: list[Move | None] = []
+    exchanges: list[GroupCollective | None] = []
+    for rank, (position, which) in enumerate(places):
+        line, own = next(line for line in lines[rank] if rank in line), schedules[which]
+        planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
+        same = likeness(rank, of_rank[rank], options)
+        move: Move | None = None
+        exchange: GroupCollective | None = None
+        if same is None or options.outer:
+            one = planner(line, of_rank[rank])
+            pattern = one.pattern()
+            exchange = one.exchange()
+        else:
+            move = move_of(of_rank[rank], line)
+            like = partial(planner, range(len(line)), in_places(of_rank[rank]))
+            pattern = _patterns.of((common, own.hashed, position, same), like)
+        if turns := tuple(turns_of(rank, lines[rank], options.send_tokens, options.itemsize)):
+            pattern, move = TakingTurns.of(pattern, move, turns), None
+        patterns.append(pattern)
+        moves.append(move)
+        exchanges.append(exchange)
+    ranks: Sequence[RankPlan] = Alike(patterns, moves)
+    if options.training_steps > 1 or options.outer:
+        ranks = tuple(in_a_row(ranks, options.training_steps, options.outer, exchanges))
+    return JobPlan(ranks, groups, not options.early_receives, options.jitter, options.seed, options.dscps)
+
+
+def _shared(
+    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Line, ...]]
+) -> dict[tuple[int, int], SendToken]:
+    """Those that several replicas would use: where one sends alone it need not wait for its turn."""
+    found: dict[tuple[int, int], SendToken] = {}
+    for lines in replicas:
+        for own, there in permutations(range(len(lines[0])), 2):
+            pairs = [(line[own], line[there]) for line in lines]
+            directions = Counter(tokens[pair].direction for pair in pairs if pair in tokens)
+            found |= {
+                pair: tokens[pair]
+                for pair in pairs
+                if pair in tokens and directions[tokens[pair].direction] > 1
+            }
+    return found
+
+
+def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+    """Ranks that do collectives together, by what those are about.
+
+    apart: parameters of experts that are spread within ranks go by themselves, as their accelerators have it.
+    """
+    found = [(name, members) for name in (REPLICATE, TENSOR, CONTEXT) for members in mesh.groups(name)]
+    found += [(FSDP, members) for members in mesh.groups(SHARD, CONTEXT)]
+    ranks = mesh.degrees[EXPERT] // mesh.inside[SHARD]
+    if ranks > 1:
+        for members in mesh.groups(SHARD):
+            found += [(EXPERT, members[first : first + ranks]) for first in range(0, len(members), ranks)]
+        for members in mesh.groups(SHARD, CONTEXT):
+            same = [members[first::ranks] for first in range(ranks)]
+            found += [(EXPERT_SHARD, others) for others in same if len(others) > 1]
+    elif apart and mesh.degrees[EXPERT] > 1:
+        found += [(EXPERT_SHARD, members) for members in mesh.groups(SHARD, CONTEXT)]
+    return found
+
+
+class _RankPlanner(LayerPlanner):
+    """One rank's plan: the pipeline, action by action.
+
+    own: its position in the pipeline. line: the ranks of that.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        own: int,
+        line: Sequence[int],
+        groups: dict[str, Group],
+        schedule: Schedule,
+        stages: Sequence[Stage],
+        options: Options,
+    ) -> None:
+        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(line) > 1)
+        self.own, self.line, self.schedule, self.stages = own, line, schedule, stages
+        self.received: dict[tuple[int, Kind, int], int] = {}
+        self._known_seconds: dict[tuple[int, Kind], float] = {}
+        # to a stage, from another, that others are alike but for their microbatch
+        self._messages: dict[tuple[int, int, bool], Message] = {}
+
+    def pattern(self) -> Pattern:
+        """What the rank does."""
+        if self.options.early_receives:
+            self._post_all()
+        for action in self.order:
+            self._act(action)
+        self.close_bucket()
+        return Pattern(tuple(self.plan), self.chains)
+
+    # ---- the pipeline
+
+    def _post_all(self) -> None:
+        """Receives in the order in which their senders send."""
+        for action, target in self.schedule.arrivals[self.own]:
+            self._receive(target, action, ())
+
+    def _receive(self, stage: int, source: Action, after: tuple[int, ...]) -> None:
+        kind = Kind.FORWARD if source.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
+        peer = self.line[self.schedule.owners[source.stage]]
+        self.received[stage, kind, source.microbatch] = self._message(stage, source, peer, after, sends=False)
+
+    def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
+        """One end of what `source` gives to a stage."""
+        key = stage, source.stage, sends
+        if (like := self._messages.get(key)) is None:
+            forward = source.kind is Kind.FORWARD
+            what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
+            size, shown = self.stages[min(stage, source.stage)].activation, source.stage if sends else stage
+            message = Message(
+                f"{shown}{what}",
+                f"{what} {peer}",
+                PIPELINE,
+                peer=peer,
+                numel=self.numel(size),
+                tag=stage * self.schedule.microbatches * 2 + (not forward),
+                sends=sends,
+            )
+            like = self._messages[key] = message
+        number = source.microbatch
+        return self.add(altered(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number))
+
+    def _act(self, action: Action) -> None:
+        stage = self.stages[action.stage]
+        source = _source_stage(action, len(self.stages))
+        if source is not None and self.schedule.owners[source] != self.own:
+            kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
+            if not self.options.early_receives:
+                sender = Action(source, kind, action.microbatch)
+                self._receive(action.stage, sender, tuple(self.computed[-1:]))
+            self.gate.append(self.received[action.stage, kind, action.microbatch])
+        first = len(self.plan)
+        if self._whole(action):
+            self.compute(str(action), action.kind, self._seconds(action))
+            self.inner_traffic(str(action), action, stage.parts)
+            if self.gives_weights(action):
+                for number, part in reversed(list(enumerate(stage.parts))):
+                    self.reduce(action, number, part)
+            self._account(action, first, stage.kept)
+        elif self.is_bare(action, stage.parts):
+            self.compute_layers(action, stage.parts, stage.kept)
+        else:
+            self._go_through(action, stage.parts)
+            self._account(action, first, stage.kept)
+        target = self.schedule.passed_on[self.own].get(action)
+        if target is not None:
+            peer = self.line[self.schedule.owners[target]]
+            self._message(target, action, peer, tuple({*self.gate, self.computed[-1]}), sends=True)
+
+    def _go_through(self, action: Action, parts: Sequence[Part]) -> None:
+        """Layer by layer."""
+        layers, forward = list(enumerate(parts)), action.kind is Kind.FORWARD
+        if not forward:
+            layers.reverse()
+        for place, (number, part) in enumerate(layers):
+            if self.options.prefetch_first and not forward:
+                self.gather_ahead(action, layers[place + 1 :])
+            self.layer(action, number, part)
+        if self.pipelined and action.kind is not Kind.BACKWARD_WEIGHT:
+            self.gathered.add(action.stage)
+
+    def _seconds(self, action: Action) -> float:
+        """Of all layers of an action."""
+        key = action.stage, action.kind
+        if key not in self._known_seconds:
+            self._known_seconds[key] = sum(
+                computing_s(part, action.kind) for part in self.stages[action.stage].parts
+            )
+        return self._known_seconds[key] / action.parts
+
+    # ---- actions
+
+    def _account(self, action: Action, first: int, kept: float) -> None:
+        """Note memory with the action's computing, which begins with this operation."""
+        indices = self.computed[bisect_left(self.computed, first) :]
+        ends = indices[:: len(indices) - 1 or 1]
+        for index, operation in zip(
+            ends, accounted([self._computed(one) for one in ends], action, kept), strict=True
+        ):
+            self.plan[index] = operation
+
+    def _computed(self, index: int) -> Computing:
+        operation = self.plan[index]
+        assert isinstance(operation, Computing)
+        return operation
+
+    def _whole(self, action: Action) -> bool:
+        """Whether nothing happens between the layers of an action."""
+        between = action.kind is not Kind.BACKWARD_WEIGHT and self._has_traffic
+        return action.parts > 1 or not (between or (self._has_shared and self.gives_weights(action)))
+
+    @cached_property
+    def _has_traffic(self) -> bool:
+        """Whether layers have traffic of their own."""
+        return not {TENSOR, CONTEXT, EXPERT, FSDP}.isdisjoint(self.groups) or self.has_inside(SHARD)
+
+    @cached_property
+    def _has_shared(self) -> bool:
+        """Whether gradients are shared."""
+        return bool(self.groups) or self.has_inside(REPLICATE)
+
+
+def _source_stage(action: Action, stages: int) -> int | None:
+    """Which stage's result an action needs, of another stage."""
+    if action.kind is Kind.FORWARD:
+        return action.stage - 1 if action.stage else None
+    if action.kind.gives_gradient:
+        return action.stage + 1 if action.stage + 1 < stages else None
+    return None

@@ -1,0 +1,251 @@
+"""A pipeline's step as a job shop, for OR-Tools' CP-SAT: which order ends first, and before when none can end.
+
+Jobs are microbatches, machines are ranks and the links between them. All microbatches are alike, so that the k-th
+forward, gradient of inputs and gradient of weights of a stage may be taken to be of the k-th microbatch without losing
+anything: whoever starts from another order can swap names until it is so. With one stage per rank that makes memory,
+too, a matter of who comes before whom: forward k + room begins after the weight gradient k has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from testbed.workload.schedules.action_times import carried_out, follower
+from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Order
+from testbed.workload.schedules.base import Costs
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntVar
+
+UNITS = 2000  # of a stage's forward pass: what times are rounded down to
+WORKERS = 4  # searches that take turns, so that their result depends on no machine and no other load
+BATCH = 40  # of their turns between two times at which they tell each other what they know
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What is to be ordered. owners: the rank of each stage; room: activations that a rank may have alive."""
+
+    owners: tuple[int, ...]
+    microbatches: int
+    costs: Costs
+    room: int
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return max(self.owners) + 1
+
+    def step_s(self, orders: Sequence[Order]) -> float:
+        """How long these take; infinite where they never end."""
+        timed = carried_out(self.owners, orders, self.costs)
+        return math.inf if timed is None else timed.step_s
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with. bound_s: before which nothing can end, as far as it could tell."""
+
+    orders: tuple[Order, ...]
+    bound_s: float
+
+
+def renamed(orders: Sequence[Order]) -> tuple[Order, ...]:
+    """The same with microbatches numbered as each stage does them; B is I and W, parts are one."""
+    found = []
+    for order in orders:
+        seen: dict[tuple[int, object], int] = {}
+        actions: list[Action] = []
+        for action in order:
+            if action.part < action.parts - 1:
+                continue
+            for kind in (INPUT, WEIGHT) if action.kind is FULL else (action.kind,):
+                number = seen.get((action.stage, kind), 0)
+                seen[action.stage, kind] = number + 1
+                actions.append(Action(action.stage, kind, number))
+        found.append(tuple(actions))
+    return tuple(found)
+
+
+def improve(
+    shop: Shop,
+    orders: Sequence[Order],
+    effort: float,
+    free: Collection[Action] = (),
+    beat_s: float = math.inf,
+) -> Found:
+    """A better order, or these. effort: CP-SAT's deterministic time, about seconds of a core.
+
+    free: those whose place in their rank's order may change; all where none are named, and only then the bound holds.
+    beat_s: it ends once the bound is there.
+    """
+    return _Model(shop, renamed(orders), free).solve(effort, beat_s)
+
+
+class _Model:
+    def __init__(self, shop: Shop, orders: tuple[Order, ...], free: Collection[Action]) -> None:
+        from ortools.sat.python import cp_model  # noqa: PLC0415 (half a second, which no other schedule needs)
+
+        self.cp = cp_model
+        self.model: CpModel = cp_model.CpModel()
+        self.shop, self.orders, self.free = shop, orders, frozenset(free)
+        self.unit_s = max(shop.costs.forward_s, shop.costs.input_s, 1e-9) / UNITS
+        costs = shop.costs
+        down = self._down
+        self.units = Costs(
+            down(costs.forward_s),
+            down(costs.input_s),
+            down(costs.weight_s),
+            tuple(map(down, costs.latency_s)),
+            tuple(map(down, costs.busy_s)),
+            tuple((down(f), down(i), down(w)) for f, i, w in costs.stages),
+        )
+        timed = carried_out(shop.owners, orders, self.units)
+        assert timed is not None
+        self.hint, self.most = timed.starts_s, int(timed.step_s)
+        self.starts: dict[Action, IntVar] = {}
+        self.sent: dict[tuple[int, int], list[tuple[Action, Any, int]]] = {}
+        self.end = self.model.new_int_var(0, self.most, "end")
+        self._actions()
+        self._messages()
+        for rank in range(shop.ranks):
+            self._one_at_a_time(rank)
+            self._memory(rank)
+        for messages in self.sent.values():
+            self._link(messages)
+        self.model.minimize(self.end)
+
+    def _down(self, seconds: float) -> int:
+        """Rounded down, so that what is shown to be impossible is impossible."""
+        return int(seconds / self.unit_s + 1e-6)
+
+    def solve(self, effort: float, beat_s: float) -> Found:
+        solver = self.cp.CpSolver()
+        if math.isfinite(beat_s):
+            beat = beat_s / self.unit_s
+            solver.best_bound_callback = lambda bound: solver.stop_search() if bound >= beat else None
+        parameters = solver.parameters
+        parameters.max_deterministic_time = effort
+        parameters.num_workers = WORKERS
+        parameters.interleave_batch_size = BATCH
+        parameters.interleave_search = True
+        parameters.linearization_level = 0
+        parameters.random_seed = 1
+        parameters.catch_sigint_signal = (
+            False  # it would end a search in the middle, as if that were its result
+        )
+        with ThreadPoolExecutor(1) as beside:  # so that Ctrl-C comes here, and at once
+            try:
+                status = beside.submit(solver.solve, self.model).result()
+            except BaseException:
+                solver.stop_search()
+                raise
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return Found(self.orders, 0.0)
+        orders: list[list[Action]] = [[] for _ in range(self.shop.ranks)]
+        # nothing lasts no time, except gradients that take none: those stay behind what they need
+        for action in sorted(self.starts, key=lambda a: (solver.value(self.starts[a]), _rank_of(a))):
+            orders[self.shop.owners[action.stage]].append(action)
+        bound_s = solver.best_objective_bound * self.unit_s
+        return Found(tuple(map(tuple, orders)), bound_s)
+
+    def _actions(self) -> None:
+        model, shop = self.model, self.shop
+        for stage in range(len(shop.owners)):
+            for kind in (FORWARD, INPUT, WEIGHT):
+                for number in range(shop.microbatches):
+                    action = Action(stage, kind, number)
+                    start = model.new_int_var(0, self.most, str(action))
+                    model.add_hint(start, int(self.hint[action]))
+                    self.starts[action] = start
+                    if number:
+                        before = Action(stage, kind, number - 1)
+                        model.add(start >= self._ended(before))
+                    if kind is WEIGHT:
+                        model.add(start >= self._ended(Action(stage, INPUT, number)))
+                    model.add(self.end >= self._ended(action))
+
+    def _ended(self, action: Action) -> Any:
+        return self.starts[action] + int(self.units.of(action))
+
+    def _messages(self) -> None:
+        owners = self.shop.owners
+        for action in self.starts:
+            after = follower(action, len(owners))
+            if after is None:
+                continue
+            stage, kind = after
+            target, pair = (
+                self.starts[Action(stage, kind, action.microbatch)],
+                (owners[action.stage], owners[stage]),
+            )
+            if pair[0] == pair[1]:
+                self.model.add(target >= self._ended(action))
+                continue
+            latency, busy = map(int, self.units.hop(*pair))
+            if not busy:
+                self.model.add(target >= self._ended(action) + latency)
+                continue
+            sent = self.model.new_int_var(0, self.most, f"{action} sent")
+            self.model.add(sent >= self._ended(action))
+            self.model.add(target >= sent + busy + latency)
+            self.sent.setdefault(pair, []).append((action, sent, busy))
+
+    def _link(self, messages: Sequence[tuple[Action, Any, int]]) -> None:
+        """One message at a time. Of one kind they come in the order of their microbatches as it is."""
+        intervals = [self.model.new_fixed_size_interval_var(sent, busy, "") for _, sent, busy in messages]
+        self.model.add_no_overlap(intervals)
+        if self.free:
+            in_order = sorted(messages, key=lambda message: self.hint[message[0]] + self.units.of(message[0]))
+            for (one, sent, busy), (other, later, _) in pairwise(in_order):
+                if not {one, other} <= self.free:
+                    self.model.add(later >= sent + busy)
+
+    def _one_at_a_time(self, rank: int) -> None:
+        order = self.orders[rank]
+        moving = [action for action in order if not self.free or action in self.free]
+        self.model.add_no_overlap(
+            [
+                self.model.new_fixed_size_interval_var(self.starts[action], int(self.units.of(action)), "")
+                for action in moving
+            ]
+        )
+        if not self.free:
+            return
+        fixed: Action | None = None
+        since: list[Action] = []  # free ones behind the last that is not
+        for action in order:
+            if fixed is not None:
+                self.model.add(self.starts[action] >= self._ended(fixed))
+            if action in self.free:
+                since.append(action)
+                continue
+            for before in since:
+                self.model.add(self.starts[action] >= self._ended(before))
+            fixed, since = action, []
+
+    def _memory(self, rank: int) -> None:
+        shop = self.shop
+        own = [stage for stage, owner in enumerate(shop.owners) if owner == rank]
+        if len(own) == 1:
+            for number in range(shop.microbatches - shop.room):
+                freed = self._ended(Action(own[0], WEIGHT, number))
+                self.model.add(self.starts[Action(own[0], FORWARD, number + shop.room)] >= freed)
+            return
+        alive = []
+        for stage in own:
+            for number in range(shop.microbatches):
+                start = self.starts[Action(stage, FORWARD, number)]
+                last = Action(stage, WEIGHT, number)
+                lasts = self.model.new_int_var(0, self.most, "")
+                alive.append(self.model.new_interval_var(start, lasts, self._ended(last), ""))
+        self.model.add_cumulative(alive, [1] * len(alive), shop.room)
+
+
+def _rank_of(action: Action) -> tuple[int, int]:
+    return (FORWARD, INPUT, WEIGHT).index(action.kind), action.microbatch

@@ -1,0 +1,128 @@
+"""All requests of a step as a plan: each rank's operations, and which of them is the answer to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from testbed.spec.serving import InferenceSpec
+from testbed.workload.dispatch.batch_execution import Carried, Dispatching
+from testbed.workload.dispatch.dispatcher import Dispatched
+from testbed.workload.plan import Computing, JobPlan
+from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
+from testbed.workload.serving.arrivals import Batch, closed_batches
+from testbed.workload.serving.batch_parts import dispatching_of
+from testbed.workload.serving.costs import Card, ServingProblem, card_of
+from testbed.workload.serving.front import Front
+from testbed.workload.serving.generation import Generation
+from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.recommendation import Recommendation
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a batch: which operations bring it, the first token's, or all of it, first."""
+
+    batch: Batch
+    node: Node
+    arrives: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Serving:
+    """A step of requests as it will be carried out. Times of arrival are real; nodes: all that take part.
+
+    dispatching: where it is decided on arrival who serves; `plan` and `answers` are then those of taking turns, until
+    `as_carried` puts what came of it in their place. dispatched: what came of it.
+    """
+
+    plan: JobPlan
+    spec: InferenceSpec
+    card: Card
+    nodes: tuple[Node, ...]
+    arrivals_s: tuple[float, ...]
+    answers: tuple[Answer, ...]
+    batches: tuple[Batch, ...] = ()
+    dispatching: Dispatching | None = None
+    dispatched: Dispatched | None = None
+
+    def as_carried(self, carried: Carried) -> Serving:
+        """With what was decided."""
+        assert self.dispatching is not None
+        entry, answers = self.dispatching.entry, []
+        for batch, number in sorted(carried.dispatched.first.items()):
+            server = self.dispatching.servers[carried.dispatched.sendings[number].server]
+            arrives = tuple(Mark(entry, index) for index in carried.answers[number])
+            answers.append(Answer(self.batches[batch], self.nodes[server.node], arrives))
+        return replace(self, plan=carried.plan, answers=tuple(answers), dispatched=carried.dispatched)
+
+    @property
+    def offered_per_s(self) -> float:
+        """Requests per second, as they arrived."""
+        return len(self.arrivals_s) / self.arrivals_s[-1] if self.arrivals_s[-1] else 0.0
+
+    @cached_property
+    def computing_s(self) -> Mapping[int, float]:
+        """Of each card in the whole step; emulated."""
+        return {
+            card: sum(one.duration_s for one in self.plan.ranks[card] if isinstance(one, Computing))
+            for node in self.nodes
+            for card in node.cards
+        }
+
+
+def plan_serving(
+    request: WorkloadRequest,
+    spec: InferenceSpec,
+    nodes: Sequence[Node],
+    arrivals_s: Sequence[float],
+    *,
+    entry: int | None = None,
+    decode: Sequence[Node] = (),
+    experts: Sequence[Node] = (),
+    names: Sequence[str] = (),
+) -> Serving:
+    """For nodes that serve. decode, experts: nodes for these, where they are others. ServingProblem.
+
+    names: of the hosts of the nodes that serve.
+    """
+    if not nodes:
+        raise ServingProblem("serve", "no node", "a building with nodes")
+    card = card_of(spec)
+
+    def make_model() -> Recommendation | Generation:
+        if spec.recommendation is not None:
+            return Recommendation(spec, card, nodes)
+        return Generation(spec, card, nodes, decode, experts)
+
+    model = make_model()
+    builder = PlanBuilder(request)
+    front = Front(builder, entry)
+    dealt = _dealt(spec, nodes, arrivals_s, entry is None)
+    answers = [
+        Answer(batch, node, tuple(model.serve(front, number, batch, node)))
+        for number, (batch, node) in enumerate(dealt)
+    ]
+    taking_part = tuple(dict.fromkeys((*nodes, *decode, *experts)))
+    made = Serving(builder.plan(), spec, card, taking_part, tuple(arrivals_s), tuple(answers))
+    if not spec.on_arrival:
+        return made
+    batches = tuple(batch for batch, _ in dealt)
+    dispatching = dispatching_of(request, spec, nodes, batches, entry, names, make_model)
+    return replace(made, batches=batches, dispatching=dispatching)
+
+
+def _dealt(
+    spec: InferenceSpec, nodes: Sequence[Node], arrivals_s: Sequence[float], apart: bool
+) -> list[tuple[Batch, Node]]:
+    """Batches with the node that each goes to, in turns, in the order in which they are closed.
+
+    apart: requests arrive at the nodes, where none meets those of other nodes.
+    """
+    batching = spec.batching
+    if apart and len(nodes) > 1 and batching.size > 1:
+        expected = "1 with several nodes, or an entry where batches are made"
+        raise ServingProblem("batching.size", str(batching.size), expected)
+    made = closed_batches(arrivals_s, batching.size, batching.wait_s)
+    return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]

@@ -1,0 +1,170 @@
+"""From a trace, which is in real figures, to every rank's plan, which is in those of a scale."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from testbed.comm.collectives import AUTO, collective_of
+from testbed.comm.collectives.definitions import ALL_TO_ALL_V
+from testbed.workload.plan import (
+    COMPUTING,
+    EVERYBODY,
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+)
+from testbed.workload.plans.base import WorkloadRequest
+from testbed.workload.traces import (
+    Collective,
+    Compute,
+    JobTrace,
+    Node,
+    PointToPoint,
+    TraceError,
+    element_bytes,
+)
+from testbed.workload.traces.consistency import check_matching
+from testbed.workload.traces.trace import ROOTED
+
+ALL_REDUCE, BARRIER = "all_reduce", "barrier"
+COLLECTIVES = (ALL_REDUCE, BARRIER, "all_gather", "reduce_scatter", "all_to_all", ALL_TO_ALL_V.name, *ROOTED)
+Table = tuple[tuple[int, ...], ...]
+
+
+def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
+    """Every rank's plan; trace and request have as many ranks. TraceError where those do not fit together.
+
+    What names no algorithm goes by the variant's, if it is an all-reduce, or else by `auto`. What a group of one does
+    takes no time.
+    """
+    check_matching(trace)
+    maker = _Maker(trace, request)
+    plans = tuple(maker.rank(rank) for rank in range(len(trace.ranks)))
+    return JobPlan(plans, maker.groups(), seed=request.seed)
+
+
+class _Maker:
+    """Operations of nodes. Those that are alike are one object: ranks of a large job are mostly alike."""
+
+    def __init__(self, trace: JobTrace, request: WorkloadRequest) -> None:
+        self.trace, self.request = trace, request
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._tables: dict[tuple[str, int], Table] = {}
+        self._made: dict[tuple[Node, Table], Operation] = {}
+        self._all: dict[tuple[Operation, ...], tuple[Operation, ...]] = {}
+        self._gather_tables()
+
+    def rank(self, rank: int) -> tuple[Operation, ...]:
+        """A rank's plan; operations have the numbers of their nodes."""
+        counts: Counter[str] = Counter()
+        plan = []
+        for node in self.trace.ranks[rank]:
+            table: Table = ()
+            if isinstance(node, Collective):
+                table = self._tables.get((node.group, counts[node.group]), ())
+                counts[node.group] += 1
+            if (node, table) not in self._made:
+                self._made[node, table] = self._operation(rank, node, table)
+            plan.append(self._made[node, table])
+        return self._all.setdefault(tuple(plan), tuple(plan))
+
+    def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Those that have something to do, in the order of their numbers; ranks are in one of a name.
+
+        Groups without a common rank share a name: every name costs all ranks an agreement.
+        """
+        named: list[tuple[str, set[int]]] = []
+        found: list[tuple[str, tuple[int, ...]]] = []
+        everybody = set(range(len(self.trace.ranks)))
+        for name, root in self._numbers:
+            members = self._members(name, root)
+            if (
+                set(members) == everybody
+                and members == tuple(sorted(members))
+                and EVERYBODY not in dict(found)
+            ):
+                found.append((EVERYBODY, members))
+                continue
+            fitting = (own for own in named if not own[1] & set(members))
+            shared = next(fitting, None)
+            if shared is None:
+                taken = {EVERYBODY, *(own for own, _ in named)}
+                own_name = name if name not in taken else f"{name} #{len(named)}"
+                named.append(shared := (own_name, set()))
+            shared[1].update(members)
+            found.append((shared[0], members))
+        return tuple(found)
+
+    def _members(self, name: str, root: int) -> tuple[int, ...]:
+        """The root first, as plans have it."""
+        members = self.trace.groups[name]
+        return members[root:] + members[:root]
+
+    def _operation(self, rank: int, node: Node, table: Table) -> Operation:
+        if isinstance(node, Compute):
+            kind = node.kind if node.kind in COMPUTING else COMPUTING[0]
+            seconds = self.request.seconds(node.duration_s)
+            return Computing(node.name, node.stream, kind, node.after, seconds)
+        if isinstance(node, PointToPoint):
+            numel = self._elements(node.numel, node.dtype)
+            return Message(
+                node.name, node.stream, node.kind, node.after, node.peer, numel, node.tag, node.sends
+            )
+        if isinstance(node, Collective):
+            return self._collective(rank, node, table)
+        raise TraceError(f"rank {rank}: {node.name}: got a node that is neither computing nor communication")
+
+    def _collective(self, rank: int, node: Collective, table: Table) -> Operation:
+        members = self.trace.groups[node.group]
+        if node.collective not in COLLECTIVES:
+            expected = f"one of {', '.join(COLLECTIVES)}"
+            raise TraceError(
+                f"rank {rank}: {node.name}: collective: got {node.collective}, expected {expected}"
+            )
+        if len(members) == 1:
+            return Pause(node.name, node.stream, node.kind, node.after)
+        root = members.index(node.root) if node.collective in ROOTED else 0
+        number = self._numbers.setdefault((node.group, root), len(self._numbers))
+        collective, numel = node.collective, node.numel
+        if collective == BARRIER:
+            collective, numel = ALL_REDUCE, 1
+        known = collective_of(collective)
+        if table:
+            algorithm, elements = known.automatic(0, ()), len(members) * max(*map(max, table), 1)
+        else:
+            algorithm = AUTO if node.collective != ALL_REDUCE else ""
+            elements = self._elements(numel, node.dtype, known.parts(len(members)))
+        return GroupCollective(
+            node.name,
+            node.stream,
+            node.kind,
+            node.after,
+            number,
+            collective,
+            elements,
+            node.algorithm or algorithm,
+            table=table,
+        )
+
+    def _elements(self, numel: int, dtype: str, parts: int = 1) -> int:
+        return self.request.elements(float(numel * element_bytes(dtype)), parts)
+
+    def _gather_tables(self) -> None:
+        """What all members of a group send in each of its all_to_all_v, by its number among the group's collectives."""
+        rows: dict[tuple[str, int], list[Sequence[int]]] = defaultdict(list)
+        for name, members in self.trace.groups.items():
+            for rank in members:
+                own = (node for node in self.trace.ranks[rank] if isinstance(node, Collective))
+                for number, node in enumerate(one for one in own if one.group == name):
+                    if node.collective == ALL_TO_ALL_V.name:
+                        rows[name, number].append(self._row(node, len(members)))
+        self._tables = {key: tuple(map(tuple, found)) for key, found in rows.items()}
+
+    def _row(self, node: Collective, size: int) -> list[int]:
+        """Emulated elements for each member; nothing stays nothing."""
+        splits = node.splits or (node.numel // size,) * size
+        return [self._elements(count, node.dtype) if count else 0 for count in splits]

@@ -1,0 +1,250 @@
+"""A folder of execution traces becomes a job's trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testbed.workload.traces.chakra.files import EtFile, EtNode, read_file
+from testbed.workload.traces.chakra.groups import read_groups
+from testbed.workload.traces.chakra.nodes import (
+    OWN,
+    USED,
+    Place,
+    Reckon,
+    beside,
+    job_node,
+    own_of,
+    waited_for,
+)
+from testbed.workload.traces.chakra.order import Item, in_order, orders
+from testbed.workload.traces.chakra.schema import NodeType
+from testbed.workload.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
+
+_FILE = re.compile(r"(?P<stem>.*?)[._-]?(?P<rank>\d+)\.et(?:\.gz)?", re.ASCII)
+_NOTHING = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
+"""Types of nodes that do nothing; what waits for one waits for what it waits for."""
+
+
+def read_job(folder: Path, reckon: Reckon | None = None) -> JobTrace:
+    """Of a folder with one NAME.RANK.et per rank, or of FOLDER/NAME, as ASTRA-sim names them.
+
+    reckon: how long computing takes of which the trace says operations and bytes alone. TraceError, with file and
+    node, for what is not supported.
+    """
+    folder, stem, paths = _files(folder)
+    files = [read_file(path) for path in paths]
+    groups = read_groups(folder, stem, files)
+    places = [
+        Place(str(path), rank, len(files), groups.members, names, reckon)
+        for rank, (path, names) in enumerate(zip(paths, groups.names, strict=True))
+    ]
+    circular: list[int] = []
+    items = [_items(file, place, circular) for file, place in zip(files, places, strict=True)]
+    if not all(_is_own(file, own) for file, own in zip(files, items, strict=True)):
+        found = orders(items, groups.members)
+        items = _even([_sorted(own, order) for own, order in zip(items, found, strict=True)], groups.members)
+    origin, accelerator = _about(files[0].attributes)
+    made = JobTrace(
+        tuple(_rank(own) for own in items),
+        groups.members,
+        origin if origin is not None else f"Chakra {files[0].version or 'of no version'}: {folder / stem}",
+        accelerator,
+        tuple(_unused(files, circular)),
+    )
+    made.check(str(folder / stem))
+    return made
+
+
+def _files(folder: Path) -> tuple[Path, str, list[Path]]:
+    """Return folder, name and file of every rank. TraceError, also for two files of one rank, or one of no rank."""
+    wanted = None if folder.is_dir() else folder.name
+    where = folder if folder.is_dir() else folder.parent
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted(where.iterdir()) if where.is_dir() else []:
+        if not path.name.endswith((".et", ".et.gz")):
+            continue
+        match = _FILE.fullmatch(path.name)
+        if match is None and wanted is None:
+            expected, hint = (
+                "NAME.RANK.et",
+                f"Where it is a job of one rank: {path.name.partition('.')[0]}.0.et",
+            )
+            raise TraceError(where=str(path), got="a name without a rank", expected=expected, hint=hint)
+        if match is None or wanted not in (None, match["stem"]):
+            continue
+        by_rank, rank = found.setdefault(match["stem"], {}), int(match["rank"])
+        if rank in by_rank:
+            got = f"two traces of rank {rank}: {by_rank[rank].name} and {path.name}"
+            raise TraceError(where=str(where), got=got, expected="one of each rank")
+        by_rank[rank] = path
+    if len(found) != 1:
+        got = f"traces of {', '.join(found)}" if found else "none"
+        expected = f"NAME.RANK.et of one job{'; name it as FOLDER/NAME' if found else ''}"
+        raise TraceError(where=str(folder), got=got, expected=expected)
+    ((stem, by_rank),) = found.items()
+    missing = next((rank for rank in range(len(by_rank)) if rank not in by_rank), None)
+    if missing is not None:
+        got = f"no file of rank {missing}"
+        raise TraceError(where=str(where / stem), got=got, expected=f"one of each rank up to {max(by_rank)}")
+    return where, stem, [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
+    """Yield what nodes have that nothing here goes by, in words. circular: ranks whose ctrl_deps are not waited for."""
+    attributes: set[str] = set()
+    absent = timeless = 0
+    for file in files:
+        there = {node.id for node in file.nodes}
+        for node in file.nodes:
+            if node.type not in _NOTHING:
+                attributes |= node.attributes.keys() - USED
+            absent += sum(before not in there for before in node.ctrl_deps)
+            says_how_long = node.duration_us or node.attributes.keys() & {OWN, "num_ops", "tensor_size"}
+            timeless += node.type == NodeType.COMP_NODE and not says_how_long
+    if unknown := sum(file.unknown for file in files):
+        yield f"fields of {unknown} nodes that no known version has"
+    if timeless:
+        yield f"{timeless} COMP_NODEs without duration or operations, which take no time"
+    if attributes:
+        yield f"nodes' attributes {', '.join(sorted(attributes))}"
+    if absent:
+        yield f"{absent} ctrl_deps on nodes that are not there"
+    if circular:
+        yield f"ctrl_deps of {len(circular)} ranks, which make circles; data_deps stand"
+
+
+def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
+    """Nodes that do something, with what they wait for, by their numbers among these.
+
+    A rank whose ctrl_deps make a circle is added to `circular`.
+    """
+    does = [node for node in file.nodes if node.type not in _NOTHING]
+    number = {node.id: place for place, node in enumerate(does)}
+    first: dict[int, EtNode] = {}
+    for node in file.nodes:
+        if (other := first.setdefault(node.id, node)) is not node:
+            got = f"two nodes of id {node.id}: {other.name} and {node.name}"
+            raise TraceError(where=str(file.path), got=got, expected="an id for each node")
+    made = [job_node(node, place) for node in does]
+
+    def items(callers: bool) -> list[Item]:
+        waits = _waits(file, number, callers)
+        wheres = [f"{file.path}: node {node.id} ({node.name})" for node in does]
+        return [
+            Item(one, where, waits[node.id], node.start_us)
+            for one, where, node in zip(made, wheres, does, strict=True)
+        ]
+
+    found = items(callers=True)
+    try:
+        in_order(found)
+    except TraceError:
+        # in traces of PyTorch, a caller ends after what it calls, which stands in data_deps
+        found = items(callers=False)
+        in_order(found)
+        circular.append(place.rank)
+    return found
+
+
+def _waits(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, tuple[int, ...]]:
+    """By id: numbers of what a node waits for, in the order in which it says so; through nodes that do nothing.
+
+    callers: ctrl_deps count, too.
+    """
+    nodes = {node.id: node for node in file.nodes}
+
+    def named(node: EtNode) -> list[int]:
+        for before in node.data_deps:
+            if before not in nodes:
+                where = f"{file.path}: node {node.id} ({node.name})"
+                raise TraceError(where=where, got=f"data_deps on {before}", expected="a node of the file")
+        # converters leave out callers that stand here
+        others = [one for one in node.ctrl_deps if one in nodes] if callers else []
+        return list(dict.fromkeys([*node.data_deps, *others]))
+
+    found: dict[int, tuple[int, ...]] = {}
+    for node in file.nodes:
+        seen, open_, own = {node.id}, named(node)[::-1], []
+        while open_:
+            before = open_.pop()
+            if before in number:
+                own.append(number[before])
+            elif before not in seen:
+                seen.add(before)
+                open_.extend(named(nodes[before])[::-1])
+        found[node.id] = tuple(dict.fromkeys(own))
+    return found
+
+
+def _is_own(file: EtFile, items: Sequence[Item]) -> bool:
+    """Whether the streams, and with them the order, are those with which it was written here."""
+    return all(own_of(node) is not None for node in file.nodes) and all(
+        before < number for number, item in enumerate(items) for before in item.after
+    )
+
+
+def _even(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> list[list[Item]]:
+    """The same where all members of a collective say the same; an all_to_all of several sizes is made an uneven one.
+
+    TraceError where they do not.
+    """
+    made = [list(items) for items in ranks]
+    calls: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for rank, items in enumerate(made):
+        counts: dict[str, int] = {}
+        for number, item in enumerate(items):
+            if isinstance(item.node, Collective):
+                call = counts[item.node.group] = counts.get(item.node.group, 0) + 1
+                calls.setdefault((item.node.group, call), []).append((rank, number))
+    for (group, call), places in calls.items():
+        nodes = [made[rank][number].node for rank, number in places]
+        sizes = {
+            (node.collective, node.numel * element_bytes(node.dtype))
+            for node in nodes
+            if isinstance(node, Collective)
+        }
+        if len(sizes) == 1:
+            continue
+        if {collective for collective, _ in sizes} != {"all_to_all"}:
+            one, other = sorted(sizes)[:2]
+            got = f"collective {call} of group {group}: {one[0]} of {one[1]} B and {other[0]} of {other[1]} B"
+            raise TraceError(
+                where=made[places[0][0]][places[0][1]].where, got=got, expected="the same in all members"
+            )
+        for rank, number in places:
+            node = made[rank][number].node
+            assert isinstance(node, Collective)
+            part = node.numel // len(groups[group])
+            uneven = replace(node, collective="all_to_all_v", splits=(part,) * len(groups[group]))
+            made[rank][number] = replace(made[rank][number], node=uneven)
+    return made
+
+
+def _sorted(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
+    place = {number: new for new, number in enumerate(order)}
+    return [replace(items[old], after=tuple(sorted(place[one] for one in items[old].after))) for old in order]
+
+
+def _rank(items: Sequence[Item]) -> RankTrace:
+    """With what nodes wait for beside the one before them on their stream."""
+    last: dict[str, int] = {}
+    found: list[Node] = []
+    for number, item in enumerate(items):
+        before = last.get(item.node.stream)
+        last[item.node.stream] = number
+        said = item.node.after  # as it was written here, where more or less than usual
+        after = said if said and waited_for(said, before) == item.after else beside(item.after, before)
+        found.append(replace(item.node, after=after))
+    return tuple(found)
+
+
+def _about(attributes: Mapping[str, object]) -> tuple[str | None, str]:
+    try:
+        own = json.loads(str(attributes[OWN]))
+        return str(own["origin"]), str(own["accelerator"])
+    except (KeyError, TypeError, ValueError):
+        return None, ""

@@ -1,0 +1,222 @@
+"""Plans of steps that all ranks do alike: data parallelism alone, or collectives and messages that a workload names.
+
+Collectives are all ranks', each on a stream of its own, and go by the variant's algorithm where they name none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testbed.comm.collectives import AUTO, collective_of
+from testbed.spec.scale import UNSCALED, Scale
+from testbed.workload.buckets import gradient_buckets
+from testbed.workload.models import Parameter, parameters
+from testbed.workload.plan import (
+    COMPUTE,
+    EVERYBODY,
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    RankPlan,
+)
+from testbed.workload.stages import block_of, layers_of, scores_of
+
+if TYPE_CHECKING:
+    from testbed.spec.workload import ExchangeSpec, WorkloadSpec
+
+
+def plan_data_parallel(
+    workload: WorkloadSpec,
+    buildings: Sequence[int],
+    scale: Scale = UNSCALED,
+    slowdowns: Mapping[int, float] = MappingProxyType({}),
+) -> JobPlan:
+    """What ranks in these buildings do in a step of training the workload's model, a replica each.
+
+    `scale` divides element counts, of which at least one stays, and stretches computing. slowdowns: by which factor a
+    rank's computing takes longer.
+    """
+    together = _Together(len(buildings))
+    _train(together, workload, scale)
+    ranks = [_slower(together.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
+    return together.plan(buildings, ranks)
+
+
+def _slower(operations: RankPlan, factor: float) -> RankPlan:
+    if factor == 1.0:
+        return operations
+    return tuple(
+        replace(own, duration_s=own.duration_s * factor) if isinstance(own, Computing) else own
+        for own in operations
+    )
+
+
+def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
+    """What ranks in these buildings do where the workload names collectives, and messages that go on beside them.
+
+    scale: as with `plan_data_parallel`.
+    """
+    together = _Together(len(buildings))
+    _named(together, workload, scale)
+    ranks = [together.operations] * len(buildings)
+    if workload.exchange is not None:
+        together.dscps[_EXCHANGE] = workload.exchange.dscp
+        size = _numel(workload, scale, workload.exchange.size_bytes)
+        peers, last = partners(buildings), together.last
+        ranks = [
+            (
+                *own,
+                *_exchange(
+                    workload.exchange, peers[rank], size, scale, last, buildings[rank] == min(buildings)
+                ),
+            )
+            if rank in peers
+            else own
+            for rank, own in enumerate(ranks)
+        ]
+    return together.plan(buildings, ranks)
+
+
+def partners(buildings: Sequence[int]) -> Mapping[int, int]:
+    """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
+    order there; and the reverse."""
+    first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
+    last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
+    if min(buildings) == max(buildings):
+        return {}
+    pairs = list(zip(first, last, strict=False))
+    return {**dict(pairs), **{there: here for here, there in pairs}}
+
+
+def uneven_rows(ranks: int, most: int) -> list[list[int]]:
+    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
+    rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
+    return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
+
+
+_EXCHANGE = "exchange"
+
+
+class _Together:
+    """Operations of any rank, as they are put one after the other. classes: of traffic, a group of all ranks each."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.operations: RankPlan = ()
+        self.last: tuple[int, ...] = ()
+        self.classes: list[int] = []
+        self.dscps: dict[str, int] = {}
+
+    def compute(self, name: str, seconds: float) -> None:
+        """What comes later begins when that is over. Of a name's words the first is its kind."""
+        index = len(self.operations)
+        made = Computing(name, COMPUTE, name.split(maxsplit=1)[0], self.last, seconds)
+        self.operations = (*self.operations, made)
+        self.last = (index,)
+
+    def collective(
+        self, name: str, numel: int, collective: str = "all_reduce", algorithm: str = "", dscp: int = 0
+    ) -> None:
+        """Begins as soon as computing has come so far, and goes on beside everything else."""
+        if dscp not in self.classes:
+            self.classes.append(dscp)
+        kind = f"{collective}, DSCP {dscp}" if dscp else collective
+        self.dscps[kind] = dscp
+        table: tuple[tuple[int, ...], ...] = ()
+        if collective_of(collective).uneven:
+            most = numel // self.ranks
+            table = tuple(map(tuple, uneven_rows(self.ranks, most)))
+        made = GroupCollective(
+            name,
+            f"collective {len(self.operations)}",
+            kind,
+            self.last,
+            self.classes.index(dscp),
+            collective,
+            numel,
+            algorithm,
+            table=table,
+        )
+        self.operations = (*self.operations, made)
+
+    def plan(self, buildings: Sequence[int], ranks: Sequence[RankPlan]) -> JobPlan:
+        """Of these operations of each rank, with a group of all for each class of traffic."""
+        groups = tuple((EVERYBODY, tuple(range(self.ranks))) for _ in self.classes)
+        dscps = {kind: dscp for kind, dscp in self.dscps.items() if dscp}
+        return JobPlan(tuple(ranks), groups, dscps=dscps, buildings=tuple(buildings))
+
+
+def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1) -> int:
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
+
+
+def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+    if workload.compute_s:
+        together.compute("forward", scale.emulated_s(workload.compute_s))
+    for spec in workload.collectives or ():
+        collective = collective_of(spec.collective)
+        size = _numel(workload, scale, spec.size_bytes, collective.parts(together.ranks))
+        algorithm = spec.algorithm
+        if collective.uneven and algorithm == AUTO:
+            algorithm = collective.automatic(spec.size_bytes, ())
+        together.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
+
+
+def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+    """Data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full.
+
+    Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
+    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
+    attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
+    counts them: a block's beside its parameters). Backward time is shared out by the matrix products behind each
+    bucket's gradients: those of embeddings and norms come at next to no cost.
+    """
+    assert workload.model is not None
+    model = parameters(workload.model)
+    tokens = workload.sequence_length * workload.local_batch_size
+    scores, (blocks, *_) = scores_of(workload), layers_of(workload.model)
+    products = sum(parameter.active for parameter in model)
+    forward_s, backward_s = (
+        scale.emulated_s(2 * (passes * products + count * len(blocks)) * tokens / workload.flops)
+        for passes, count in zip((1, 2), scores, strict=True)
+    )
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
+
+    def worked(parameter: Parameter) -> float:
+        number = block_of(parameter)
+        beside = 0.0 if number is None else scores.backward / 2 / blocks[number].active
+        return parameter.active * (1 + beside)
+
+    work = [sum(worked(p) for p in bucket.parameters if p.matmul) for bucket in buckets]
+    together.compute("forward", forward_s)
+    for index, bucket in enumerate(buckets):
+        together.compute(f"backward {index}", backward_s * work[index] / sum(work))
+        together.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
+
+
+def _exchange(
+    spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
+) -> list[Operation]:
+    """As a pipeline of two stages does, one after the other: so many elements there, computing, as many back.
+
+    Between the ranks of the first building and those of the last; the others go on at once.
+    """
+    found: list[Operation] = []
+    between = (
+        [] if leads else [Computing(_EXCHANGE, _EXCHANGE, _EXCHANGE, (), scale.emulated_s(spec.compute_s))]
+    )
+    for number in range(spec.messages):
+        there = Message(_EXCHANGE, _EXCHANGE, _EXCHANGE, last, peer, numel, 2 * number, leads)
+        back = Message(_EXCHANGE, _EXCHANGE, _EXCHANGE, (), peer, numel, 2 * number + 1, not leads)
+        found += [there, *between, back]
+    return found
