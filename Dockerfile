@@ -1,5 +1,5 @@
 # The testbed in a container: `docker build -t testbed .`, also with podman or buildah. What it may do depends on the rights
-# that it is run with: docs/containers.md.
+# that it is run with: docs/how-to/containers.md.
 ARG BASE=docker.io/library/debian:bookworm-slim
 FROM ${BASE}
 

@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
         [--only ROW ...] [--size-scale 64] [--queue SIZE] [--warmup 4] [--memory SIZE]
 
-Each prints a table of docs/collectives.md. On packets the ports of switches and WAN links have queues that hold what
-eight senders have under way: what pauses keep from being dropped in networks of RoCE.
+Each prints a table of docs/reference/collectives.md. On packets the ports of switches and WAN links have queues that
+hold what eight senders have under way: what pauses keep from being dropped in networks of RoCE.
 """
 
 from __future__ import annotations

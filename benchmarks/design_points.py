@@ -1,4 +1,4 @@
-"""Explores all design points, confirms what it finds under the virtual clock, prints what docs/design-points.md has.
+"""Explore all design points, confirm the best under the virtual clock, print docs/evidence/design-points.md's table.
 
     .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs N] [--table] [--model] [--whole]
 

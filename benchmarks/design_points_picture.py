@@ -1,4 +1,4 @@
-"""Draw the picture over all design points from the measured tables of docs/design-points.md.
+"""Draw the picture over all design points from the measured tables of docs/evidence/design-points.md.
 
     .venv/bin/python benchmarks/design_points_picture.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testbed.show.report.svg import Drawing, standalone
 
-PAGE = Path(__file__).parents[1] / "docs" / "design-points.md"
+PAGE = Path(__file__).parents[1] / "docs/evidence/design-points.md"
 PICTURE = PAGE.parent / "design-points" / "measured.svg"
 HEAD = "| design point | production | tuned | `crosspipe` tuned | best |"
 RATIO = re.compile(r"([\d.]+)x(?: \(([\d.]+) to ([\d.]+)\))?")

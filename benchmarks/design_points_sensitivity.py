@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/design_points_sensitivity.py FOLDER
 
 FOLDER holds a search for each point, as `benchmarks/design_points.py FOLDER --model` leaves it. One picture each goes
-to docs/design-points/.
+to docs/evidence/design-points/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.cli.experiments.search_log import RESULT
 from testbed.show.report.sensitivity import sensitivity_chart
 from testbed.show.report.svg import CHART_WIDTH, standalone
 
-PICTURES = Path(__file__).parents[1] / "docs" / "design-points"
+PICTURES = Path(__file__).parents[1] / "docs/evidence/design-points"
 STYLE = """
 text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1b1f24; }
 .row-label { font-size: 13px; font-weight: 600; } .tick { fill: #5a6572; } .page { fill: #ffffff; }

@@ -2,7 +2,7 @@
 
     python benchmarks/docs_figures.py                # all marked figures that the model gives: half an hour
     python benchmarks/docs_figures.py --run          # and those of runs under the virtual clock: two hours
-    python benchmarks/docs_figures.py README.md docs/model.md --only quickstart
+    python benchmarks/docs_figures.py README.md docs/explanation/model.md --only quickstart
 
 A page marks figures with a comment in front of a paragraph, a table or a listing. The first form holds each quantity of
 what follows, the second those that are named, which must stand there, too, the third those in the columns of a table

@@ -2,7 +2,8 @@
 
     .venv/bin/testbed run scenarios/faults/replica-loss.yaml --clock virtual -o /tmp/loss
     .venv/bin/testbed run scenarios/faults/effective-time.yaml --clock virtual -o /tmp/long
-    .venv/bin/python benchmarks/effective_time.py /tmp/loss --held /tmp/long --picture docs/faults/effective-time.svg
+    .venv/bin/python benchmarks/effective_time.py /tmp/loss --held /tmp/long --picture
+    docs/evidence/faults/effective-time.svg
 
 What a failure costs is taken from the first run: stall, steps lost, how long the replica was away. --machine: how long
 a lost machine takes to be replaced at the paper's scale, in which a lost replica is away. With --held the same model is

@@ -1,6 +1,6 @@
-"""Draw the picture of an experiment for docs/experiments.md, from the run directories that it left.
+"""Draw the picture of an experiment for docs/evidence/controller-experiments.md, from the run directories that it left.
 
-    .venv/bin/python benchmarks/experiment_picture.py RUN_DIRECTORY... docs/experiments/NAME.svg
+    .venv/bin/python benchmarks/experiment_picture.py RUN_DIRECTORY... docs/evidence/experiments/NAME.svg
 
 One bar per variant: the median of its step times, with the range. With `--queues` beside each the longest queue that a
 reading found on any WAN link during its steps.

@@ -9,7 +9,8 @@ after (`testbed launch --strict`), a probe between the ranks takes what the line
 weights, and losses step by step are to the last bit those of every other network: distance changes when, never what.
 So each further seed of first weights and text is trained over one network, and its times are held against the first
 seed's there. Three of the ways are trained in four replicas, too, each in a building of its own, with the first seed.
-Writes docs/training/loss-over-distance.json and .svg; `--more` leaves out what is there, `--draw` draws it once more.
+Writes docs/evidence/training/loss-over-distance.json and .svg; `--more` leaves out what is there, `--draw` draws it
+once more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from testbed.show.report.svg import Axis, Drawing, standalone
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-FOUND = ROOT / "docs" / "training" / "loss-over-distance.json"
+FOUND = ROOT / "docs/evidence/training/loss-over-distance.json"
 DELAYS_MS, RATES_GBPS = (1, 20, 80), (1, 100)
 SEEDS = (0, 1, 2)
 FOUR, FOUR_WAYS, FOUR_NETWORKS = 4, ("ddp", "diloco", "streaming 4-bit"), ((20, 1), (20, 100))

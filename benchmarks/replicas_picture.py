@@ -1,7 +1,7 @@
-"""Draw steps through the loss of a replica, by variant, for docs/faults.md, from the run directory that it left.
+"""Draw steps through the loss of a replica, by variant, for docs/explanation/fault-tolerance.md.
 
 .venv/bin/testbed run scenarios/faults/replica-loss.yaml --clock virtual -o /tmp/loss
-.venv/bin/python benchmarks/replicas_picture.py /tmp/loss docs/faults/step-times.svg
+.venv/bin/python benchmarks/replicas_picture.py /tmp/loss docs/evidence/faults/step-times.svg
 """
 
 from __future__ import annotations

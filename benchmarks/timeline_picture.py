@@ -1,6 +1,6 @@
-"""Draw one step of some variants, rank by rank, for docs/training.md, from the run directory that an experiment left.
+"""Draw one step of some variants, rank by rank, for docs/reference/training.md.
 
-.venv/bin/python benchmarks/timeline_picture.py RUN_DIRECTORY docs/training/NAME.svg VARIANT...
+.venv/bin/python benchmarks/timeline_picture.py RUN_DIRECTORY docs/evidence/training/NAME.svg VARIANT...
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Each distance and preset is a benchmark of its own in a guest of the virtual clock; latencies are those of
 topologies/training-region.yaml, on an idle network in which nothing is oversubscribed. Beside each time stands what the
-model says. Writes docs/latency/zero-copy.json and .svg; `--draw` draws what is there once more, `--only` measures one
-distance.
+model says. Writes docs/evidence/latency/zero-copy.json and .svg; `--draw` draws what is there once more, `--only`
+measures one distance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.plan import GroupCollective, JobPlan
 
 ROOT = Path(__file__).parents[1]
-FOUND = ROOT / "docs" / "latency" / "zero-copy.json"
+FOUND = ROOT / "docs/evidence/latency/zero-copy.json"
 PRESETS = ("nccl", "ncclx")
 EVEN = 'oversubscription: "1:1"'
 NIC = "nic: {rate: 400 Gbit/s, delay: 5 us}"

@@ -32,8 +32,8 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     write_gallery(folder)
-    (folder / "commands.md").write_text("\n".join(command_lines()), encoding="utf-8")
-    (folder / "api.md").write_text("\n".join(api_lines()), encoding="utf-8")
+    (folder / "reference/commands.md").write_text("\n".join(command_lines()), encoding="utf-8")
+    (folder / "reference/api.md").write_text("\n".join(api_lines()), encoding="utf-8")
     shutil.copy(ROOT / "CHANGELOG.md", folder / "changelog.md")
     for page in sorted(folder.rglob("*.md")):
         text = page.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """When a message is whole, of each transport over losses, round trips and sizes, at 400 Gbit/s: closed forms and draws.
 
-    python benchmarks/losses/grid.py [FOLDER]     # docs/experiments: losses-grid.csv
+    python benchmarks/losses/grid.py [FOLDER]     # docs/evidence/experiments: losses-grid.csv
 
 What is there already is kept. Half an hour on one core, most of it for TCP's longest messages at the most losses.
 """
@@ -46,7 +46,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", type=Path, nargs="?", default=Path(__file__).parents[2] / "docs/experiments"
+        "folder", type=Path, nargs="?", default=Path(__file__).parents[2] / "docs/evidence/experiments"
     )
     file = parser.parse_args().folder / FOUND
     there = read(file)

@@ -1,6 +1,6 @@
 """Single messages on packets, with each transport, under the virtual clock: chosen cells of the grid.
 
-    python benchmarks/losses/packets.py [FOLDER]     # docs/experiments: losses-packets.json
+    python benchmarks/losses/packets.py [FOLDER]     # docs/evidence/experiments: losses-packets.json
 
 A guest for each pair of loss and round trip, in which all transports send messages of all sizes, over 400 Gbit/s. What
 is there already is kept, so that a run that was ended is taken up again. Losses are those of packets on their way to
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/experiments")
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/evidence/experiments")
     found = parser.parse_args().folder / FOUND
     runs = json.loads(found.read_text()) if found.exists() else []
     there = {(run["loss"], run["round_trip_ms"]) for run in runs}

@@ -1,6 +1,6 @@
-"""What docs/losses.md shows of the grid and of the packets: its picture, and its tables in Markdown.
+"""What docs/explanation/losses.md shows of the grid and of the packets: its picture, and its tables in Markdown.
 
-python benchmarks/losses/page.py [FOLDER]     # docs/experiments: losses.svg; tables are printed
+python benchmarks/losses/page.py [FOLDER]     # docs/evidence/experiments: losses.svg; tables are printed
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", type=Path, nargs="?", default=Path(__file__).parents[2] / "docs/experiments"
+        "folder", type=Path, nargs="?", default=Path(__file__).parents[2] / "docs/evidence/experiments"
     )
     folder = parser.parse_args().folder
     found = grid.read(folder / grid.FOUND)

@@ -1,10 +1,10 @@
 """When a sender knows that a Write is there, by SDR-RDMA's own equations (arXiv:2505.05366, section 4.2, appendices).
 
-Drawn, as the paper's own simulation draws them; `docs/losses.md` holds `net.paths.datagram_recovery` against them. A
-message is cut into chunks, which are lost one by one with one chance; a bit of the receiver's map stands for a chunk,
-of one or many packets. Selective repeat: chunk i leaves at i x T_inj, each loss costs it RTO + T_inj, the message is
-known of a round trip after its latest chunk. Erasure: data and parity leave, a round trip; where a submessage fails, a
-round trip and beta of one more until word of it comes, then selective repeat of its k chunks.
+Drawn, as the paper's own simulation draws them; `docs/explanation/losses.md` holds `net.paths.datagram_recovery`
+against them. A message is cut into chunks, which are lost one by one with one chance; a bit of the receiver's map
+stands for a chunk, of one or many packets. Selective repeat: chunk i leaves at i x T_inj, each loss costs it RTO +
+T_inj, the message is known of a round trip after its latest chunk. Erasure: data and parity leave, a round trip; where
+a submessage fails, a round trip and beta of one more until word of it comes, then selective repeat of its k chunks.
 """
 
 from __future__ import annotations

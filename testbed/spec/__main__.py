@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument("--json", action="store_true", help="JSON in place of YAML")
     resolve = commands.add_parser("resolve", help="print a topology's hosts and links as JSON, in SI units")
     resolve.add_argument("--size-scale", type=float, default=1.0, help="divide rates and queues by this")
-    commands.add_parser("reference", help="print the reference of all keys, docs/configuration.md")
+    commands.add_parser("reference", help="print the reference of all keys, docs/reference/configuration.md")
     for command in (check, resolve):
         command.add_argument("file")
     options = parser.parse_args(arguments)

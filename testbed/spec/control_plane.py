@@ -1,6 +1,6 @@
 """How long control takes, as a scenario says it. The defaults are those of switches and controllers that were measured.
 
-The sources are named in each field's description and in docs/policies.md.
+The sources are named in each field's description and in docs/reference/policies.md.
 """
 
 from __future__ import annotations

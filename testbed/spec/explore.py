@@ -50,7 +50,7 @@ class ExploreSpec(Strict):
         default={},
         description="What may differ: paths as `--set` takes them, each with its values. All combinations are looked "
         "at; those that fit nowhere are left out, and counted. Default: all that there is to choose, with usual values "
-        "(docs/explore.md).",
+        "(docs/how-to/explore.md).",
     )
     whole: Flag = Field(
         default=False, description="What `space` does not name is searched as well, over its usual values."

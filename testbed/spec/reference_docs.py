@@ -1,4 +1,4 @@
-"""The reference of all keys, docs/configuration.md, made from the models: python -m testbed.spec reference."""
+"""Write docs/reference/configuration.md, all keys, from the models: `python -m testbed.spec reference`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.spec.topology import TopologySpec
 _INTRODUCTION = """\
 # Configuration reference
 
-Made from the code by `python -m testbed.spec reference > docs/configuration.md`; a test keeps it current.
+Made from the code by `python -m testbed.spec reference > docs/reference/configuration.md`; a test keeps it current.
 
 Topologies and scenarios are YAML files; a scenario has the key `topology`, a topology the key `buildings`. Keys that
 are not listed here are refused. Quantities are written with their unit. `testbed check FILE` prints a file with

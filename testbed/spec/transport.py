@@ -151,9 +151,9 @@ class TransportSpec(Strict):
     kind: Annotated[str, value_types.named("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: docs/rdma.md. "
-        "datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or one of your own: "
-        "docs/plugins/transports.md.",
+        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: "
+        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or one of your own: "
+        "docs/how-to/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
         default=None, description="What a transport of your own is made with."
@@ -183,7 +183,7 @@ class TransportSpec(Strict):
     congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = Field(
         default=None,
         description="By what the model of a step knows a congestion control that it does not know by its kernel name: "
-        "one that it knows, or a class of your own: docs/plugins/congestion-controls.md.",
+        "one that it knows, or a class of your own: docs/how-to/plugins/congestion-controls.md.",
     )
     sockets: tuple[SocketsSpec, ...] = Field(
         default=(),

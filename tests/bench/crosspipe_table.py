@@ -4,8 +4,8 @@
 
 Seconds per microbatch: eight stages in two data centers (table 5) and in four (table 6), latency and time on the link
 in multiples of T_F, in the paper's three cases. The pipeline is that of scenarios/crosspipe.yaml. Prints tables as
-docs/training/crosspipe.md has them, with CrossWave as it was when it always left one place of its memory, and by how
-much each schedule is off.
+docs/evidence/training/crosspipe.md has them, with CrossWave as it was when it always left one place of its memory, and
+by how much each schedule is off.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ CAUTION = frozenset(
         *("model_agreement", "model_error", "steps_alike"),
     }
 )
-"""What makes a run no worse than caution, by docs/fidelity.md."""
+"""What makes a run no worse than caution, by docs/explanation/fidelity.md."""
 UNTRUSTED = frozenset(
     {
         *("delay_accuracy", "loss_accuracy", "settings_in_force", "offload_state", "nothing_changed"),

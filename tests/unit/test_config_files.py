@@ -289,8 +289,8 @@ def test_the_reference_in_docs_is_current() -> None:
     # in a process of its own: names are in the order in which what has them was imported
     command = [sys.executable, "-m", "testbed.spec", "reference"]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
-    assert (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8") == said, (
-        "run: python -m testbed.spec reference > docs/configuration.md"
+    assert (REPOSITORY / "docs/reference/configuration.md").read_text(encoding="utf-8") == said, (
+        "run: python -m testbed.spec reference > docs/reference/configuration.md"
     )
 
 

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def scalable(tmp_path: Path) -> str:
-    text = (REPOSITORY / "docs/plugins/congestion-controls.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/how-to/plugins/congestion-controls.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "scalable.py").write_text(code)
     return f"{tmp_path}/scalable.py:Scalable"

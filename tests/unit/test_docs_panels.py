@@ -13,7 +13,7 @@ from testbed.cli.main import app
 from testbed.plugins import PluginError
 from tests.unit.report_run import SyntheticRun
 
-PAGE = Path(__file__).parents[2] / "docs/plugins/panels.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/plugins/panels.md"
 
 
 def test_a_panel_of_ones_own_is_drawn(tmp_path: Path) -> None:

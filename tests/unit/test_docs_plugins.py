@@ -13,7 +13,7 @@ from testbed.cli.main import app
 from testbed.comm.collectives.plan_check import WrongPlan
 from testbed.contrib.conformance import check_algorithm
 
-PAGES = Path(__file__).parents[2] / "docs" / "plugins"
+PAGES = Path(__file__).parents[2] / "docs/how-to/plugins"
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -28,8 +28,8 @@ def test_the_schedule_of_the_page_does_what_the_page_says(
     (tmp_path / "eager.py").write_text(made)
     (tmp_path / "eager.yaml").write_text(blocks("schedules.md", "yaml")[0])
     monkeypatch.chdir(tmp_path)
-    exec(compile(check, "docs/plugins/schedules.md", "exec"), {})
-    exec(compile(declared, "docs/plugins/schedules.md", "exec"), {})
+    exec(compile(check, "docs/how-to/plugins/schedules.md", "exec"), {})
+    exec(compile(declared, "docs/how-to/plugins/schedules.md", "exec"), {})
 
 
 def test_the_workload_of_the_page_does_what_the_page_says(
@@ -39,7 +39,7 @@ def test_the_workload_of_the_page_does_what_the_page_says(
     (tmp_path / "server.py").write_text(made)
     (tmp_path / "server.yaml").write_text(blocks("workloads.md", "yaml")[0])
     monkeypatch.chdir(tmp_path)
-    exec(compile(check, "docs/plugins/workloads.md", "exec"), {})
+    exec(compile(check, "docs/how-to/plugins/workloads.md", "exec"), {})
     ran = CliRunner().invoke(app, ["plan", "server.yaml"])
     assert ran.exit_code == 0
     assert "push between buildings" in " ".join(ran.output.split())
@@ -55,8 +55,8 @@ def test_the_algorithm_of_the_page_does_what_the_page_says(
     (tmp_path / "leaders.yaml").write_text(blocks("algorithms.md", "yaml")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    exec(compile(predicts, "docs/plugins/algorithms.md", "exec"), {})
-    exec(compile(check, "docs/plugins/algorithms.md", "exec"), {})
+    exec(compile(predicts, "docs/how-to/plugins/algorithms.md", "exec"), {})
+    exec(compile(check, "docs/how-to/plugins/algorithms.md", "exec"), {})
     check_algorithm("direct", f"{tmp_path}/halo.py:HALO", sizes=(1, 2, 3, 5))
     for collective, algorithm in (("all_reduce", "leaders.py:leaders"), ("halo.py:HALO", "auto")):
         options = ["--algorithm", algorithm, "-b", "4K", "-e", "4K", "-n", "1", "-w", "0"]

@@ -24,7 +24,7 @@ OPTIONS = {"small_bytes": 1000, "wait_s": 0.05}
 
 @pytest.fixture
 def kind(tmp_path: Path) -> str:
-    text = (REPOSITORY / "docs/plugins/transports.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/how-to/plugins/transports.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "patient.py").write_text(code)
     return f"{tmp_path}/patient.py:PatientTcp"

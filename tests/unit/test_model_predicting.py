@@ -371,7 +371,7 @@ def test_how_many_packets_are_played_at_the_most_is_ones_own_to_say() -> None:
 
 def test_the_quickstart_takes_to_the_millisecond_what_the_virtual_clock_measures() -> None:
     found = testbed.predict(SCENARIOS / "quickstart.yaml")
-    # docs/model.md: the ring's first step loses six packets, which a fluid knows nothing of
+    # docs/explanation/model.md: the ring's first step loses six packets, which a fluid knows nothing of
     assert found["ring"].step_time_s == pytest.approx(1.977, abs=1e-3)
     assert found["hierarchical"].step_time_s == pytest.approx(1.523, abs=1e-3)
     assert found["ring"].by_packets

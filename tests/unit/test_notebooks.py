@@ -16,7 +16,7 @@ from testbed.prediction.variant_predictions import Prediction, Predictions
 from testbed.show.report import write_report
 from tests.unit.report_run import SyntheticRun
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "a-look.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "docs/tutorials/a-look.ipynb"
 
 
 def table_of(html: str) -> tuple[list[str], list[list[str]]]:

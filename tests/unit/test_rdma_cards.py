@@ -94,7 +94,9 @@ def test_a_scenario_by_the_real_clock_is_refused_with_the_reason(monkeypatch: py
             "transport": {"kind": "rdma"},
         }
     )
-    with pytest.raises(ConfigError, match=r"transport\.kind.*no soft-RoCE.*--clock virtual: docs/rdma\.md"):
+    with pytest.raises(
+        ConfigError, match=r"transport\.kind.*no soft-RoCE.*--clock virtual: docs/reference/rdma\.md"
+    ):
         check_here(scenario, "small.yaml", "real")
 
 

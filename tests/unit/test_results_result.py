@@ -160,8 +160,8 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_on_results_is_current() -> None:
-    document = Path(__file__).parents[2] / "docs/results.md"
-    said = "run: python -m testbed.measure.results.reference_docs > docs/results.md"
+    document = Path(__file__).parents[2] / "docs/reference/results.md"
+    said = "run: python -m testbed.measure.results.reference_docs > docs/reference/results.md"
     assert document.read_text(encoding="utf-8") == page(), said
 
 

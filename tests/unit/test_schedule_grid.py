@@ -10,7 +10,7 @@ import pytest
 from tests.bench.crosspipe_table import PUBLISHED, Row, table
 from tests.bench.schedule_grid import HEADS, columns, gain_of, picture, read_picture
 
-PICTURE = Path(__file__).parents[2] / "docs" / "training" / "schedules.svg"
+PICTURE = Path(__file__).parents[2] / "docs/evidence/training/schedules.svg"
 
 
 def cell_of(**steps_s: float) -> dict[str, Any]:

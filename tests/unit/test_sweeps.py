@@ -389,7 +389,7 @@ def test_several_values_where_one_is_taken_name_the_sweep_and_become_a_list_wher
 
 
 def test_the_page_has_every_column_with_its_meaning() -> None:
-    page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/sweep.md").read_text()
     for name, meaning in COLUMNS.items():
         assert f"| `{name}` | {meaning} |" in page, name
 

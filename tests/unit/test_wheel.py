@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/plugins/algorithms.md"
+PAGE = ROOT / "docs/how-to/plugins/algorithms.md"
 
 CHECK = """
 import testbed

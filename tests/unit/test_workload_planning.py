@@ -104,7 +104,7 @@ def numel() -> int:
     return sum(parameter.numel for parameter in parameters(ModelSpec.model_validate(MODEL)))
 
 
-# ---- closed formulas, of all bytes that ranks send in a step; docs/training.md has them
+# ---- closed formulas, of all bytes that ranks send in a step; docs/reference/training.md has them
 
 
 def test_replicas_all_reduce_their_gradients(tmp_path: Path) -> None:

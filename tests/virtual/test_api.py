@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, NOTEBOOK = DOCS / "python.md", DOCS / "two-buildings.ipynb"
+PAGE, NOTEBOOK = DOCS / "reference/python.md", DOCS / "tutorials/two-buildings.ipynb"
 
 
 @pytest.mark.timeout(300)

@@ -38,7 +38,7 @@ from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import software_of
 from testbed.workload.job.endpoints import Wiring
 
-MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
+MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/explanation/fidelity.md
 
 
 class IsolatedBaseline:

@@ -179,7 +179,9 @@ def _check_cards(scenario: Scenario, file: str) -> None:
     """ConfigError where ranks need cards with verbs, and this machine's kernel can give their hosts none."""
     if wants_rdma(scenario.transport) and (reason := soft_roce_reason()):
         shown = f"{scenario.transport.kind} by this machine's clock: {reason}"
-        raise ConfigError([Problem(file, None, "transport.kind", shown, "--clock virtual: docs/rdma.md")])
+        raise ConfigError(
+            [Problem(file, None, "transport.kind", shown, "--clock virtual: docs/reference/rdma.md")]
+        )
 
 
 def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:

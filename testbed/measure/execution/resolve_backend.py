@@ -68,9 +68,8 @@ def link_engine_for(asked: str | None, pauses: bool) -> str | None:
         return asked
     if asked is None:
         return PAUSING_ENGINE
-    expected = (
-        f"{PAUSING_ENGINE}: the kernel's queues do not know by which port a frame came in (docs/pause.md)"
-    )
+    reason = "the kernel's queues do not know by which port a frame came in"
+    expected = f"{PAUSING_ENGINE}: {reason} (docs/explanation/pause.md)"
     raise ConfigError(
         [Problem("command line", None, "--link-engine", f"{asked} for a topology with pause", expected)]
     )

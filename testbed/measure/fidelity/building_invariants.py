@@ -1,4 +1,4 @@
-"""Whether what moves inside the buildings adds up. Pure; bounds: docs/fidelity.md."""
+"""Whether what moves inside the buildings adds up. Pure; bounds: docs/explanation/fidelity.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic on the hosts' cards that is neither the ranks' nor declared. Pure; bounds: docs/fidelity.md."""
+"""Traffic on the hosts' cards that is neither the ranks' nor declared. Pure; bounds: docs/explanation/fidelity.md."""
 
 from __future__ import annotations
 

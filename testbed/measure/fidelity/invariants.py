@@ -1,4 +1,4 @@
-"""From measured data to invariants. Pure; docs/fidelity.md says why each bound is what it is."""
+"""From measured data to invariants. Pure; docs/explanation/fidelity.md says why each bound is what it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Invariants of what WAN links do to packets, beside rate, delay and conservation. Pure; bounds: docs/fidelity.md."""
+"""Invariants of what WAN links do to packets, beside rate, delay and conservation. Pure; bounds:
+docs/explanation/fidelity.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether ranks could run all the time, and the network stayed what it was. Pure; bounds: docs/fidelity.md."""
+"""Whether ranks could run all the time, and the network stayed what it was. Pure; bounds:
+docs/explanation/fidelity.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether steps are like their siblings and like the model. Pure; bounds: docs/fidelity.md."""
+"""Whether steps are like their siblings and like the model. Pure; bounds: docs/explanation/fidelity.md."""
 
 from __future__ import annotations
 

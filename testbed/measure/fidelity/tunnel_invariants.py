@@ -1,4 +1,6 @@
-"""Invariants of a network that spans machines: their tunnels, their clocks. Pure; bounds: docs/fidelity.md."""
+"""Invariants of a network that spans machines: their tunnels, their clocks. Pure; bounds:
+docs/explanation/fidelity.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks of what ranks report against a second witness. Pure; docs/fidelity.md says why each bound is what it is."""
+"""Checks of what ranks report against a second witness. Pure; docs/explanation/fidelity.md says why each bound is what
+it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write docs/results.md from the models: `python -m testbed.measure.results.reference_docs > docs/results.md`."""
+"""Write docs/reference/results.md: `python -m testbed.measure.results.reference_docs > docs/reference/results.md`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ whatever the scale. A file that holds something else is refused, with file, fiel
 Beside it: `scenario.yaml`, fully expanded; [`manifest.json`](#manifest), where and with what it was made, which
 `testbed.measure.results.manifest.Manifest.open(folder)` reads; `samples.jsonl`, each rank's every operation;
 `links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run (of links also at the edges of
-steps: [what links carried](fidelity.md#what-links-carried)); `trace.json` for Perfetto.
+steps: [what links carried](../explanation/fidelity.md#what-links-carried)); `trace.json` for Perfetto.
 
 As pandas frames: `result.steps()`, `result.operations()`, `result.links()`; their columns are at the end of this page.
 Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `parquet`):
@@ -42,8 +42,8 @@ Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `
 
 `compare` and `reproduce` also say whether the samples are identical to the last byte. If not, they name the inputs that
 differ, by the manifest's `fingerprint`: a hash of `samples.jsonl`, and hashes or versions of all that may change it. By
-the virtual clock equal inputs give equal samples ([repeatability](virtual-clock.md#repeatability)). `run` prints the
-beginnings of both hashes, so two people can compare runs over the phone.
+the virtual clock equal inputs give equal samples ([repeatability](../explanation/virtual-clock.md#repeatability)).
+`run` prints the beginnings of both hashes, so two people can compare runs over the phone.
 """
 
 FRAMES = (

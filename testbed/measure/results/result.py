@@ -305,7 +305,7 @@ class Result(ResultModel):
         return frame(rows, STEPS)
 
     def operations(self) -> pandas.DataFrame:
-        """A row per operation of a rank, with begin and end in seconds; docs/results.md has the columns. BadResult.
+        """Return a row per operation of a rank, times in seconds; docs/reference/results.md has the columns. BadResult.
 
         Example:
             >>> result.operations().to_parquet("operations.parquet")
@@ -315,7 +315,7 @@ class Result(ResultModel):
         return operations_frame(self.folder, self.conversion)
 
     def links(self) -> pandas.DataFrame:
-        """A row per reading of one direction of a WAN link; docs/results.md has the columns. BadResult.
+        """A row per reading of one direction of a WAN link; docs/reference/results.md has the columns. BadResult.
 
         Example:
             >>> result.links().pivot_table(index="time_s", columns=["source", "target", "plane"], values="queue_bytes")

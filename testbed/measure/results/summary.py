@@ -94,7 +94,9 @@ def _stirred(part: Mapping[str, Any]) -> bool:
 
 
 def slower(step_time_s: float, predicted_s: float | None) -> bool:
-    """Whether a step took longer than the model says, by more than that is off on clean networks: docs/model.md."""
+    """Whether a step took longer than the model says, by more than that is off on clean networks:
+    docs/explanation/model.md.
+    """
     return predicted_s is not None and step_time_s > SLOWER * predicted_s
 
 

@@ -135,10 +135,10 @@ class Fabric:
             raise FabricError("building a network needs root: run it through sudo")
         if self.topology.pauses and self.link_engine != PAUSING_ENGINE:
             raise FabricError(
-                f"link engine {self.link_engine} pauses nobody, {PAUSING_ENGINE} does: docs/pause.md"
+                f"link engine {self.link_engine} pauses nobody, {PAUSING_ENGINE} does: docs/explanation/pause.md"
             )
         if self.rdma and (reason := soft_roce_reason()):
-            raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/rdma.md")
+            raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/reference/rdma.md")
         self._state = register(self.topology.name)
         self._plan = planning.make_plan(
             self.topology,

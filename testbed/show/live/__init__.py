@@ -1,1 +1,1 @@
-"""The page that shows a run, while it goes on and when it is over: see docs/live.md."""
+"""The page that shows a run, while it goes on and when it is over: see docs/how-to/live.md."""

@@ -139,7 +139,7 @@ def _print_failing(variants: Sequence[Variant], console: Console) -> None:
 
 def _remedy(result: Result) -> str:
     if result.clock != "real":
-        return "See docs/fidelity.md."
+        return "See docs/explanation/fidelity.md."
     return "--clock virtual gives exact ones whatever this machine does; --retry-dilated 8 stretches time until it can."
 
 

@@ -1,6 +1,7 @@
 """What workloads are made with: the request for one, a builder of plans, and the check that all plans pass.
 
-Workloads themselves are in `testbed.workload.job.kinds`, or in a file of your own: see docs/plugins/workloads.md.
+Workloads themselves are in `testbed.workload.job.kinds`, or in a file of your own: see
+docs/how-to/plugins/workloads.md.
 """
 
 from testbed.workload.plans.base import WorkloadRequest

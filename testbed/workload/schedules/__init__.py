@@ -1,7 +1,7 @@
 """Pipeline schedules: what every rank computes in which order, by name, from a file, checked.
 
 Each is a function that registers under its name in the module where it stands. A user's own is one in a file of its
-own: see docs/plugins/schedules.md.
+own: see docs/how-to/plugins/schedules.md.
 """
 
 from testbed.workload.schedules.actions import (

@@ -25,7 +25,7 @@ def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) 
             if time.monotonic() >= deadline_s:
                 raise TransportError(
                     f"RDMA: no card with verbs has the address {ip}; hosts have one under the virtual clock, with "
-                    "`transport.kind: rdma`: see docs/rdma.md"
+                    "`transport.kind: rdma`: see docs/reference/rdma.md"
                 )
             time.sleep(_LOOK_S)
     return _known[ip]
