@@ -13,7 +13,7 @@ from tcp_rounds import Rounds, bbr
 
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.rdma.card import CardSettings, ack_timeout_s
-from testbed.comm.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
+from testbed.comm.transport.rdma.wire import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
 from testbed.net.paths.datagram_recovery import Recovering
 
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")

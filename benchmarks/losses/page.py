@@ -20,7 +20,7 @@ from forms import PACKET_BYTES, TRANSPORTS, Completion, completion
 from forms import Path as NetworkPath
 from packets import FOUND as ON_PACKETS
 
-from testbed.comm.transport.rdma.packets import HEADERS_BYTES
+from testbed.comm.transport.rdma.wire import HEADERS_BYTES
 from testbed.net.paths.datagram_recovery import Recovering
 from testbed.show.report.svg import Axis, Drawing, standalone
 

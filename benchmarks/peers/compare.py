@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testbed.comm.collectives import ALL_REDUCE, automatic, traffic
+from testbed.comm.collectives import ALL_REDUCE, choose_algorithm, traffic
 from testbed.measure.execution.resolve_backend import choose_network_backend
 from testbed.measure.fidelity.lower_bound import bottleneck_s
 from testbed.measure.ranks.programs import Programs
@@ -83,7 +83,7 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                     times[library][size].append(took_s)
     rows = []
     for size in SIZES:
-        algorithm = automatic("all_reduce", size, buildings)
+        algorithm = choose_algorithm("all_reduce", size, buildings)
         allowed_s = bottleneck_s(
             topology, topology.hosts, traffic("all_reduce", algorithm, size // 4, 4, buildings)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from testbed.comm.transport.rdma.packets import HEADERS_BYTES, PAYLOADS_BYTES
+from testbed.comm.transport.rdma.wire import HEADERS_BYTES, PAYLOADS_BYTES
 
 PACKET_BYTES = PAYLOADS_BYTES[0]  # of payload
 # more in a write's first packet, and in the last of one with an immediate

@@ -1,8 +1,8 @@
 """Messages on a fluid network: what their ranks' software takes of them, and how protocols hand them over.
 
-As `transport.protocols` and `transport.cost` do it: a rank works on one message after another, at both ends; messages
-of `rendezvous` leave once a note has come that they are waited for, those of `staged` go in chunks, of which no more
-are under way than there are slots.
+As `transport.protocols` and `transport.host_costs` do it: a rank works on one message after another, at both ends;
+messages of `rendezvous` leave once a note has come that they are waited for, those of `staged` go in chunks, of which
+no more are under way than there are slots.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from testbed.comm.collectives import pieces_for
-from testbed.comm.collectives.isolated_all_reduce import baseline_rounds, baseline_times
+from testbed.comm.collectives.baseline_ring import baseline_rounds, baseline_times
 from testbed.comm.transport import PROTOCOLS
 from testbed.net.paths import Ends
 from testbed.net.paths.alpha_beta import calibration_bytes, ring_steps, worst_plane

@@ -1,4 +1,4 @@
-"""Messages cut into segments that are dealt out to a pair's connections, as `comm.transport.pairs` does it.
+"""Messages cut into segments that are dealt out to a pair's connections, as `comm.transport.striped` does it.
 
 Segments go round the connections; one that has too many which are not acknowledged is passed over. Messages are whole
 in the order in which they were sent. Small ones go on the first connection, whole, whatever else there is.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from testbed.comm.collectives.tuning import TuningTable
+from testbed.comm.collectives.algorithm_selection import TuningTable
 from testbed.workload.operations import (
     COMPUTE,
     COMPUTING,

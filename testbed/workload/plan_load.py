@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.comm.collectives import AUTO, TuningTable, collective_of
-from testbed.comm.collectives.algorithm_choice import pieces_for, plan_of
+from testbed.comm.collectives.algorithm_selection import pieces_for, plan_of
 from testbed.comm.collectives.registry import PlanRequest
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 

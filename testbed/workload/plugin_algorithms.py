@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.comm.collectives import AUTO
-from testbed.comm.collectives.plan_check import check_if_added, is_added
+from testbed.comm.collectives.plan_check import check_if_plugin, is_added
 from testbed.workload.plan import GroupCollective, JobPlan
 
 
@@ -19,7 +19,7 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
         for algorithm in [named] if named else algorithms:
             if algorithm != AUTO and is_added(collective, algorithm):
                 for group in sorted(groups):
-                    check_if_added(collective, algorithm, plan.near_of(group))
+                    check_if_plugin(collective, algorithm, plan.near_of(group))
 
 
 def _calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:

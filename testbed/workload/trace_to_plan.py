@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from testbed.comm.collectives import AUTO, collective_of
-from testbed.comm.collectives.definitions import ALL_TO_ALL_V
+from testbed.comm.collectives.registry import ALL_TO_ALL_V
 from testbed.workload.plan import (
     COMPUTING,
     EVERYBODY,

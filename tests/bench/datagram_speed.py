@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.transport import MeshSettings, TcpTransport, wait_all
-from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.net.links import network_namespace
 from testbed.net.links.setup import Setup

@@ -10,7 +10,7 @@ import pytest
 from testbed.clock import clock_here
 from testbed.comm.transport import MeshSettings, Transport
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.contrib.conformance.threads import finish, in_threads
+from testbed.contrib.conformance.harness import in_threads, wait_requests
 from testbed.net.links import network_namespace
 from testbed.net.links.counters import read_node
 from testbed.net.links.setup import Setup
@@ -42,11 +42,11 @@ def test_packets_of_a_train_are_single_on_the_cable() -> None:
             data = memoryview(bytearray(MESSAGE_BYTES))
             with network_namespace(hosts[transport.rank].pid):
                 if transport.rank == 0:
-                    finish(transport, transport.isend(1, 1, data))
-                    finish(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
+                    wait_requests(transport, transport.isend(1, 1, data))
+                    wait_requests(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
                 else:
-                    finish(transport, transport.irecv(0, 1, data))
-                    finish(transport, transport.isend(0, 2, memoryview(b"x")))
+                    wait_requests(transport, transport.irecv(0, 1, data))
+                    wait_requests(transport, transport.isend(0, 2, memoryview(b"x")))
             return transport.socket_info()[0]
 
         told = in_threads(2, make, program)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.comm.collectives import COLLECTIVES
-from testbed.contrib.conformance.single_thread import filled, finish, joined, layouts, run, run_on
+from testbed.contrib.conformance.harness import filled, finish, joined, layouts, run, run_on
 
 __all__ = ["ALGORITHMS", "filled", "finish", "joined", "layouts", "run", "run_on"]
 

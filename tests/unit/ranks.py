@@ -21,10 +21,10 @@ from testbed.comm.transport import (
     TcpTransport,
     Transport,
 )
-from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.comm.transport.sockets import IPPROTO_MPTCP
-from testbed.contrib.conformance.threads import in_threads
+from testbed.contrib.conformance.harness import in_threads
 
 Program = Callable[[Any], Any]
 Settings = TypeVar("Settings", StripeSettings, DatagramSettings)

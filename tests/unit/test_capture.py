@@ -9,7 +9,12 @@ import pytest
 
 from testbed.contrib.capture.rank_classes import RankClass, class_of, difference, next_leaders, renamed
 from testbed.contrib.capture.recorder.tape import MAIN, Tape, common_module
-from testbed.contrib.capture.trace_assembly import assemble, computing, measured, peaks_of
+from testbed.contrib.capture.trace_assembly import (
+    assemble,
+    estimate_computing,
+    peaks_of,
+    read_computing_table,
+)
 from testbed.errors import BadInput
 from testbed.spec.catalogue import accelerators
 from testbed.workload.traces import Collective, Compute, PointToPoint
@@ -221,7 +226,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
         for rank in ranks
     ]
     h100 = accelerators()["h100"]
-    trace = assemble(ranks, computing("utilisation", h100).seconds, "train.py", "h100")
+    trace = assemble(ranks, estimate_computing("utilisation", h100).seconds, "train.py", "h100")
     assert first_mismatch(trace, senders_wait=True) is None
     computed, reduced, sent = trace.ranks[1][:3]
     assert isinstance(computed, Compute)
@@ -232,7 +237,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
     assert isinstance(sent, PointToPoint)
     assert (sent.peer, sent.kind) == (5, "pipeline")
     assert set(trace.groups) == {name for name in GROUPS if not name.startswith("pipeline")}
-    least = assemble(ranks, computing("roofline", h100).seconds, "train.py", "h100").ranks[0][0]
+    least = assemble(ranks, estimate_computing("roofline", h100).seconds, "train.py", "h100").ranks[0][0]
     assert isinstance(least, Compute)
     assert least.duration_s == 1e-3
 
@@ -251,8 +256,8 @@ def test_measured_times_are_shared_out_by_what_parts_take_at_the_least(tmp_path:
         {"type": "message"},
         {"type": "compute", "kind": "backward", "seconds": 0.5},
     ]
-    assert measured(table)(1, nodes) == pytest.approx([0.2, 0.4, 0.0, 2.0])
-    assert measured(table)(2, nodes) == pytest.approx([0.2, 0.4, 0.0, 0.5])
+    assert read_computing_table(table)(1, nodes) == pytest.approx([0.2, 0.4, 0.0, 2.0])
+    assert read_computing_table(table)(2, nodes) == pytest.approx([0.2, 0.4, 0.0, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -266,9 +271,9 @@ def test_a_table_that_is_none_is_refused(text: str, said: str, tmp_path: Path) -
     table = tmp_path / "times.csv"
     table.write_text(text)
     with pytest.raises(BadInput, match=said):
-        measured(table)
+        read_computing_table(table)
     with pytest.raises(
         BadInput,
         match=r"--compute: got .*none.csv, expected utilisation, roofline, a profiler.s trace .* or a table",
     ):
-        measured(tmp_path / "none.csv")
+        read_computing_table(tmp_path / "none.csv")

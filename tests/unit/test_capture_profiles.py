@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.contrib.capture.profiler_traces import is_trace, of_rank, read_profile, read_profiles
-from testbed.contrib.capture.trace_assembly import computing
+from testbed.contrib.capture.trace_assembly import estimate_computing
 from testbed.errors import BadInput
 from testbed.spec.catalogue import accelerators
 
@@ -160,7 +160,7 @@ def test_a_folder_has_a_trace_for_each_rank_that_differs(tmp_path: Path) -> None
         {"type": "compute", "kind": "backward", "seconds": 3.0},
         {"type": "compute", "kind": "forward", "seconds": 5.0},
     ]
-    found = computing(str(tmp_path), accelerators()["h100"])
+    found = estimate_computing(str(tmp_path), accelerators()["h100"])
     assert found.seconds(9, nodes) == pytest.approx([15e-6, 0.0, 45e-6, 30e-6])
     assert found.seconds(1, nodes) == pytest.approx([10e-6, 0.0, 30e-6, 30e-6])
     assert [note.split(",")[0] for note in found.notes] == [

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from testbed.comm.collectives.data import Array, Blocks
+from testbed.comm.collectives.arrays import Array, Blocks
 from testbed.comm.collectives.plan import Round, Transfer, even
-from testbed.comm.collectives.plan_executor import Group, carry_out
+from testbed.comm.collectives.plan_executor import Group, execute_plan
 from testbed.comm.collectives.progress_engine import Position
 from testbed.comm.transport import Request
 
@@ -39,7 +39,7 @@ def test_what_was_packed_for_a_message_goes_once_that_is_sent() -> None:
     array = np.zeros(4000, "float32")
     member = Sending()
     data = Blocks(array, array, even(4).bounds(array.size))
-    for _ in carry_out(cast(Group, member), even(4, (strand,)), data, 0, Position()):
+    for _ in execute_plan(cast(Group, member), even(4, (strand,)), data, 0, Position()):
         pass
     assert len(member.requests) == rounds
     assert member.most <= 3

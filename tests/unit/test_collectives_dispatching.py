@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from testbed.comm.collectives import Communicator
-from testbed.comm.collectives.dispatch_combine import Handle
-from testbed.contrib.conformance.single_thread import communicators_of, finish
+from testbed.comm.collectives.all_to_all import DispatchHandle
+from testbed.contrib.conformance.harness import communicators_of, finish
 
 SIZE, MOST, WIDTH = 3, 12, 2
 # of each rank: rows of its slices, which slices go where
@@ -34,8 +34,8 @@ def slices_for(source: int, target: int) -> Any:
 
 
 def dispatched(
-    communicators: list[Communicator], handles: list[Handle] | None = None
-) -> tuple[Any, list[Handle]]:
+    communicators: list[Communicator], handles: list[DispatchHandle] | None = None
+) -> tuple[Any, list[DispatchHandle]]:
     outputs = [np.zeros((SIZE, MOST, WIDTH), "int64") for _ in range(SIZE)]
     works = [
         communicator.dispatch(

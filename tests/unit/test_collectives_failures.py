@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.collectives import CollectiveTimeout, Communicator, Revoked
-from testbed.comm.collectives.agreement import Agreement, Vote
-from testbed.comm.collectives.failure_scopes import Scopes
+from testbed.comm.collectives.failure_scopes import Agreement, Scopes, Vote
 from testbed.comm.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.ranks import (
     Places,

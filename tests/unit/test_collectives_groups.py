@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from testbed.comm.collectives import Communicator, P2POp, TuningTable, traffic
-from testbed.comm.collectives.algorithm_choice import automatic
-from testbed.comm.collectives.tuning import Entry
+from testbed.comm.collectives.algorithm_selection import Entry, choose_algorithm
 from testbed.comm.transport import (
     Aborted,
     MemoryNetwork,
@@ -266,7 +265,7 @@ def test_a_tuning_table_says_what_auto_takes(tmp_path: Path) -> None:
     assert [table.choose("all_reduce", size, two) for size in (1, 2000, 2001)] == ["double_tree"] * 2 + [
         "ring"
     ]
-    assert table.choose("all_reduce", 1, [0] * 4) == automatic("all_reduce", 1, [0] * 4)
+    assert table.choose("all_reduce", 1, [0] * 4) == choose_algorithm("all_reduce", 1, [0] * 4)
     arrays = [np.ones(10) for _ in two]
     communicators = [Communicator(t, two, tuning=table) for t in MemoryNetwork(4).transports]
     works = [c.all_reduce(array, async_op=True) for c, array in zip(communicators, arrays, strict=True)]

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.comm.collectives import AUTO, automatic, between_groups, traffic, wan_bytes
-from testbed.comm.collectives.algorithm_choice import pieces_for, plan_of
+from testbed.comm.collectives import AUTO, between_groups, choose_algorithm, traffic, wan_bytes
+from testbed.comm.collectives.algorithm_selection import pieces_for, plan_of
 from testbed.comm.collectives.algorithms.all_gather import factors
 from testbed.comm.collectives.algorithms.trees import Tree
-from testbed.comm.collectives.isolated_all_reduce import BASELINE_RING, baseline_rounds
+from testbed.comm.collectives.baseline_ring import BASELINE_RING, baseline_rounds
 from testbed.comm.collectives.plan import Plan, Strand, blocks_of, even, in_channels, runs_of
 from testbed.comm.collectives.plan_check import check_plans
 from testbed.comm.collectives.registry import PlanRequest
@@ -240,14 +240,14 @@ def test_large_messages_go_in_channels_or_chunks() -> None:
 
 def test_auto_takes_few_steps_for_little_and_few_bytes_across_for_much() -> None:
     two = [0, 0, 1, 1]
-    assert automatic("all_reduce", 4096, two) == "halving_doubling"
-    assert automatic("all_reduce", 1 << 20, two) == "hierarchical"
-    assert automatic("all_reduce", 1 << 20, [0] * 4) == "ring"
+    assert choose_algorithm("all_reduce", 4096, two) == "halving_doubling"
+    assert choose_algorithm("all_reduce", 1 << 20, two) == "hierarchical"
+    assert choose_algorithm("all_reduce", 1 << 20, [0] * 4) == "ring"
     for collective, known in ALGORITHMS.items():
         for size_bytes in (0, 100, 1 << 30):
             for size in (1, 2, 5):
                 for groups in layouts(size):
-                    assert automatic(collective, size_bytes, groups) in known
+                    assert choose_algorithm(collective, size_bytes, groups) in known
     assert traffic("all_reduce", AUTO, 8000, 4, two) == traffic(
         "all_reduce", "halving_doubling", 8000, 4, two
     )

@@ -16,14 +16,14 @@ from testbed.comm.transport.datagram.controls.base import Window
 from testbed.comm.transport.datagram.controls.credits import LOAD, UNIT_PACKETS
 from testbed.comm.transport.datagram.controls.dcqcn import NOTICE_S, TIMER_S, Dcqcn
 from testbed.comm.transport.datagram.controls.swift import Swift
-from testbed.comm.transport.datagram.recoveries import News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries import Feedback
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 from testbed.comm.transport.datagram.spraying import Spray, State
 from testbed.contrib.conformance.datagrams import LIMITS, Channel
 
 
-def round_trips(round_trip_s: float = 0.01) -> RoundTrips:
-    found = RoundTrips(round_trip_s)
+def round_trips(round_trip_s: float = 0.01) -> RttEstimator:
+    found = RttEstimator(round_trip_s)
     found.add(round_trip_s)
     return found
 
@@ -52,12 +52,12 @@ def test_a_window_for_late_hosts_grows_until_something_is_lost() -> None:
     limits = Limits(1000, window_bytes=50_000, line_bps=80e6, late_packets=100.0)
     control = Window(limits, round_trips())
     for turn in range(80):
-        control.heard(News(acked=50), turn * 0.01)
+        control.heard(Feedback(acked=50), turn * 0.01)
     assert control.window_packets == 150
-    control.heard(News(acked=50, holes=3), 1.0)
+    control.heard(Feedback(acked=50, holes=3), 1.0)
     assert control.window_packets == 100
     for turn in range(80):
-        control.heard(News(acked=50), 1 + turn * 0.01)
+        control.heard(Feedback(acked=50), 1 + turn * 0.01)
     assert control.window_packets == 100
 
 
@@ -69,29 +69,29 @@ def test_a_window_leaves_no_slower_than_its_path_however_late_hosts_are() -> Non
 
 def test_aimd_doubles_then_halves_then_grows_by_one_a_round_trip() -> None:
     control = Aimd(LIMITS, round_trips())
-    control.heard(News(acked=10), 0.01)
+    control.heard(Feedback(acked=10), 0.01)
     assert control.window_packets == 20
-    control.heard(News(acked=19, lost=1), 0.02)
+    control.heard(Feedback(acked=19, lost=1), 0.02)
     assert control.window_packets == 10
-    control.heard(News(lost=1), 0.025)  # of the same round trip
+    control.heard(Feedback(lost=1), 0.025)  # of the same round trip
     assert control.window_packets == 10
-    control.heard(News(acked=10), 0.03)
+    control.heard(Feedback(acked=10), 0.03)
     assert control.window_packets == pytest.approx(11)
-    control.heard(News(lost=1, late=1), 0.5)
+    control.heard(Feedback(lost=1, late=1), 0.5)
     assert control.window_packets == 2
 
 
 def test_dcqcn_halves_at_the_first_mark_and_recovers() -> None:
     control = Dcqcn(replace(LIMITS, line_bps=40e9), round_trips())
-    control.heard(News(marked=1), 1.0)
+    control.heard(Feedback(marked=1), 1.0)
     assert control.rate_bps == 20e9  # alpha is 1 at first
-    control.heard(News(marked=1), 1.0 + NOTICE_S / 2)
+    control.heard(Feedback(marked=1), 1.0 + NOTICE_S / 2)
     assert control.rate_bps == 20e9  # one notice in 50 us
-    control.heard(News(), 1.0 + TIMER_S * 1.001)
+    control.heard(Feedback(), 1.0 + TIMER_S * 1.001)
     assert control.rate_bps == 30e9  # half of the way back
-    control.heard(News(), 1.0 + TIMER_S * 5.001)
+    control.heard(Feedback(), 1.0 + TIMER_S * 5.001)
     assert control.rate_bps == pytest.approx(40e9 - 20e9 / 2**5)
-    control.heard(News(), 2.0)
+    control.heard(Feedback(), 2.0)
     assert control.rate_bps == 40e9
     assert control.alpha < 1
 
@@ -99,8 +99,8 @@ def test_dcqcn_halves_at_the_first_mark_and_recovers() -> None:
 def test_dcqcn_cuts_less_when_marks_are_rare() -> None:
     often, rarely = (Dcqcn(replace(LIMITS, line_bps=40e9), round_trips()) for _ in range(2))
     for number in range(20):
-        often.heard(News(marked=1), number * NOTICE_S)
-        rarely.heard(News(marked=1), number * 0.1)
+        often.heard(Feedback(marked=1), number * NOTICE_S)
+        rarely.heard(Feedback(marked=1), number * 0.1)
     assert often.rate_bps < 0.05 * 40e9 < 0.5 * 40e9 < rarely.rate_bps
 
 
@@ -108,20 +108,20 @@ def test_steps_in_bits_per_second_scale_with_the_network() -> None:
     real = Dcqcn(Limits(1000, line_bps=40e9), round_trips())
     small = Dcqcn(Limits(1000, line_bps=40e6, rate_scale=1e-3), round_trips())
     for control in (real, small):
-        control.heard(News(marked=1), 1.0)
-        control.heard(News(), 1.0 + 40 * TIMER_S)
+        control.heard(Feedback(marked=1), 1.0)
+        control.heard(Feedback(), 1.0 + 40 * TIMER_S)
     assert small.rate_bps == pytest.approx(real.rate_bps / 1000)
 
 
 def test_swift_grows_below_its_target_and_shrinks_above() -> None:
     control = Swift(LIMITS, round_trips())
     before = control.window_packets
-    control.heard(News(acked=10, round_trip_s=0.01), 0.01)
+    control.heard(Feedback(acked=10, round_trip_s=0.01), 0.01)
     grown = control.window_packets
     assert grown > before
-    control.heard(News(acked=10, round_trip_s=0.05), 0.06)
+    control.heard(Feedback(acked=10, round_trip_s=0.05), 0.06)
     assert control.window_packets == pytest.approx(grown * 0.5)  # by half at most
-    control.heard(News(acked=10, round_trip_s=0.05), 0.061)
+    control.heard(Feedback(acked=10, round_trip_s=0.05), 0.061)
     assert control.window_packets == pytest.approx(grown * 0.5)  # once a round trip
 
 

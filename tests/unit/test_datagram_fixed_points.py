@@ -20,8 +20,8 @@ from testbed.comm.transport.datagram.controls.dcqcn import (
     Dcqcn,
 )
 from testbed.comm.transport.datagram.controls.swift import Swift
-from testbed.comm.transport.datagram.recoveries import Item, News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries import Feedback, Item
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 from testbed.contrib.conformance.datagrams import Channel
 
 PACKET_BYTES = 1000
@@ -60,7 +60,7 @@ def dcqcn_fixed_point_bps(marked: float) -> float:
 def dcqcn_mean_bps(marked: float, seconds: float = 4.0) -> float:
     """What the control sends at, on average, when so many of its packets come back marked."""
     chance, now_s, step_s = random.Random(1), 0.0, NOTICE_S * 1.0001
-    control = Dcqcn(Limits(PACKET_BYTES, line_bps=400e9), RoundTrips(1e-5))
+    control = Dcqcn(Limits(PACKET_BYTES, line_bps=400e9), RttEstimator(1e-5))
     packets = sent = 0.0
     while now_s < seconds:
         now_s += step_s
@@ -68,7 +68,7 @@ def dcqcn_mean_bps(marked: float, seconds: float = 4.0) -> float:
         whole = int(packets)
         packets -= whole
         control.sent(whole, now_s)
-        control.heard(News(marked=chance.random() < 1 - (1 - marked) ** whole), now_s)
+        control.heard(Feedback(marked=chance.random() < 1 - (1 - marked) ** whole), now_s)
         if now_s > seconds / 4:
             sent += control.rate_bps * step_s
     return sent / (0.75 * seconds)
@@ -82,7 +82,7 @@ def test_dcqcn_settles_at_the_fixed_point_of_its_fluid_model(marked: float) -> N
 @pytest.mark.parametrize("every", [500, 5000])
 def test_aimd_has_the_window_of_mathis(every: int) -> None:
     """A packet lost of so many: sqrt(3/2) over the root of the loss (Mathis et al., CCR 1997), window by window."""
-    round_trips = RoundTrips(0.01)
+    round_trips = RttEstimator(0.01)
     round_trips.add(0.01)
     control = Aimd(LIMITS, round_trips)
     now_s, passed, windows = 0.0, 0, []
@@ -91,7 +91,7 @@ def test_aimd_has_the_window_of_mathis(every: int) -> None:
         packets = int(control.window_packets)
         lost = (passed + packets) // every - passed // every > 0
         passed += packets
-        control.heard(News(acked=packets - lost, lost=lost), now_s)
+        control.heard(Feedback(acked=packets - lost, lost=lost), now_s)
         if turn > 400:
             windows.append(packets)
     assert sum(windows) / len(windows) == pytest.approx(math.sqrt(1.5 * every), rel=0.06)

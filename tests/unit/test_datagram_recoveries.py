@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.comm.transport.datagram.codes import CODES, Code, code_of
 from testbed.comm.transport.datagram.controls.base import Limits, Window
+from testbed.comm.transport.datagram.erasure_codes import CODES, Code, code_of
 from testbed.comm.transport.datagram.packets import ACK, Ack, read_ack
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 from testbed.contrib.conformance.datagrams import Channel, Fate
 
 SELECTIVE = ["selective_repeat", "nack", "erasure", "xor"]
@@ -146,7 +146,7 @@ def test_xor_mends_one_of_each_class_and_not_two() -> None:
 
 @pytest.mark.parametrize("came", [True, False])
 def test_a_group_ends_though_of_one_path_nothing_is_heard_again(came: bool) -> None:
-    erasure = Erasure(RoundTrips(0.01), data=4, parity=2)
+    erasure = Erasure(RttEstimator(0.01), data=4, parity=2)
     erasure.extend(4)
     for _ in range(6):
         (item,) = erasure.items(1)

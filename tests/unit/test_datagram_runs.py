@@ -15,18 +15,24 @@ from hypothesis import strategies as st
 
 from testbed.comm.transport.base import PeerCounters, Request
 from testbed.comm.transport.datagram import udp
-from testbed.comm.transport.datagram.coalescing import put_together
+from testbed.comm.transport.datagram.buffers import SendBuffer
 from testbed.comm.transport.datagram.packets import ASKS, DATA, DATA_KIND, GRANTED_KIND, Ack, Data, read_ack
 from testbed.comm.transport.datagram.packets import CREDIT as CREDITS
-from testbed.comm.transport.datagram.send_buffer import OutgoingMessages
-from testbed.comm.transport.datagram.udp import BATCH, HEADER_STRIDE, Inbox, Outbox, Trains
+from testbed.comm.transport.datagram.udp import (
+    BATCH,
+    HEADER_STRIDE,
+    ReceiveBatch,
+    SegmentationOffload,
+    SendBatch,
+    coalesce_packets,
+)
 
 SECRET, SIZE = 77, 40
 
 
-def filled(packets: list[bytes], marked: list[bool] | None = None) -> Inbox:
+def filled(packets: list[bytes], marked: list[bool] | None = None) -> ReceiveBatch:
     """As if these had been received."""
-    inbox = Inbox(False)
+    inbox = ReceiveBatch(False)
     for row, packet in zip(inbox.rows, packets, strict=False):
         row[: len(packet)] = np.frombuffer(packet, np.uint8)
     inbox.sizes = [len(packet) for packet in packets]
@@ -56,7 +62,7 @@ def test_runs_are_made_of_all_that_came_and_of_nothing_else(seed: int, shuffled:
     strangers = [DATA.pack(DATA_KIND, 0, 0, SECRET + 1, 0, 0, 0, 0, 0, 1) + b"x", b"", b"short"]
     packets = (packets + strangers)[:BATCH]
     marked = [chance.random() < 0.1 for _ in packets]
-    runs, others, acks = put_together(filled(packets, marked), SECRET)
+    runs, others, acks = coalesce_packets(filled(packets, marked), SECRET)
     assert (others, acks) == ([], [])
     found: list[tuple[Any, ...]] = []
     for run in runs:
@@ -82,7 +88,7 @@ def test_packets_in_a_row_are_one_run() -> None:
         DATA.pack(DATA_KIND, 0, 0, SECRET, 9 + step, 3, 20 + step, 1, step * SIZE, 50 * SIZE) + bytes(SIZE)
         for step in range(50)
     ]
-    (run,), _, _ = put_together(filled(packets), SECRET)
+    (run,), _, _ = coalesce_packets(filled(packets), SECRET)
     assert (run.at, run.packets, run.header.number, run.serial) == (0, 50, 20, 58)
 
 
@@ -94,19 +100,19 @@ def test_of_a_paths_acknowledgements_the_latest_counts_and_every_refusal() -> No
         Ack(0, 6, 7, 0, 5, 0, refuses=True),
     ]
     grant = CREDITS.pack(GRANTED_KIND, 0, 0, SECRET, 9)
-    _, others, acks = put_together(filled([*(ack.pack(SECRET) for ack in told), grant]), SECRET)
+    _, others, acks = coalesce_packets(filled([*(ack.pack(SECRET) for ack in told), grant]), SECRET)
     assert [read_ack(packet) for packet in acks] == [told[0], told[2], told[3]]
     assert others == [4]
 
 
 def test_headers_of_a_run_are_those_of_its_packets() -> None:
     data = bytearray(random.Random(1).randbytes(10 * SIZE - 7))
-    out, outbox = OutgoingMessages(SIZE, SECRET, None, PeerCounters()), Outbox()
+    out, outbox = SendBuffer(SIZE, SECRET, None, PeerCounters()), SendBatch()
     out.add(Request("send", 1, 4, memoryview(bytearray(SIZE))), 0)
     out.add(Request("send", 1, 2**64 - 9, memoryview(data)), 1)
     headers, payloads, sizes = out.write_run(outbox.words, range(3, 40), 0, 1000, slice(1, 37, 3))
     assert len(headers) == len(payloads) == 8  # to the message's end
-    alone = Outbox()
+    alone = SendBatch()
     for step in range(8):
         at = step * HEADER_STRIDE
         asks = step in {1, 4, 7}
@@ -127,7 +133,7 @@ def test_where_the_kernel_makes_no_trains_packets_go_one_by_one(monkeypatch: pyt
     kernel = Kernel()
     monkeypatch.setattr(udp, "_libc", kernel)
     monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EIO)
-    outbox, trains = Outbox(), Trains(1000, 1e12)
+    outbox, trains = SendBatch(), SegmentationOffload(1000, 1e12)
     assert trains.packets > 1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         assert outbox.send_trains(sock, trains, [48] * 64, [0] * 64, [952] * 64) == 64
@@ -141,4 +147,4 @@ def test_where_the_kernel_makes_no_trains_packets_go_one_by_one(monkeypatch: pyt
     [(8968, 1e9, 7), (8968, 100e6, 2), (8968, 10e6, 1), (1468, 1e9, 44)],
 )
 def test_trains_are_what_a_shaper_lets_go_at_once(packet_bytes: int, card_bps: float, packets: int) -> None:
-    assert Trains(packet_bytes, card_bps).packets == packets
+    assert SegmentationOffload(packet_bytes, card_bps).packets == packets

@@ -11,7 +11,7 @@ from testbed.comm.transport import Transport, wait_all
 from testbed.comm.transport.kinds import transport_kind
 from testbed.comm.transport.socket_view import Unobserved
 from testbed.contrib.conformance import check_transport
-from testbed.contrib.conformance.threads import in_threads
+from testbed.contrib.conformance.harness import in_threads
 from testbed.plugins import PluginError
 from testbed.spec.scale import Scale
 from testbed.spec.transport import TransportSpec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport.socket_view import Unobserved
-from testbed.comm.transport.wire_counts import WireCounts
+from testbed.comm.transport.sockets import WireCounts
 from testbed.measure.execution.host_evidence import pauses_of, why_not_again
 from testbed.measure.fidelity.building_invariants import conservation_in_buildings
 from testbed.measure.fidelity.foreign_traffic import Foreign, in_steps, no_foreign_traffic, outside_steps

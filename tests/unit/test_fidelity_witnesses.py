@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.comm.transport.wire_counts import WireCounts
+from testbed.comm.transport.sockets import WireCounts
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.records import shifted
 from testbed.measure.execution.step_clock import StepClock

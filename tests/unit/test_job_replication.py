@@ -151,7 +151,7 @@ def test_operations_across_replicas_share_no_arrays() -> None:
 @pytest.mark.parametrize("op", ["sum", "avg", "product"])
 def test_the_sum_of_some_is_known(dtype: str, op: str) -> None:
     from testbed.comm.collectives import dtype_named  # noqa: PLC0415
-    from testbed.comm.collectives.operations import finish, operation_named  # noqa: PLC0415
+    from testbed.comm.collectives.arrays import finish, operation_named  # noqa: PLC0415
 
     parts = [np.empty(3000, dtype_named(dtype)) for _ in range(4)]
     for rank, part in enumerate(parts):

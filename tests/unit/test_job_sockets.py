@@ -24,7 +24,7 @@ from testbed.comm.transport import (
     TransportError,
     wait_all,
 )
-from testbed.comm.transport.sockets import congestion_control, describe
+from testbed.comm.transport.sockets import congestion_control, describe_connection
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.ranks.socket_sampler import SocketSampler
@@ -214,7 +214,7 @@ def test_a_buffer_that_is_set_on_an_accepted_connection_gives_it_a_window_of_tha
         with accepted:
             SocketSettings(window_bytes=100_000).apply(accepted)
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP) == 100_000
-            assert describe(accepted)["send_buffer_bytes"] == 200_000
+            assert describe_connection(accepted)["send_buffer_bytes"] == 200_000
 
 
 def test_why_nothing_comes_is_told_in_words(pair: tuple[TcpTransport, TcpTransport]) -> None:
@@ -235,7 +235,7 @@ def test_why_nothing_comes_is_told_in_words(pair: tuple[TcpTransport, TcpTranspo
 def test_an_unpaced_socket_says_nothing_of_pacing() -> None:
     with socket.socket() as plain:
         USUAL.apply(plain)
-        assert "pacing_bps" not in describe(plain)
+        assert "pacing_bps" not in describe_connection(plain)
         assert congestion_control(plain) == "cubic"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.collectives import TuningTable
-from testbed.comm.collectives.tuning import Entry
+from testbed.comm.collectives.algorithm_selection import Entry
 from testbed.prediction.step_prediction import predict
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale

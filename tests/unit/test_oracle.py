@@ -17,7 +17,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from testbed.comm.collectives import algorithm_choice, between_groups
+from testbed.comm.collectives import algorithm_selection, between_groups
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
 from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import Control, Result, Training, VerdictRecord
@@ -329,7 +329,7 @@ def test_formulas_have_as_many_bytes_as_plans(buildings: list[int]) -> None:
     for collective, algorithms in ALGORITHMS.items():
         whole = collective in ("all_reduce", "broadcast")
         for algorithm in algorithms:
-            pairs = algorithm_choice.traffic(
+            pairs = algorithm_selection.traffic(
                 collective, algorithm, block * ranks if whole else block, 4, buildings
             )
             found = payload(collective, algorithm, 4 * block * ranks, buildings)

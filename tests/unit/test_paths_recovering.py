@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.comm.transport.datagram.controls import Limits
 from testbed.comm.transport.datagram.controls.base import Window
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
-from testbed.comm.transport.datagram.settings import WINDOW_PRODUCTS
+from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS
 from testbed.contrib.conformance.datagrams import Channel, Fate
 from testbed.net.paths.datagram_recovery import LossyDatagrams, Recovering
 from testbed.net.paths.poisson import poisson_quantile

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.transport import TransportError
-from testbed.comm.transport.rdma import devices, pyverbs
+from testbed.comm.transport.rdma import devices
 from testbed.comm.transport.rdma.card import timeout_exponent
 from testbed.measure.execution.request import check_here
 from testbed.net.fabric.namespace_setup import host_setup
@@ -106,15 +106,15 @@ def test_pyverbs_of_the_distribution_is_taken_alone_or_its_absence_told(
     for name in [name for name in sys.modules if name.split(".")[0] == "pyverbs"]:
         monkeypatch.delitem(sys.modules, name)
     package = tmp_path / "pyverbs/__init__.py"
-    monkeypatch.setattr(pyverbs, "PACKAGED", package)
+    monkeypatch.setattr(devices, "PACKAGED", package)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "dist-packages" not in entry])
     with pytest.raises(ImportError, match=r"RDMA needs pyverbs.*python3-pyverbs"):
-        pyverbs.pyverbs("device")
+        devices.import_pyverbs("device")
     package.parent.mkdir()
     package.write_text("")
     (tmp_path / "pyverbs/device.py").write_text("NAME = 'packaged'\n")
     (tmp_path / "beside.py").write_text("")
-    assert pyverbs.pyverbs("device").NAME == "packaged"
+    assert devices.import_pyverbs("device").NAME == "packaged"
     assert str(tmp_path) not in sys.path
     for name in ("pyverbs", "pyverbs.device"):
         monkeypatch.delitem(sys.modules, name)

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from testbed.comm.replicas import Policy, RingSettings
-from testbed.comm.replicas.policy import CatchUpMode, Mode
+from testbed.comm.replicas.loss_policy import CatchUpMode, Mode
 from testbed.comm.replicas.ring import chunks_of
 from testbed.comm.transport import BEST_EFFORT, MemoryNetwork, Request, TrafficClass, Transport
-from testbed.contrib.conformance.threads import in_threads
+from testbed.contrib.conformance.harness import in_threads
 from tests.unit.replica_jobs import NUMEL, Job, Mortal, Outcome, Processes, in_threads_with_a_kill, steps_of
 
 DETECT_S = 1.5

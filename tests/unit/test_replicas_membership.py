@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testbed.comm.replicas.loss_policy import CatchUpMode, Mode, Policy
 from testbed.comm.replicas.member import Member, Summed
 from testbed.comm.replicas.membership import Membership
 from testbed.comm.replicas.messages import (
@@ -27,10 +28,9 @@ from testbed.comm.replicas.messages import (
     Start,
     Stop,
     View,
-    packed,
-    unpacked,
+    pack_message,
+    unpack_message,
 )
-from testbed.comm.replicas.policy import CatchUpMode, Mode, Policy
 
 DETECT_S = 1.0
 
@@ -92,7 +92,7 @@ class World:
         self.to_coordinator[rank].append((life.member.incarnation, "closed"))
 
     def hear(self, life: Life) -> None:
-        message = unpacked(packed(life.heard.popleft()))  # type: ignore[arg-type]
+        message = unpack_message(pack_message(life.heard.popleft()))  # type: ignore[arg-type]
         member = life.member
         before_step, before_epoch = member.step, member.epoch
         again = member.hear(message)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ class World:
             if message == "closed":
                 self.membership.closed(rank, incarnation, self.now_s)
             else:
-                known = unpacked(packed(message))  # type: ignore[arg-type]
+                known = unpack_message(pack_message(message))  # type: ignore[arg-type]
                 self.membership.receive(rank, incarnation, known, self.now_s)  # type: ignore[arg-type]
             self.route()
         elif what == "hear":
@@ -414,8 +414,8 @@ def test_a_step_begins_for_all_on_a_beat() -> None:
 
 def test_packets_are_what_they_were() -> None:
     view = View(3, (0, 2), 7, frozenset({(0, 1), (1, 4)}))
-    assert unpacked(packed(view)) == view
+    assert unpack_message(pack_message(view)) == view
     with pytest.raises(MessageError, match="expected one of Hello"):
-        unpacked(b'["Goodbye", {}]')
+        unpack_message(b'["Goodbye", {}]')
     with pytest.raises(MessageError, match="fewer operations"):
-        packed(View(1, (0,), 0, frozenset((0, number) for number in range(20_000))))
+        pack_message(View(1, (0,), 0, frozenset((0, number) for number in range(20_000))))

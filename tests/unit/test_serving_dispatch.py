@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport import MemoryNetwork, Transport
-from testbed.contrib.conformance.threads import in_threads
+from testbed.contrib.conformance.harness import in_threads
 from testbed.errors import BadInput
 from testbed.measure.execution.records import RankRecords
 from testbed.measure.execution.serving_log import as_carried

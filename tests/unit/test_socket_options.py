@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.comm.transport.socket_options import Options, changes, read_options
 from testbed.comm.transport.socket_view import Unobserved
+from testbed.comm.transport.sockets import SocketOptions, changed_options, read_socket_options
 from testbed.measure.execution.witnesses import socket_changes
 from testbed.measure.ranks.host_monitor import HostMonitor
 from testbed.net.links.socket_table import SocketTable
@@ -39,10 +39,10 @@ def test_an_option_that_is_changed_is_told_with_both_values(
     connection: tuple[socket.socket, socket.socket], level: int, option: int, value: int, words: str
 ) -> None:
     dialled, _ = connection
-    before = read_options(dialled)
-    assert changes(before, read_options(dialled)) == []
+    before = read_socket_options(dialled)
+    assert changed_options(before, read_socket_options(dialled)) == []
     dialled.setsockopt(level, option, value)
-    assert words in changes(before, read_options(dialled))
+    assert words in changed_options(before, read_socket_options(dialled))
 
 
 def test_the_kernel_tells_others_what_a_connection_goes_by(
@@ -73,7 +73,7 @@ class Sockets(Unobserved):
 
     corked = 0
 
-    def socket_options(self) -> dict[tuple[int, object], Options]:
+    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         return {(3, "it"): {"TCP_CORK": self.corked}}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.collectives import TuningTable
-from testbed.comm.collectives.tuning import Entry
+from testbed.comm.collectives.algorithm_selection import Entry
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, BackendError, ProgramJob
 from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of, torch_environment
 from testbed.spec.errors import ConfigError

@@ -17,7 +17,7 @@ from testbed.comm.transport import (
     Transport,
 )
 from testbed.contrib.conformance import check_transport, transport_checks
-from testbed.contrib.conformance.threads import in_threads
+from testbed.contrib.conformance.harness import in_threads
 from tests.unit.ranks import (
     in_memory,
     in_place,

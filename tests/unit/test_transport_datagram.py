@@ -17,10 +17,10 @@ from testbed.comm.transport import BEST_EFFORT, PeerLost, Transport
 from testbed.comm.transport.datagram.controls import CONTROLS
 from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
-from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.comm.transport.datagram.udp import HEADER_STRIDE, Figures, Outbox, Trains
-from testbed.contrib.conformance.threads import finish, in_threads, raises
+from testbed.comm.transport.datagram.udp import HEADER_STRIDE, Figures, SegmentationOffload, SendBatch
+from testbed.contrib.conformance.harness import in_threads, raises, wait_requests
 from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
 from testbed.net.paths.alpha_beta import bdp_bytes, frame_per_payload
@@ -40,7 +40,7 @@ Loses = Callable[[Data, int], bool]
 """Whether a packet is lost: its header, and which of its group's parity packets it is, -1 for data."""
 
 
-class LossyOutbox(Outbox):
+class LossyOutbox(SendBatch):
     """Packets that are to be lost leave with a secret that the peer does not know, and are dropped there."""
 
     def __init__(self, loses: Loses) -> None:
@@ -51,7 +51,7 @@ class LossyOutbox(Outbox):
         self._spoil(len(headers))
         return super().send(sock, headers, payloads, sizes)
 
-    def send_trains(self, sock: Any, trains: Trains, *told: Figures) -> int:
+    def send_trains(self, sock: Any, trains: SegmentationOffload, *told: Figures) -> int:
         count = len(told[0])
         if trains.packets > 1 and count > 1:  # else it is `send` that is called
             self._spoil(count)
@@ -95,13 +95,13 @@ def sends(size_bytes: int) -> Callable[[Transport], dict[str, Any]]:
     def program(transport: Transport) -> dict[str, Any]:
         assert isinstance(transport, DatagramTransport)
         if transport.rank == 0:
-            finish(transport, transport.isend(1, 1, memoryview(data)))
-            finish(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
+            wait_requests(transport, transport.isend(1, 1, memoryview(data)))
+            wait_requests(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
         else:
             buffer = bytearray(size_bytes)
-            finish(transport, transport.irecv(0, 1, memoryview(buffer)))
+            wait_requests(transport, transport.irecv(0, 1, memoryview(buffer)))
             assert buffer == data
-            finish(transport, transport.isend(0, 2, memoryview(b"x")))
+            wait_requests(transport, transport.isend(0, 2, memoryview(b"x")))
         return transport.socket_info()[0]
 
     return program
@@ -120,7 +120,7 @@ def test_messages_survive_losses(recovery: str, paths: int) -> None:
         incoming = [bytearray(size) for size in sizes]
         requests = [transport.isend(peer, number, memoryview(data)) for number, data in enumerate(outgoing)]
         requests += [transport.irecv(peer, number, memoryview(data)) for number, data in enumerate(incoming)]
-        finish(transport, *requests)
+        wait_requests(transport, *requests)
         return sum(one != other for one, other in zip(outgoing, incoming, strict=True))
 
     def losses() -> Loses:
@@ -191,7 +191,7 @@ def test_a_path_that_loses_all_is_left_alone() -> None:
 def test_who_breaks_the_rules_is_lost() -> None:
     def program(transport: Transport) -> str:
         assert isinstance(transport, DatagramTransport)
-        finish(
+        wait_requests(
             transport,
             transport.isend(1 - transport.rank, 1, memoryview(b"x")),
             transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1))),
@@ -202,7 +202,7 @@ def test_who_breaks_the_rules_is_lost() -> None:
             header = DATA.pack(DATA_KIND, 0, 0, pair.secret, 5, 1, 1, 2, 7, 4)
             pair.sockets[0].send(header + b"beyond")
         with raises(PeerLost) as caught:
-            finish(transport, pending)
+            wait_requests(transport, pending)
         return str(caught.value)
 
     assert "it sent 6 bytes at 7 of a message of 4" in over_datagrams(2, program)[1]
@@ -228,11 +228,11 @@ def test_marks_of_links_reach_the_sender() -> None:
             transport.progress(0.01)
         if transport.rank == 0:
             pair.sockets[0].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 3)
-            finish(transport, transport.isend(1, 1, memoryview(data)))
-            finish(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
+            wait_requests(transport, transport.isend(1, 1, memoryview(data)))
+            wait_requests(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
         else:
-            finish(transport, transport.irecv(0, 1, memoryview(bytearray(len(data)))))
-            finish(transport, transport.isend(0, 2, memoryview(b"x")))
+            wait_requests(transport, transport.irecv(0, 1, memoryview(bytearray(len(data)))))
+            wait_requests(transport, transport.isend(0, 2, memoryview(b"x")))
         return transport.socket_info()[0]
 
     told, other = over_datagrams(2, program, control="dcqcn", port_bps=1e9)
@@ -244,7 +244,7 @@ def test_how_a_pair_stands_is_told_in_words() -> None:
     def program(transport: Transport) -> str:
         assert isinstance(transport, DatagramTransport)
         peer = 1 - transport.rank
-        finish(
+        wait_requests(
             transport,
             transport.isend(peer, 1, memoryview(b"x")),
             transport.irecv(peer, 1, memoryview(bytearray(1))),

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from testbed.comm.transport.exact_poll import ExactPoll
+from testbed.comm.transport.event_loop import ExactPoll
 
 
 @pytest.fixture

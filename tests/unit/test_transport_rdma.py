@@ -10,16 +10,22 @@ import pytest
 from testbed.comm.transport import MeshSettings, Request, StripeSettings, TransportError
 from testbed.comm.transport.base import PeerCounters
 from testbed.comm.transport.onesided import Exposed
-from testbed.comm.transport.rdma import frames
-from testbed.comm.transport.rdma.frames import ASK, MESSAGE, Frame
-from testbed.comm.transport.rdma.immediates import Immediate, pack, unpack
-from testbed.comm.transport.rdma.pair import Pair
-from testbed.comm.transport.rdma.ports import flow_label, udp_port
-from testbed.comm.transport.rdma.regions import Regions
+from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.pair import RdmaPair
 from testbed.comm.transport.rdma.transport import RdmaTransport
-from testbed.comm.transport.rdma.verbs import CardCounts
+from testbed.comm.transport.rdma.verbs import CardCounts, RegionCache
+from testbed.comm.transport.rdma.wire import (
+    ASK,
+    MESSAGE,
+    Frame,
+    Immediate,
+    flow_label,
+    pack_immediate,
+    udp_port,
+    unpack_immediate,
+)
 from testbed.contrib.conformance import transport_checks
-from testbed.contrib.conformance.threads import finish, in_threads, linger, raises
+from testbed.contrib.conformance.harness import in_threads, linger, raises, wait_requests
 from tests.unit.ranks import TOKEN, Places, Program
 from tests.unit.rdma_card import MemoryCard, MemoryFabric
 
@@ -57,7 +63,7 @@ def test_large_messages_are_written_in_place_and_arrays_registered_once() -> Non
         peer = 1 - transport.rank
         mine, theirs = np.full(size, transport.rank + 1, np.uint8), np.zeros(size, np.uint8)
         for tag in range(rounds):
-            finish(
+            wait_requests(
                 transport,
                 transport.irecv(peer, tag, theirs.data),
                 transport.isend(peer, tag, mine.data),
@@ -77,7 +83,7 @@ def test_a_card_s_counts_are_told_with_each_connection() -> None:
         peer, own = 1 - transport.rank, np.zeros(2000, np.uint8)
 
         def exchange() -> None:
-            finish(transport, transport.irecv(peer, 1, own.data), transport.isend(peer, 1, own.data))
+            wait_requests(transport, transport.irecv(peer, 1, own.data), transport.isend(peer, 1, own.data))
 
         exchange()
         ((_, _, glance),) = transport.glances()
@@ -98,7 +104,7 @@ def test_segments_of_several_queue_pairs_come_in_any_order() -> None:
         fabrics.append(transport._card.fabric)  # type: ignore[attr-defined]
         sent = [np.random.default_rng(tag).integers(0, 256, 60_000, np.uint8) for tag in range(8)]
         got = [np.zeros(60_000, np.uint8) for _ in sent]
-        finish(
+        wait_requests(
             transport,
             *(transport.isend(peer, tag, one.data) for tag, one in enumerate(sent)),
             *(transport.irecv(peer, tag, one.data) for tag, one in enumerate(got)),
@@ -113,8 +119,8 @@ def test_segments_of_several_queue_pairs_come_in_any_order() -> None:
 def test_word_of_a_message_that_is_written_already_takes_no_receive() -> None:
     """It went by another queue pair, and was asked for before the peer heard where to write."""
     card = MemoryCard(MemoryFabric(1))
-    pair = Pair(0, 1, STRIPES, 1 << 20, PeerCounters(), Exposed())
-    pair.attach(card, card.queue_pair(True, 8, 50_000, 0), (), Regions(card))
+    pair = RdmaPair(0, 1, STRIPES, 1 << 20, PeerCounters(), Exposed())
+    pair.attach(card, card.queue_pair(True, 8, 50_000, 0), (), RegionCache(card))
     large, empty = (Request("recv", 1, 9, memoryview(bytearray(size))) for size in (2000, 0))
     pair.receive(large)
     pair.receive(empty)
@@ -136,7 +142,7 @@ def test_more_receives_than_slots_wait_for_one() -> None:
         got = [np.zeros(2000, np.uint8) for _ in range(count)]
         receives = [transport.irecv(peer, tag, one.data) for tag, one in enumerate(got)]
         linger(transport, 0.05)
-        finish(
+        wait_requests(
             transport,
             *receives,
             *(transport.isend(peer, tag, one.data) for tag, one in enumerate(sent)),
@@ -151,11 +157,11 @@ def test_a_small_message_in_place_of_a_large_one_is_an_error_that_names_both_len
     def program(transport: RdmaTransport) -> str:
         if transport.rank == 0:
             linger(transport, 0.1 if early else 0.0)
-            finish(transport, transport.isend(1, 5, memoryview(bytes(10))))
+            wait_requests(transport, transport.isend(1, 5, memoryview(bytes(10))))
             return ""
         linger(transport, 0.0 if early else 0.1)
         with raises(TransportError) as caught:
-            finish(transport, transport.irecv(0, 5, memoryview(bytearray(3000))))
+            wait_requests(transport, transport.irecv(0, 5, memoryview(bytearray(3000))))
         return str(caught.value)
 
     expected = "rank 1: message from peer 0, tag 5: got 10 bytes, expected 3000, as posted"
@@ -168,27 +174,27 @@ def test_a_message_of_nothing_needs_no_memory_that_can_be_written() -> None:
         for wait_s in (0.0, 0.05):  # its receive comes first, then the message
             sent = transport.isend(peer, 1, nothing)
             linger(transport, wait_s)
-            finish(transport, sent, transport.irecv(peer, 1, nothing))
+            wait_requests(transport, sent, transport.irecv(peer, 1, nothing))
 
     over_rdma(2, program)
 
 
 def test_immediates_keep_what_they_say_where_nccl_has_it() -> None:
     for one in (Immediate(), Immediate(5, 63, notify=True), Immediate(2**24 - 1, 1), Immediate(fast=True)):
-        assert unpack(pack(one)) == one
-    assert pack(Immediate(7, notify=True)) == 1 << 31 | 7
-    assert pack(Immediate(fast=True)) == 1 << 30
+        assert unpack_immediate(pack_immediate(one)) == one
+    assert pack_immediate(Immediate(7, notify=True)) == 1 << 31 | 7
+    assert pack_immediate(Immediate(fast=True)) == 1 << 30
     for bad in (Immediate(1 << 24), Immediate(0, 64), Immediate(-1)):
         with pytest.raises(ValueError, match="expected a sequence below"):
-            pack(bad)
+            pack_immediate(bad)
 
 
 def test_frames_that_are_none_are_refused() -> None:
-    frame = frames.Frame(frames.ANNOUNCE, 3, 4, 5, 6, 7, 8)
-    assert frames.unpack(memoryview(frames.pack(frame))) == frame
-    for bad, words in ((b"short", "5 bytes"), (bytes(frames.HEADER.size), "a frame of kind 0")):
+    frame = wire.Frame(wire.ANNOUNCE, 3, 4, 5, 6, 7, 8)
+    assert wire.unpack_frame(memoryview(wire.pack_frame(frame))) == frame
+    for bad, words in ((b"short", "5 bytes"), (bytes(wire.HEADER.size), "a frame of kind 0")):
         with pytest.raises(ValueError, match=words):
-            frames.unpack(memoryview(bad))
+            wire.unpack_frame(memoryview(bad))
 
 
 def test_source_ports_are_those_that_cards_can_choose() -> None:
@@ -200,7 +206,7 @@ def test_source_ports_are_those_that_cards_can_choose() -> None:
 
 def test_memory_is_forgotten_with_what_owned_it() -> None:
     card = MemoryCard(MemoryFabric(1))
-    regions = Regions(card)
+    regions = RegionCache(card)
     array = np.zeros((10, 100), np.float32)
     pieces = [regions.piece(array[row].data.cast("B")) for row in range(10)]
     assert regions.registered == len(card.regions) == 1

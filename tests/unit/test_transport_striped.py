@@ -29,8 +29,7 @@ from testbed.comm.transport import (
 )
 from testbed.comm.transport.channels import FRAME, Channel
 from testbed.comm.transport.onesided import Exposed
-from testbed.comm.transport.pairs import Pair
-from testbed.comm.transport.shared_window import SharedWindow
+from testbed.comm.transport.striped import SharedWindow, StripedPair
 from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
 
@@ -50,7 +49,8 @@ class Ends:
     def __init__(self, window: SharedWindow | None = None, *, connect: bool = True, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
         self.pairs = [
-            Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed(), window) for rank in range(2)
+            StripedPair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed(), window)
+            for rank in range(2)
         ]
         self.masks: list[dict[int, int]] = [{}, {}]
         for number in range(settings.connections):

@@ -22,9 +22,9 @@ from testbed.comm.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.comm.transport.loop import StallDetector
+from testbed.comm.transport.event_loop import StallDetector
+from testbed.comm.transport.sockets import WireCounts
 from testbed.comm.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
-from testbed.comm.transport.wire_counts import WireCounts
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
 

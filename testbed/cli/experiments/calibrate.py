@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.cli.experiments.run import Listener, run
-from testbed.comm.transport.rdma.pyverbs import pyverbs
+from testbed.comm.transport.rdma.devices import import_pyverbs
 from testbed.measure.execution.request import Request
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result, Variant
@@ -59,7 +59,7 @@ def calibrate(
 def _can_have_cards() -> bool:
     """Whether hosts of the virtual clock can have network cards with verbs here."""
     try:
-        pyverbs("device")
+        import_pyverbs("device")
         return "soft-RoCE" in find_image().checked
     except (ImportError, NoKernelError):  # that there is none the run says
         return False

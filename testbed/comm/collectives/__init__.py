@@ -1,34 +1,32 @@
 """Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, data with known answers."""
 
-from testbed.comm.collectives.algorithm_choice import (
-    automatic,
+from testbed.comm.collectives.algorithm_selection import (
+    TuningTable,
     between_groups,
+    choose_algorithm,
     pieces_for,
     traffic,
     wan_bytes,
 )
+from testbed.comm.collectives.arrays import DTYPES, OPERATIONS, Array, Reduction, dtype_named
 from testbed.comm.collectives.async_work import CollectiveTimeout, Work
 from testbed.comm.collectives.communicator import Communicator
-from testbed.comm.collectives.data import Array
-from testbed.comm.collectives.definitions import (
+from testbed.comm.collectives.failure_scopes import Revoked
+from testbed.comm.collectives.group import P2POp
+from testbed.comm.collectives.plan import Plan, Round, Transfer, even, in_channels, reverse, runs_of, then
+from testbed.comm.collectives.registry import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     ALL_TO_ALL_V,
+    AUTO,
     BROADCAST,
+    COLLECTIVES,
     GATHER,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
     SENDRECV,
-)
-from testbed.comm.collectives.failure_scopes import Revoked
-from testbed.comm.collectives.group import P2POp
-from testbed.comm.collectives.operations import DTYPES, OPERATIONS, Reduction, dtype_named
-from testbed.comm.collectives.plan import Plan, Round, Transfer, even, in_channels, reverse, runs_of, then
-from testbed.comm.collectives.registry import (
-    AUTO,
-    COLLECTIVES,
     Algorithm,
     Collective,
     Pieces,
@@ -46,7 +44,6 @@ from testbed.comm.collectives.test_patterns import (
     expect,
     fill,
 )
-from testbed.comm.collectives.tuning import TuningTable
 
 __all__ = [
     "ALL_GATHER",
@@ -81,8 +78,8 @@ __all__ = [
     "Window",
     "Work",
     "algorithm_of",
-    "automatic",
     "between_groups",
+    "choose_algorithm",
     "collective_of",
     "count_wrong",
     "count_wrong_among",

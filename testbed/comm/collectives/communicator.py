@@ -7,28 +7,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.comm.collectives.agreement import Vote
-from testbed.comm.collectives.async_work import CollectiveTimeout, Work
-from testbed.comm.collectives.data import NOTHING, Array
-from testbed.comm.collectives.dispatch_combine import Dispatching
-from testbed.comm.collectives.flight_entries import About
-from testbed.comm.collectives.group import COMMUNICATORS, EVERYBODY, Members
-from testbed.comm.collectives.operations import (
+from testbed.comm.collectives.algorithm_selection import TuningTable
+from testbed.comm.collectives.all_to_all import DispatchCombine
+from testbed.comm.collectives.arrays import (
+    NOTHING,
+    Array,
     Reduction,
     check_array,
     finish,
-    given,
     operation_named,
-    words_of,
+    reduction_name,
+    require_array,
 )
+from testbed.comm.collectives.async_work import CollectiveTimeout, Work
+from testbed.comm.collectives.failure_scopes import Vote
+from testbed.comm.collectives.group import COMMUNICATORS, EVERYBODY, OperationInfo, RankGroup
 from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.collectives.registry import AUTO, Algorithm, Collective, collective_of
-from testbed.comm.collectives.tuning import TuningTable
 from testbed.comm.flight_recorder import Recorder
 from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport
 
 
-class Communicator(Dispatching):
+class Communicator(DispatchCombine):
     """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
 
     groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
@@ -111,7 +111,7 @@ class Communicator(Dispatching):
         if not 0 < number < COMMUNICATORS:
             raise ValueError(f"number: got {number}, expected 1 to {COMMUNICATORS - 1}")
         made = Communicator.__new__(Communicator)
-        Members.__init__(
+        RankGroup.__init__(
             made,
             self._engine,
             tuple(self.ranks[rank] for rank in ranks),
@@ -192,7 +192,7 @@ class Communicator(Dispatching):
             finish(op, flat, self.size)
 
         return self._collective(
-            "all_reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+            "all_reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
         )
 
     def reduce_scatter_tensor(
@@ -219,7 +219,11 @@ class Communicator(Dispatching):
             finish(op, flat, self.size)
 
         return self._collective(
-            "reduce_scatter_tensor", steps, async_op, timeout_s, About(input, plan.algorithm, words_of(op))
+            "reduce_scatter_tensor",
+            steps,
+            async_op,
+            timeout_s,
+            OperationInfo(input, plan.algorithm, reduction_name(op)),
         )
 
     def reduce(
@@ -245,7 +249,7 @@ class Communicator(Dispatching):
                 finish(op, flat, self.size)
 
         return self._collective(
-            "reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+            "reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
         )
 
     # ---- copies
@@ -270,7 +274,7 @@ class Communicator(Dispatching):
             return self._blocks(plan, flat, flat, tag, position)
 
         return self._collective(
-            "all_gather_into_tensor", steps, async_op, timeout_s, About(input, plan.algorithm)
+            "all_gather_into_tensor", steps, async_op, timeout_s, OperationInfo(input, plan.algorithm)
         )
 
     def broadcast(
@@ -290,7 +294,7 @@ class Communicator(Dispatching):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective("broadcast", steps, async_op, timeout_s, About(array, plan.algorithm))
+        return self._collective("broadcast", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm))
 
     def gather(
         self,
@@ -305,7 +309,7 @@ class Communicator(Dispatching):
         root = self._root("dst", dst)
         check_array(input, "input")
         if self.rank == root:
-            output = given(output, "output", "on the rank that gathers")
+            output = require_array(output, "output", "on the rank that gathers")
             check_array(output, "output", writes=True, like=input, numel=input.size * self.size)
             flat = output.reshape(-1)
         else:
@@ -316,7 +320,7 @@ class Communicator(Dispatching):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective("gather", steps, async_op, timeout_s, About(input, plan.algorithm))
+        return self._collective("gather", steps, async_op, timeout_s, OperationInfo(input, plan.algorithm))
 
     def scatter(
         self,
@@ -331,7 +335,7 @@ class Communicator(Dispatching):
         root = self._root("src", src)
         check_array(output, "output", writes=True)
         if self.rank == root:
-            input = given(input, "input", "on the rank that scatters")
+            input = require_array(input, "input", "on the rank that scatters")
             check_array(input, "input", like=output, numel=output.size * self.size)
             flat = input.reshape(-1)
         else:
@@ -343,7 +347,7 @@ class Communicator(Dispatching):
             yield from self._blocks(plan, flat, flat, tag, position)
             output.reshape(-1)[:] = own
 
-        return self._collective("scatter", steps, async_op, timeout_s, About(output, plan.algorithm))
+        return self._collective("scatter", steps, async_op, timeout_s, OperationInfo(output, plan.algorithm))
 
     # ---- by definition
 
@@ -386,7 +390,7 @@ class Communicator(Dispatching):
             if known.reduces:
                 finish(op, target, self.size)
 
-        about = About(input, plan.algorithm, words_of(op) if known.reduces else "")
+        about = OperationInfo(input, plan.algorithm, reduction_name(op) if known.reduces else "")
         return self._collective(known.name, steps, async_op, timeout_s, about)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
@@ -403,4 +407,4 @@ class Communicator(Dispatching):
                 yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), heard
                 distance *= 2
 
-        return self._collective("barrier", steps, async_op, timeout_s, About())
+        return self._collective("barrier", steps, async_op, timeout_s, OperationInfo())

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from testbed.comm.collectives.algorithm_selection import TuningTable
+from testbed.comm.collectives.arrays import Array, Blocks, Operation, as_bytes, check_array
 from testbed.comm.collectives.async_work import Work
-from testbed.comm.collectives.data import Array, Blocks, Operation, as_bytes
-from testbed.comm.collectives.flight_entries import About, begin_record
-from testbed.comm.collectives.operations import check_array
 from testbed.comm.collectives.plan import Plan
-from testbed.comm.collectives.plan_executor import Group, carry_out
+from testbed.comm.collectives.plan_executor import Group, execute_plan
 from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.collectives.registry import (
     AUTO,
@@ -21,8 +20,7 @@ from testbed.comm.collectives.registry import (
     algorithm_of,
     collective_of,
 )
-from testbed.comm.collectives.tuning import TuningTable
-from testbed.comm.flight_recorder import Record
+from testbed.comm.flight_recorder import Record, Recorder
 from testbed.comm.transport import TrafficClass, TransportError
 
 LARGEST_TAG = 2**32 - 1
@@ -37,7 +35,7 @@ EVERYBODY = 0  # the number of the communicator of all ranks
 
 
 class P2POp(NamedTuple):
-    """One message of `Members.batch_isend_irecv`."""
+    """One message of `RankGroup.batch_isend_irecv`."""
 
     kind: Literal["isend", "irecv"]
     array: Array
@@ -52,7 +50,7 @@ class Planned(NamedTuple):
     algorithm: str
 
 
-class Members:
+class RankGroup:
     """Ranks of a transport, numbered from 0 in the order of `ranks`, their numbers there; `groups`: their buildings.
 
     traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
@@ -203,7 +201,7 @@ class Members:
     ) -> Steps:
         """The plan carried out on blocks of these arrays."""
         data = Blocks(source, target, planned.plan.bounds(target.size), operation)
-        return carry_out(self._group, planned.plan, data, tag, position)
+        return execute_plan(self._group, planned.plan, data, tag, position)
 
     def _collective(
         self,
@@ -211,7 +209,7 @@ class Members:
         steps: Callable[[int, Position], Steps],
         async_op: bool,
         timeout_s: float | None,
-        about: About,
+        about: OperationInfo,
         result: object = None,
     ) -> Work:
         self._sequence += 1
@@ -235,7 +233,7 @@ class Members:
         timeout_s: float | None,
     ) -> Work:
         there, number = self._root("peer", peer), self._message_tag(tag)
-        record = self._begin_record(kind, 0, About(array), self.ranks[there], tag)
+        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[there], tag)
 
         def steps() -> Steps:
             begin = self._group.send if kind == "isend" else self._group.receive
@@ -245,7 +243,7 @@ class Members:
         return self._work(words, steps(), timeout_s, array, record=record)
 
     def _begin_record(
-        self, name: str, sequence: int, about: About, peer: int = -1, tag: int = 0
+        self, name: str, sequence: int, about: OperationInfo, peer: int = -1, tag: int = 0
     ) -> Record | None:
         return begin_record(self._engine.recorder, self._number, sequence, name, about, peer, tag)
 
@@ -279,3 +277,39 @@ class Members:
         yield from steps
         if costs is not None and costs.after_s:
             yield (self._engine.timer(time.monotonic() + costs.after_s),)
+
+
+class OperationInfo(NamedTuple):
+    """An operation's array, algorithm and reduction, as far as it has them."""
+
+    array: Array | None = None
+    algorithm: str = ""
+    op: str = ""
+
+
+def begin_record(
+    recorder: Recorder | None,
+    group: int,
+    sequence: int,
+    name: str,
+    about: OperationInfo,
+    peer: int = -1,
+    tag: int = 0,
+) -> Record | None:
+    """An operation is asked for now, as `Recorder.begin` has it; None where nobody records, or there is no room."""
+    if recorder is None:
+        return None
+    array, algorithm, op = about
+    dtype, size_bytes = (array.dtype.name, array.nbytes) if array is not None else ("", 0)
+    return recorder.begin(
+        group,
+        sequence,
+        name,
+        time.monotonic(),
+        size_bytes=size_bytes,
+        algorithm=algorithm,
+        dtype=dtype,
+        op=op,
+        peer=peer,
+        tag=tag,
+    )

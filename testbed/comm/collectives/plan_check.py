@@ -25,7 +25,7 @@ class _Mistake(Exception):
     pass
 
 
-def check_if_added(collective: str, algorithm: str, groups: Sequence[int | str]) -> None:
+def check_if_plugin(collective: str, algorithm: str, groups: Sequence[int | str]) -> None:
     """`check_plans` for what is not the testbed's own; algorithms for uneven rows have no plans to look at.
 
     groups: the building of each rank. WrongPlan, PluginError.

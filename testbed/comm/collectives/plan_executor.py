@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from testbed.comm.collectives.data import Array, Data, as_bytes
+from testbed.comm.collectives.arrays import Array, Data, as_bytes
 from testbed.comm.collectives.plan import Plan, Round, Runs, Stage, Strand
 from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.flight_recorder import Record
@@ -50,7 +50,7 @@ class Group:
             record.received(request.peer, len(request.view), self.transport.now_s)
 
 
-def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
+def execute_plan(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
     """One rank's part of a collective. Uses tags from `tag` on, one per strand.
 
     Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.

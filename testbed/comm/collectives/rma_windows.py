@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from testbed.comm.collectives.arrays import NOTHING, Array, as_bytes, check_array
 from testbed.comm.collectives.async_work import Work
-from testbed.comm.collectives.data import NOTHING, Array, as_bytes
-from testbed.comm.collectives.flight_entries import About
-from testbed.comm.collectives.group import Members
-from testbed.comm.collectives.operations import check_array
+from testbed.comm.collectives.group import OperationInfo, RankGroup
 from testbed.comm.collectives.progress_engine import Position, Steps
 from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Transport, TransportError
@@ -22,7 +20,7 @@ from testbed.comm.transport.onesided import FENCE, Exposed, OneSided, one_sided,
 _TOLD = 3  # of each member's window: its number there, its elements, bytes of an element
 
 
-class Windowed(Members):
+class WindowOperations(RankGroup):
     """What members of a communicator do with windows."""
 
     def new_window(self, array: Array, timeout_s: float | None = None) -> Window:
@@ -48,7 +46,7 @@ class Windowed(Members):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        about = About(array, plan.algorithm)
+        about = OperationInfo(array, plan.algorithm)
         try:
             self._collective("new_window", steps, False, timeout_s, about)
             sizes = sorted(set(told[:, 2].tolist()))
@@ -72,7 +70,7 @@ class Window:
     """
 
     def __init__(
-        self, members: Windowed, carrier: Transport, exposed: Exposed, array: Array, told: Array
+        self, members: WindowOperations, carrier: Transport, exposed: Exposed, array: Array, told: Array
     ) -> None:
         self.array = array
         self._members, self._carrier, self._exposed = members, carrier, exposed
@@ -107,7 +105,7 @@ class Window:
             )
         there, view = members.ranks[dst], as_bytes(array)
         tag = put_tag(number, offset * array.itemsize)
-        record = members._begin_record("put", 0, About(array), there, number)
+        record = members._begin_record("put", 0, OperationInfo(array), there, number)
 
         def steps() -> Steps:
             if record is not None:
@@ -122,7 +120,7 @@ class Window:
         members = self._members
         number, _ = self._known(dst)
         there, tag = members.ranks[dst], signal_tag(number)
-        record = members._begin_record("signal", 0, About(), there, number)
+        record = members._begin_record("signal", 0, OperationInfo(), there, number)
 
         def steps() -> Steps:
             if record is not None:
@@ -136,7 +134,7 @@ class Window:
         members = self._members
         self._known(peer, "peer")
         there, number = members.ranks[peer], self._numbers[members.rank]
-        record = members._begin_record("wait_signal", 0, About(), there, number)
+        record = members._begin_record("wait_signal", 0, OperationInfo(), there, number)
 
         def steps() -> Steps:
             if record is not None:
@@ -175,7 +173,7 @@ class Window:
                     if there != transport.rank:
                         record.received(there, 0, transport.now_s)
 
-        return members._collective("fence", steps, async_op, timeout_s, About())
+        return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 
     def free(self, timeout_s: float | None = None) -> None:
         """`fence`, and nobody writes any more: a put that comes later loses its sender. Every rank calls it."""

@@ -15,8 +15,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from testbed.comm.collectives.data import Array
-from testbed.comm.collectives.operations import finish
+from testbed.comm.collectives.arrays import Array, finish
 from testbed.comm.collectives.registry import Collective
 
 PERIOD = 1021

@@ -1,13 +1,13 @@
 """The flight recorder: what each rank's operations did last, in memory that outlives the rank, and dumps of it."""
 
-from testbed.comm.flight_recorder.network_paths import PATHS_FILE, NetworkPaths, PairPath
-from testbed.comm.flight_recorder.records import (
+from testbed.comm.flight_recorder.dumps import (
     COMPLETED,
     DUMPED,
     DUMPS,
     FAILED,
     FLIGHT,
     LAUNCHER_PID,
+    PATHS_FILE,
     SCHEDULED,
     STALLED,
     STARTED,
@@ -15,6 +15,8 @@ from testbed.comm.flight_recorder.records import (
     DumpError,
     Entry,
     GroupRecord,
+    NetworkPaths,
+    PairPath,
     PeerTraffic,
     RankDump,
     dump_name,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.comm.flight_recorder.records import (
+from testbed.comm.flight_recorder.dumps import (
     COMPLETED,
     FAILED,
     SCHEDULED,

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from testbed.comm.flight_recorder.dumps import COMPLETED, FAILED, DumpError, RankDump
 from testbed.comm.flight_recorder.pytorch import BROKEN, RETIRED, from_pytorch, is_message, ranks_of
-from testbed.comm.flight_recorder.records import COMPLETED, FAILED, DumpError, RankDump
 
 USUAL_NAMES = ("comm_lib_trace_rank_*", "nccl_trace_rank_*", "trace_*")
 

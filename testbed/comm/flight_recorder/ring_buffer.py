@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from typing import Any
 
-from testbed.comm.flight_recorder.records import (
+from testbed.comm.flight_recorder.dumps import (
     FAILED,
     STARTED,
     STATES,

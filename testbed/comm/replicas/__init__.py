@@ -4,18 +4,17 @@ A replica is all ranks that hold one copy of the model between them; it fails an
 beside the launcher alone says who the members are, on sockets that no emulated network carries.
 """
 
-from testbed.comm.replicas.ftar import FTAR, ReplicaGroup
-from testbed.comm.replicas.member import Left, Summed
+from testbed.comm.replicas.loss_policy import Policy
+from testbed.comm.replicas.member import RankDismissed, Summed
 from testbed.comm.replicas.membership import Membership
-from testbed.comm.replicas.policy import Policy
 from testbed.comm.replicas.ring import RingSettings
-from testbed.comm.replicas.session import Session, SessionSettings
+from testbed.comm.replicas.session import FTAR, ReplicaGroup, Session, SessionSettings
 
 __all__ = [
     "FTAR",
-    "Left",
     "Membership",
     "Policy",
+    "RankDismissed",
     "ReplicaGroup",
     "RingSettings",
     "Session",

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from testbed.comm.replicas.loss_policy import Policy
 from testbed.comm.replicas.membership import Membership, Phase
-from testbed.comm.replicas.messages import MOST_BYTES, FromRank, MessageError, packed, unpacked
-from testbed.comm.replicas.policy import Policy
+from testbed.comm.replicas.messages import MOST_BYTES, FromRank, MessageError, pack_message, unpack_message
 from testbed.processes import end_with_parent
 
 _HAND_OVER_BYTES = 256
@@ -103,7 +103,7 @@ class Coordinator:
                 line.close()
                 self.membership.closed(rank, incarnation, now_s)
                 return
-            message = unpacked(packet)
+            message = unpack_message(packet)
             if not isinstance(message, FromRank):
                 raise MessageError(f"rank {rank}: got {message}, expected what ranks say")
             self.membership.receive(rank, incarnation, message, now_s)
@@ -114,7 +114,7 @@ class Coordinator:
             line = self._of_rank.get(order.rank)
             if line is not None:
                 try:
-                    line.send(packed(order.message))
+                    line.send(pack_message(order.message))
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # its end is closed, which is read next
                 except BlockingIOError:

@@ -5,9 +5,18 @@ Whatever a rank has done in a step is tentative until the step is committed, tha
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from testbed.comm.replicas.messages import (
+    MOST_BYTES,
+    Alive,
     CatchUp,
     Done,
     FromRank,
@@ -21,11 +30,13 @@ from testbed.comm.replicas.messages import (
     Stop,
     ToRank,
     View,
+    pack_message,
+    unpack_message,
 )
 from testbed.errors import TestbedError
 
 
-class Left(TestbedError):
+class RankDismissed(TestbedError):
     """The coordinator does not count on this rank any more: it ends, and may come back. over: all steps are done."""
 
     def __init__(self, reason: str, over: bool = False) -> None:
@@ -54,7 +65,7 @@ class Member:
     epoch: int = 0
     step: int = -1
     view: View | None = None
-    left: Left | None = None
+    left: RankDismissed | None = None
     catch_up: CatchUp | None = None
     start_s: float | None = None
     summed: dict[Operation, Summed] = field(default_factory=dict)
@@ -83,7 +94,7 @@ class Member:
             self.catch_up = message
         elif isinstance(message, Leave):
             self.view = None
-            self.left = Left(message.reason, message.over)
+            self.left = RankDismissed(message.reason, message.over)
         return frozenset()
 
     def _on_view(self, view: View) -> Operations:
@@ -124,3 +135,62 @@ class Member:
     def _look_at_end(self) -> None:
         if self._finishing and self.view is not None and len(self.summed) == self._operations:
             self.said.append(Done(self.step, self.epoch))
+
+
+class Client:
+    """on_news: called in the thread when there is something to `take`. heartbeat_s: between signs of life."""
+
+    def __init__(self, line: socket.socket, heartbeat_s: float, on_news: Callable[[], None]) -> None:
+        self._line, self._heartbeat_s, self._on_news = line, heartbeat_s, on_news
+        self._news: deque[ToRank] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def say(self, message: FromRank) -> None:
+        """Send; a coordinator that has gone is news, not an error."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._line.send(pack_message(message))
+
+    def take(self) -> list[ToRank]:
+        """What the coordinator has said since, in its order."""
+        found = []
+        while self._news:
+            found.append(self._news.popleft())
+        return found
+
+    def fall_silent(self) -> None:
+        """Neither listen nor speak any more, as if this process stood still."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Hang up: for the coordinator this incarnation is over."""
+        self.fall_silent()
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():  # one that gets no processor now would read what has the number next
+            self._line.close()
+
+    def _listen(self) -> None:
+        beat_s = time.monotonic() + self._heartbeat_s
+        while not self._closing:
+            left_s = beat_s - time.monotonic()
+            if left_s <= 0:
+                self.say(Alive())
+                beat_s += self._heartbeat_s
+                continue
+            if not select.select([self._line], [], [], left_s)[0]:
+                continue
+            try:
+                packet = self._line.recv(MOST_BYTES)
+            except OSError:  # the coordinator is no more; or this end was hung up just now
+                packet = b""
+            if packet:
+                message = unpack_message(packet)
+                assert isinstance(message, ToRank), f"a coordinator said {message}"
+                self._news.append(message)
+            elif not self._closing:
+                self._news.append(Leave("the coordinator has gone"))
+                self._closing = True
+            self._on_news()

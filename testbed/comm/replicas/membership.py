@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from testbed.comm.replicas.loss_policy import Policy
 from testbed.comm.replicas.messages import (
     CatchUp,
     CaughtUp,
@@ -33,7 +34,6 @@ from testbed.comm.replicas.messages import (
     ToRank,
     View,
 )
-from testbed.comm.replicas.policy import Policy
 
 _OVER = Leave("all steps are done", over=True)
 

@@ -149,7 +149,7 @@ class Outbox:
     records: list[dict[str, object]] = field(default_factory=list)
 
 
-def packed(message: Message) -> bytes:
+def pack_message(message: Message) -> bytes:
     """As one packet."""
     fields = {
         name: sorted(value) if isinstance(value, frozenset) else value
@@ -163,8 +163,8 @@ def packed(message: Message) -> bytes:
     return data
 
 
-def unpacked(data: bytes) -> Message:
-    """The inverse of `packed`. MessageError."""
+def unpack_message(data: bytes) -> Message:
+    """The inverse of `pack_message`. MessageError."""
     try:
         name, fields = json.loads(data)
         for key in ("operations", "settled"):

@@ -9,17 +9,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from testbed.comm.collectives import Array
-from testbed.comm.collectives.group import COMMUNICATOR_BIT
-from testbed.comm.collectives.operations import finish, operation_named
+from testbed.comm.collectives.arrays import check_array, finish, operation_named
+from testbed.comm.collectives.async_work import Work
+from testbed.comm.collectives.group import COMMUNICATOR_BIT, OperationInfo, begin_record
 from testbed.comm.collectives.progress_engine import Engine, Event
 from testbed.comm.collectives.test_patterns import count_wrong, fill
-from testbed.comm.replicas.checkpoints import Checkpoints
-from testbed.comm.replicas.client import Client
-from testbed.comm.replicas.fault_tolerant_requests import FirstOf, Signal
-from testbed.comm.replicas.member import Left, Member, Summed
+from testbed.comm.flight_recorder import Record
+from testbed.comm.replicas.member import Client, Member, RankDismissed, Summed
 from testbed.comm.replicas.messages import CatchUp, CaughtUp, Operation, Part, Stop, ToRank, View
-from testbed.comm.replicas.ring import Place, RingSettings, attempt
-from testbed.comm.replicas.state_transfer import Line, move
+from testbed.comm.replicas.ring import FirstOf, Place, RingSettings, Signal, attempt
+from testbed.comm.replicas.state_transfer import Checkpoints, TransferSettings, transfer_state
 from testbed.comm.transport import BEST_EFFORT, TrafficClass
 
 Waits = Generator[tuple[FirstOf | Event, ...], None, None]
@@ -44,7 +43,7 @@ class SessionSettings:
 
 
 @dataclass
-class Kept:
+class PendingReduction:
     """An operation of this step: its untouched input, and where its sum goes, again if need be."""
 
     ranks: tuple[int, ...]
@@ -85,10 +84,12 @@ class Session:
         self._sequence: Counter[int] = Counter()
         self._members: tuple[int, ...] = ()
         self._said = 0
-        self._kept: dict[Operation, Kept] = {}
+        self._kept: dict[Operation, PendingReduction] = {}
         self._stopped_s: float | None = None
         self._event = Event()
-        self._line = Line(engine.transport, self.settings.ring, self.settings.traffic, self.signal)
+        self._line = TransferSettings(
+            engine.transport, self.settings.ring, self.settings.traffic, self.signal
+        )
         self.checkpoints = Checkpoints(engine, self._line)
         self.client = Client(line, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._say()
@@ -129,7 +130,7 @@ class Session:
             self.engine.check(None)
             self.engine.progress(1.0)
 
-    def word_of_leaving(self, timeout_s: float) -> Left | None:
+    def word_of_leaving(self, timeout_s: float) -> RankDismissed | None:
         """What the coordinator says after something went wrong here: that this rank has to leave; None: nothing."""
         end_s = time.monotonic() + timeout_s
         while self.member.left is None and time.monotonic() < end_s:
@@ -150,12 +151,12 @@ class Session:
         self._sequence[group] += 1
         return operation
 
-    def begin(self, operation: Operation, kept: Kept) -> Waits:
+    def begin(self, operation: Operation, kept: PendingReduction) -> Waits:
         """The steps of an operation of this step, tried until its sum counts."""
         self._kept[operation] = kept
         return self._until_summed(operation, kept)
 
-    def _until_summed(self, operation: Operation, kept: Kept) -> Waits:
+    def _until_summed(self, operation: Operation, kept: PendingReduction) -> Waits:
         step = self.member.step
         while self.member.step == step:
             view = self.member.view
@@ -177,7 +178,7 @@ class Session:
                 self._say()
                 return
 
-    def _ring_place(self, view: View, operation: Operation, kept: Kept) -> Place:
+    def _ring_place(self, view: View, operation: Operation, kept: PendingReduction) -> Place:
         members = view.members
         position, size = members.index(self.replica), len(members)
         tag = (
@@ -266,7 +267,7 @@ class Session:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
 
-        whole = yield from move(
+        whole = yield from transfer_state(
             self._line,
             peer,
             _CATCH_UP_TAG | message.attempt,
@@ -284,3 +285,73 @@ class Session:
         if self.member.left is not None:
             return False
         return gives or self.member.catch_up is message
+
+
+FTAR = "ftar"
+
+
+class ReplicaGroup:
+    """A rank's fellows in other replicas, as a communicator for all-reduces: `ranks[p]` is replica p's.
+
+    number: tells its messages from those of all other groups and communicators of the transport; the same on all of its
+    ranks. size: how many it has when all replicas live.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        ranks: tuple[int, ...],
+        number: int,
+        timeout_s: float,
+        traffic: TrafficClass = BEST_EFFORT,
+        name: str = "",
+    ) -> None:
+        self.session, self.ranks, self.number = session, ranks, number
+        self.timeout_s, self.traffic, self.name = timeout_s, traffic, name
+        self.rank, self.size = ranks.index(session.engine.transport.rank), len(ranks)
+        self.index = session.groups
+        session.groups += 1
+        self._recorder = session.engine.recorder
+        self._recorded = 0
+        if self._recorder is not None:
+            self._recorder.group(number, name, ranks)
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: str = "sum",
+        algorithm: str = FTAR,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Reduce `array`, in place, over all members of the current view; `avg` divides by their number.
+
+        The result is tentative, and the array the operation's, until the session has finished the step.
+        """
+        if algorithm != FTAR:
+            raise ValueError(f"algorithm: got {algorithm!r}, expected {FTAR} among replicas that come and go")
+        check_array(array, "array", writes=True)
+        operation_named(op)
+        flat = array.reshape(-1)
+        operation = self.session.next_operation(self.index)
+        kept = PendingReduction(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
+        name = f"all_reduce #{operation[1]} of {self.name}" if self.name else f"all_reduce #{operation[1]}"
+        engine = self.session.engine
+        task = engine.start(name, self.session.begin(operation, kept), record=self._record(flat, op))
+        work = Work(engine, task, self.timeout_s if timeout_s is None else timeout_s, operation)
+        if not async_op:
+            work.wait()
+        return work
+
+    def _record(self, array: Array, op: str) -> Record | None:
+        """Of the flight recorder, which numbers operations through all steps. What attempts send is not in it."""
+        self._recorded += 1
+        about = OperationInfo(array, FTAR, op)
+        record = begin_record(self._recorder, self.number, self._recorded, "all_reduce", about)
+        if record is not None:
+            record.started(record.scheduled_s)
+        return record
+
+    def summed(self, operation: Operation) -> Summed:
+        """Of whom an operation's sum is, once its step is committed."""
+        return self.session.member.committed[operation]

@@ -14,7 +14,14 @@ from testbed.comm.transport.base import (
     wait_all,
 )
 from testbed.comm.transport.channels import StripeSettings
-from testbed.comm.transport.cost import CostedTransport
+from testbed.comm.transport.host_costs import (
+    CostedTransport,
+    OperationCosts,
+    Registration,
+    Slots,
+    Software,
+    operation_costs,
+)
 from testbed.comm.transport.in_memory import MemoryNetwork, MemoryTransport
 from testbed.comm.transport.kinds import TRANSPORTS, TransportKind
 from testbed.comm.transport.layers import Layer, Wrapper
@@ -22,7 +29,6 @@ from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol, with_pr
 from testbed.comm.transport.protocols.rendezvous import RendezvousTransport
 from testbed.comm.transport.protocols.staged import StagedTransport
 from testbed.comm.transport.sockets import MeshSettings, SocketSettings
-from testbed.comm.transport.software import OperationCosts, Registration, Slots, Software, operation_costs
 from testbed.comm.transport.striped import StripedTransport
 from testbed.comm.transport.tcp import TcpTransport
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
 
 from testbed.errors import TestbedError
 
@@ -183,7 +185,7 @@ class Transport(Protocol):
         """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
 
 
-def beneath(transport: Transport, kind: type[Below]) -> Below | None:
+def unwrap_transport(transport: Transport, kind: type[Below]) -> Below | None:
     """What of a kind a transport is, or has under its layers, as their attribute `inner`; None where there is none."""
     found: Any = transport
     while not isinstance(found, kind):
@@ -239,3 +241,66 @@ def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float
             kinds = " and ".join(sorted({request.kind for request in pending}))
             raise TransportTimeout(transport.rank, peers, f"{kinds} with", timeout_s)
         transport.progress(left_s)
+
+
+OnNote = Callable[[int, bytes], None]
+OnPeerLost = Callable[[PeerLost], None]
+
+
+@runtime_checkable
+class PeerEvents(Protocol):
+    """A transport that has this; one of somebody else's may go without, and failures then stay with who meets them.
+
+    incarnations: of peers, the latest that has said hello, where that was not the first. on_note: called with a peer
+    and what it told, from inside `progress`. on_peer_lost: called once for each connection that ends without a goodbye,
+    from inside any call. Neither may call back into the transport.
+    """
+
+    incarnations: dict[int, int]
+    on_note: OnNote | None
+    on_peer_lost: OnPeerLost | None
+
+    def tell(self, peer: int, data: bytes) -> None:
+        """Say something to a peer beside all messages, at most MOST_NOTE_BYTES; nothing happens where it is lost."""
+
+    def forget(self, peer: int) -> None:
+        """Let go of a lost peer, so that its next incarnation can be reached; what waits for the old one fails."""
+
+
+def find_peer_events(transport: Transport) -> PeerEvents | None:
+    """The transport itself, or what is under its layers; None where none does."""
+    return unwrap_transport(transport, PeerEvents)  # type: ignore[type-abstract]
+
+
+class PeerCounterMap(Mapping[int, PeerCounters]):
+    """Of all ranks but this one; each is made when it is first asked for, since a rank of thousands talks to few."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._made: dict[int, PeerCounters] = {}
+
+    def __getitem__(self, peer: int) -> PeerCounters:
+        """Of one peer. KeyError for this rank and those that there are not."""
+        found = self._made.get(peer)
+        if found is None:
+            if peer not in self:
+                raise KeyError(peer)
+            found = self._made[peer] = PeerCounters()
+        return found
+
+    def __contains__(self, peer: object) -> bool:
+        """Whether it is a peer."""
+        return isinstance(peer, int) and 0 <= peer < self._size and peer != self._rank
+
+    def __iter__(self) -> Iterator[int]:
+        """All peers, in rank order."""
+        return (peer for peer in range(self._size) if peer != self._rank)
+
+    def __len__(self) -> int:
+        """How many peers there are."""
+        return self._size - 1
+
+
+def buffer_address(view: memoryview) -> int:
+    """Of its first byte; 0 of nothing. Whoever uses it keeps the view."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view else 0

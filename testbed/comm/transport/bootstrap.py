@@ -15,9 +15,16 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.comm.transport.addresses import ENTRY_BYTES, Address, Addresses
 from testbed.comm.transport.base import TransportError, TransportTimeout
-from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello, read_hello
+from testbed.comm.transport.wire import (
+    ENTRY_BYTES,
+    HELLO_BYTES,
+    Address,
+    Addresses,
+    ConnectionKey,
+    make_hello,
+    read_hello,
+)
 
 METHODS = ("star", "ring_hybrid")
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
@@ -136,10 +143,10 @@ class _Bootstrap:
         with contextlib.ExitStack() as stack:
             listener = None
             if self.ring:
-                listener = stack.enter_context(listening((self.own[0], 0)))
+                listener = stack.enter_context(open_listener((self.own[0], 0)))
             told = listener.getsockname() if listener is not None else self.own
             if self.rank == 0:
-                entrance = stack.enter_context(master_listener or listening(self.master))
+                entrance = stack.enter_context(master_listener or open_listener(self.master))
                 callers = self._gather(entrance, stack)
                 self.debt.settle()
                 table = Addresses.of([told] + [callers[peer][1] for peer in range(1, self.size)])
@@ -339,7 +346,7 @@ class _Bootstrap:
         return data
 
 
-def listening(address: Address, callers: int = 0) -> socket.socket:
+def open_listener(address: Address, callers: int = 0) -> socket.socket:
     """A socket that so many may call at once, and some strangers. TransportError."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

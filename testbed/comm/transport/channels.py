@@ -19,7 +19,7 @@ from testbed.comm.transport.base import (
     TransportError,
     aborted_words,
 )
-from testbed.comm.transport.reassembly import Incoming
+from testbed.comm.transport.reassembly import IncomingMessage
 from testbed.comm.transport.stream import NOTHING, Stream
 
 FRAME = struct.Struct("<BBHIIIQQQ")
@@ -93,7 +93,7 @@ class Outgoing:
 
 
 class ChannelOwner(Protocol):
-    """What a channel tells its pair of; see `pairs`."""
+    """What a channel tells its pair of; see `striped`."""
 
     rank: int
     peer: int
@@ -107,15 +107,17 @@ class ChannelOwner(Protocol):
     def on_sent(self, out: Outgoing, size_bytes: int) -> None:
         """The kernel has another part of a message."""
 
-    def incoming(self, channel: Channel, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
+    def incoming(
+        self, channel: Channel, number: int, tag: int, total: int, fast: bool
+    ) -> IncomingMessage | None:
         """The message of this number; None when it has to wait, or the peer breaks the rules."""
 
     def on_segment(
-        self, channel: Channel, into: Incoming, offset: int, length: int, flags: int, sequence: int
+        self, channel: Channel, into: IncomingMessage, offset: int, length: int, flags: int, sequence: int
     ) -> None:
         """Another part of a message is there."""
 
-    def on_progress(self, into: Incoming) -> None:
+    def on_progress(self, into: IncomingMessage) -> None:
         """It is known of how many segments a message is made."""
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
@@ -134,7 +136,7 @@ class Channel(Stream):
         self.outstanding = 0
         self.left_well = False
         # the segment coming in: its message, offset, length, flags and sequence number
-        self.current: tuple[Incoming, int, int, int, int] | None = None
+        self.current: tuple[IncomingMessage, int, int, int, int] | None = None
         self._farewell: bytearray | None = None
         self._told: bytearray | None = None
 
@@ -158,7 +160,7 @@ class Channel(Stream):
             FRAME.pack(_NOTIFY, 0, 0, 0, out.number, 0, request.tag, out.segments, total), NOTHING, None
         )
 
-    def repoint(self, into: Incoming, view: memoryview) -> int:
+    def repoint(self, into: IncomingMessage, view: memoryview) -> int:
         """What is coming in for this message goes on in other memory; the bytes that had to be copied."""
         if self.current is None or self.current[0] is not into or self._target is None:
             return 0

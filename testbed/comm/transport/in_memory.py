@@ -11,6 +11,8 @@ from testbed.comm.transport.base import (
     BEST_EFFORT,
     CONTROL_TAG,
     MAX_TAG,
+    OnNote,
+    OnPeerLost,
     PeerCounters,
     PeerLost,
     Request,
@@ -21,7 +23,6 @@ from testbed.comm.transport.base import (
     check_writable,
     reason_bytes,
 )
-from testbed.comm.transport.failures import OnNote, OnPeerLost
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
 from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
 

@@ -16,6 +16,9 @@ from testbed.comm.transport.base import (
     BEST_EFFORT,
     CONTROL_TAG,
     MAX_TAG,
+    OnNote,
+    OnPeerLost,
+    PeerCounterMap,
     PeerCounters,
     PeerLost,
     Request,
@@ -27,16 +30,20 @@ from testbed.comm.transport.base import (
     check_writable,
     reason_bytes,
 )
-from testbed.comm.transport.byte_counts import Tallies
 from testbed.comm.transport.connector import Connecting, StreamKey
-from testbed.comm.transport.failures import OnNote, OnPeerLost
-from testbed.comm.transport.loop import EventLoop, StallDetector, sharpen_timers
+from testbed.comm.transport.event_loop import EventLoop, StallDetector, set_timer_slack
 from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
-from testbed.comm.transport.socket_options import Options, read_options
-from testbed.comm.transport.sockets import MeshSettings, glance, state_words
+from testbed.comm.transport.sockets import (
+    MeshSettings,
+    SocketOptions,
+    WireCounts,
+    describe_socket_state,
+    read_socket_options,
+    read_wire_counts,
+    snapshot_connection,
+)
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.comm.transport.wire_counts import WireCounts, wire_counts
 
 
 class PeerConnections(Protocol):
@@ -75,12 +82,12 @@ class Mesh:
         self.settings = settings
         self.stall_detector: StallDetector | None = None
         self.exposed = Exposed()
-        self._counters = Tallies(rank, self.size)
+        self._counters = PeerCounterMap(rank, self.size)
         self._streams: dict[StreamKey, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
         self._closed = False
         self._leftover: list[socket.socket] = []
-        sharpen_timers()
+        set_timer_slack()
         self._loop = EventLoop()
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
@@ -197,12 +204,12 @@ class Mesh:
         return entries
 
     def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """Peer, which connection, `sockets.glance` of all that are open. Any thread may ask."""
+        """Peer, which connection, `sockets.snapshot_connection` of all that are open. Any thread may ask."""
         found = []
         for (peer, key), stream in list(self._streams.items()):
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):  # it is closed at this moment
-                    found.append((peer, key, glance(sock)))
+                    found.append((peer, key, snapshot_connection(sock)))
         return found
 
     def open_connections(self) -> frozenset[object]:
@@ -215,18 +222,18 @@ class Mesh:
         try:
             for (peer, _), stream in self._streams.items():
                 if stream.sock is not None:
-                    found[peer] = found.get(peer, WireCounts()).plus(wire_counts(stream.sock))
+                    found[peer] = found.get(peer, WireCounts()).plus(read_wire_counts(stream.sock))
         except OSError:
             return None
         return found
 
-    def socket_options(self) -> dict[tuple[int, object], Options]:
+    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """Return the options of every open connection, by its peer and what stands for it in `open_connections`."""
-        found: dict[tuple[int, object], Options] = {}
+        found: dict[tuple[int, object], SocketOptions] = {}
         for (peer, _), stream in self._streams.items():
             if stream.sock is not None:
                 with contextlib.suppress(OSError):  # it is closed at this moment
-                    found[peer, stream] = read_options(stream.sock)
+                    found[peer, stream] = read_socket_options(stream.sock)
         return found
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
@@ -242,7 +249,7 @@ class Mesh:
             words = "none yet" if stream.lost is None else "lost"
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):
-                    words = state_words(sock)
+                    words = describe_socket_state(sock)
             which = f", channel {key.channel}" if key.channels else ""
             found.append(f"connection with rank {peer}{which}: {words}")
         return "; ".join(found)

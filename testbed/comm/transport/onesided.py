@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from testbed.comm.transport.base import Request, Transport, TransportError, beneath
+from testbed.comm.transport.base import Request, Transport, TransportError, unwrap_transport
 
 _ONE_SIDED = 1 << 63
 _WINDOW_BIT = 48
@@ -90,4 +90,4 @@ def one_sided(transport: Transport) -> Transport | None:
 
     Ways of handing messages over have no part in them: what is written needs no receive, no announcement and no slot.
     """
-    return beneath(transport, OneSided)  # type: ignore[type-abstract,return-value]
+    return unwrap_transport(transport, OneSided)  # type: ignore[type-abstract,return-value]

@@ -6,6 +6,7 @@ Messages of a pair are numbered in the order in which they were sent, and find t
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic, TypeVar
 
 from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
@@ -16,7 +17,7 @@ MESSAGE_MASK = (1 << 32) - 1
 MOST_AHEAD = 1 << 20
 
 
-class Incoming(Staged):
+class IncomingMessage(Staged):
     """A message of which something has come. request: where it goes, once that is known; view: where it goes now."""
 
     __slots__ = ("announced", "ended", "number", "received", "request", "segments", "staged", "tag", "total")
@@ -34,7 +35,7 @@ class Incoming(Staged):
         self.ended = False
 
 
-class Assembly:
+class Reassembler:
     """What comes from one peer, of one class of traffic."""
 
     def __init__(
@@ -47,9 +48,11 @@ class Assembly:
         self.lost: TransportError | None = None
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
-        self._messages: dict[int, Incoming] = {}  # begun and not ended, or not matched yet
+        self._messages: dict[int, IncomingMessage] = {}  # begun and not ended, or not matched yet
         self._next_match = 0  # the oldest message that is not matched
-        self._one_sided: deque[Incoming] = deque()  # puts and signals, in the order in which they were sent
+        self._one_sided: deque[IncomingMessage] = (
+            deque()
+        )  # puts and signals, in the order in which they were sent
 
     # ---- for those who derive
 
@@ -60,7 +63,7 @@ class Assembly:
     def _go_on(self) -> None:
         """What found no room may find some now."""
 
-    def _repoint(self, into: Incoming, view: memoryview) -> int:
+    def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
         """What is coming in for this message goes on in other memory; the bytes that had to be copied."""
         return 0
 
@@ -75,13 +78,13 @@ class Assembly:
                 return
             self._mailbox.post(request)
         else:
-            assert isinstance(staged, Incoming)
+            assert isinstance(staged, IncomingMessage)
             self._give(staged, request)
         self._go_on()
 
     # ---- the network's side
 
-    def begin(self, number: int, tag: int, total: int, slack: int = 1) -> Incoming | None:
+    def begin(self, number: int, tag: int, total: int, slack: int = 1) -> IncomingMessage | None:
         """The message of this number, begun if need be; None when it has to wait, or the peer breaks the rules.
 
         slack: how many times the room for messages without a receive counts.
@@ -104,7 +107,7 @@ class Assembly:
         matched = put is not None or (ahead == 0 and posted)
         if not matched and not self._mailbox.has_room(total, self._max_staged_bytes * slack):
             return None
-        into = self._messages[number] = Incoming(number, tag, total, staged=not matched)
+        into = self._messages[number] = IncomingMessage(number, tag, total, staged=not matched)
         if put is not None:
             into.request, into.view = put, put.view
         if into.staged:
@@ -114,7 +117,7 @@ class Assembly:
             self._go_on()  # what could not be matched yet perhaps can now
         return None if self.lost is not None else into
 
-    def end(self, into: Incoming) -> None:
+    def end(self, into: IncomingMessage) -> None:
         """All of a message is there."""
         if into.ended:
             return
@@ -141,7 +144,7 @@ class Assembly:
             else:
                 self._match_receive(into)
 
-    def _match_receive(self, into: Incoming) -> None:
+    def _match_receive(self, into: IncomingMessage) -> None:
         request = self._mailbox.take_posted(into.tag)
         if request is None:
             self._mailbox.keep(into.tag, into)
@@ -160,7 +163,7 @@ class Assembly:
             else:
                 self._match_receive(into)
 
-    def _give(self, into: Incoming, request: Request) -> None:
+    def _give(self, into: IncomingMessage, request: Request) -> None:
         """A message, come entirely, in part or not at all yet, goes to this receive."""
         if len(request.view) != into.total:
             request.fail(wrong_length(self.rank, self.peer, request.tag, into.total, len(request.view)))
@@ -193,3 +196,43 @@ class Assembly:
         self._messages.clear()
         self._one_sided.clear()
         self._mailbox.fail(reason)
+
+
+SEQUENCES = 1 << 24  # after which numbers begin again
+
+Message = TypeVar("Message")
+
+
+class SegmentOrder(Generic[Message]):
+    """Of one pair, one direction. expected: the lowest number that has not come."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self._early: set[int] = set()  # higher ones that have come
+        # messages that are not whole, by their last segments
+        self._notices: deque[tuple[int, Message]] = deque()
+
+    def came(self, sequence: int) -> bool:
+        """A segment has come; False for one that had."""
+        if self._passed(sequence) or sequence in self._early:
+            return False
+        self._early.add(sequence)
+        while self.expected in self._early:
+            self._early.remove(self.expected)
+            self.expected = (self.expected + 1) % SEQUENCES
+        return True
+
+    def ends(self, sequence: int, message: Message) -> None:
+        """A message's last segment has this number."""
+        self._notices.append((sequence, message))
+
+    def whole(self) -> list[Message]:
+        """Messages whose last segment, and all before, have come; each is told once."""
+        found = [message for last, message in self._notices if self._passed(last)]
+        if found:
+            self._notices = deque(notice for notice in self._notices if not self._passed(notice[0]))
+        return found
+
+    def _passed(self, sequence: int) -> bool:
+        """Whether all up to it have come."""
+        return (self.expected - sequence - 1) % SEQUENCES < SEQUENCES // 2

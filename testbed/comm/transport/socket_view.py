@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from testbed.comm.transport.base import Transport, beneath
-from testbed.comm.transport.loop import StallDetector
+from testbed.comm.transport.base import Transport, unwrap_transport
+from testbed.comm.transport.event_loop import StallDetector
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.socket_options import Options
+from testbed.comm.transport.sockets import SocketOptions, WireCounts
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.comm.transport.wire_counts import WireCounts
 
 
 class Unobserved:
@@ -37,7 +36,7 @@ class Unobserved:
         """Not known."""
         return None
 
-    def socket_options(self) -> dict[tuple[int, object], Options]:
+    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """No connections that can be seen."""
         return {}
 
@@ -55,4 +54,4 @@ Observed = Mesh | Unobserved
 
 def observed(transport: Transport) -> Observed:
     """The mesh that a transport is, or that is under its layers."""
-    return beneath(transport, Mesh) or Unobserved()
+    return unwrap_transport(transport, Mesh) or Unobserved()

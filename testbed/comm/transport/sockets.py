@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import math
+import os
 import socket
 import struct
 import sys
@@ -12,7 +14,7 @@ import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from testbed.comm.transport.base import BEST_EFFORT, TrafficClass, TransportError
 from testbed.comm.transport.wire import ConnectionKey
@@ -199,7 +201,7 @@ def _pacing(sock: socket.socket) -> int:
     return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
-def describe(sock: socket.socket) -> dict[str, Any]:
+def describe_connection(sock: socket.socket) -> dict[str, Any]:
     """A connection's congestion control and history, ready for JSON; seconds, bytes, segments.
 
     What a kernel older than a figure does not know reads as 0.
@@ -220,8 +222,8 @@ def describe(sock: socket.socket) -> dict[str, Any]:
     return {"congestion_control": congestion_control(sock), **figures, **more}
 
 
-def glance(sock: socket.socket) -> dict[str, float]:
-    """The part of `describe` that changes all the time, and quickly; seconds, segments, bytes."""
+def snapshot_connection(sock: socket.socket) -> dict[str, float]:
+    """The part of `describe_connection` that changes all the time, and quickly; seconds, segments, bytes."""
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _GLANCE.size)
     rtt_us, window, retransmits, acked = _GLANCE.unpack(raw)
     return {
@@ -232,7 +234,7 @@ def glance(sock: socket.socket) -> dict[str, float]:
     }
 
 
-def state_words(sock: socket.socket) -> str:
+def describe_socket_state(sock: socket.socket) -> str:
     """Where bytes are that do not arrive, for people. OSError when the socket has gone."""
     unread, unacknowledged = (
         int.from_bytes(fcntl.ioctl(sock, what, bytes(4)), sys.byteorder)
@@ -253,3 +255,118 @@ def subflows(sock: socket.socket) -> int:
     if flags & _MPTCP_FELL_BACK:
         raise ValueError("MPTCP: the connection fell back to plain TCP")
     return 1 + raw[0]
+
+
+SocketOptions = dict[str, int | str]
+
+# of asm-generic/socket.h, linux/tcp.h and linux/in.h, where Python has no names for them: level, option, size in bytes
+_SO_MAX_PACING_RATE, _SO_BUF_LOCK, _TCP_NOTSENT_LOWAT, _IP_MTU_DISCOVER, _IP_MTU = 47, 72, 25, 10, 14
+_OPTIONS = {
+    "TCP_NODELAY": (socket.IPPROTO_TCP, socket.TCP_NODELAY, 4),
+    "TCP_CORK": (socket.IPPROTO_TCP, socket.TCP_CORK, 4),
+    "TCP_MAXSEG": (socket.IPPROTO_TCP, socket.TCP_MAXSEG, 4),
+    "TCP_NOTSENT_LOWAT": (socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 4),
+    "SO_MAX_PACING_RATE": (socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8),
+    "SO_PRIORITY": (socket.SOL_SOCKET, socket.SO_PRIORITY, 4),
+    "SO_MARK": (socket.SOL_SOCKET, socket.SO_MARK, 4),
+    "IP_TOS": (socket.IPPROTO_IP, socket.IP_TOS, 4),
+    "IP_TTL": (socket.IPPROTO_IP, socket.IP_TTL, 4),
+    "IP_MTU_DISCOVER": (socket.IPPROTO_IP, _IP_MTU_DISCOVER, 4),
+    "IP_MTU": (socket.IPPROTO_IP, _IP_MTU, 4),
+}
+_BUFFERS = {"SO_SNDBUF": (1, socket.SO_SNDBUF), "SO_RCVBUF": (2, socket.SO_RCVBUF)}  # bits of SO_BUF_LOCK
+_NAME_BYTES = 16  # TCP_CA_NAME_MAX
+
+
+def read_socket_options(sock: socket.socket) -> SocketOptions:
+    """Return a connection's options by name, without those that this kernel or kind of socket does not have.
+
+    Buffers count only where somebody has set their size: the kernel sizes the others as it needs them.
+    """
+    found: SocketOptions = {}
+    for name, (level, option, size) in _OPTIONS.items():
+        with contextlib.suppress(OSError):
+            found[name] = int.from_bytes(sock.getsockopt(level, option, size), sys.byteorder)
+    with contextlib.suppress(OSError):
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+        found["TCP_CONGESTION"] = raw.partition(b"\0")[0].decode()
+    with contextlib.suppress(OSError):
+        locked = sock.getsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK)
+        for name, (bit, option) in _BUFFERS.items():
+            found[name] = (
+                sock.getsockopt(socket.SOL_SOCKET, option) if locked & bit else "sized by the kernel"
+            )
+    return found
+
+
+def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:
+    """Say which options differ, each with its old and new value."""
+    return [
+        f"{name} {before[name]} -> {value}"
+        for name, value in after.items()
+        if before.get(name, value) != value
+    ]
+
+
+# of struct tcp_info in linux/tcp.h: last_data_recv (milliseconds ago, by the kernel's ticks), bytes_received, segs_out,
+# segs_in, bytes_sent (those sent again count again)
+_INFO = struct.Struct("=52xI72xQII56xQ")
+# of linux/mptcp.h: struct mptcp_subflow_data goes before one tcp_info for each subflow
+_SOL_MPTCP, _MPTCP_TCPINFO = 284, 2
+_SUBFLOWS = struct.Struct("=IIII")
+_MOST_SUBFLOWS = 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class WireCounts(NamedTuple):
+    """Of one or several connections since they were made; `subflows`: how many, of MPTCP's those that there are now.
+
+    quiet_s: how long ago the last data came in, by the kernel's ticks; infinity where that is not known.
+    """
+
+    subflows: int = 0
+    segments_out: int = 0
+    segments_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    quiet_s: float = math.inf
+
+    def plus(self, other: WireCounts) -> WireCounts:
+        """The sums, and the shorter quiet."""
+        return WireCounts(
+            self.subflows + other.subflows,
+            self.segments_out + other.segments_out,
+            self.segments_in + other.segments_in,
+            self.bytes_out + other.bytes_out,
+            self.bytes_in + other.bytes_in,
+            min(self.quiet_s, other.quiet_s),
+        )
+
+
+def read_wire_counts(sock: socket.socket) -> WireCounts:
+    """Of this connection. OSError when it is closed."""
+    if sock.proto == IPPROTO_MPTCP:
+        return _by_subflow(sock)
+    return _read(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+
+
+def _read(raw: bytes) -> WireCounts:
+    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _INFO.unpack(raw.ljust(_INFO.size, b"\0"))
+    return WireCounts(1, segments_out, segments_in, bytes_out, bytes_in, quiet_ms / 1e3)
+
+
+def _by_subflow(sock: socket.socket) -> WireCounts:
+    """Of all subflows that an MPTCP connection has now; Python's own getsockopt cannot say what it wants to know."""
+    room = ctypes.create_string_buffer(_SUBFLOWS.size + _MOST_SUBFLOWS * _INFO.size)
+    _SUBFLOWS.pack_into(room, 0, _SUBFLOWS.size, 0, 0, _INFO.size)
+    length = ctypes.c_uint(len(room))
+    if _libc.getsockopt(sock.fileno(), _SOL_MPTCP, _MPTCP_TCPINFO, room, ctypes.byref(length)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    _, subflows, _, size = _SUBFLOWS.unpack_from(room)
+    offsets = range(_SUBFLOWS.size, _SUBFLOWS.size + min(subflows, _MOST_SUBFLOWS) * size, size)
+    total = WireCounts()
+    for offset in offsets:
+        total = total.plus(_read(room.raw[offset : offset + size]))
+    return total

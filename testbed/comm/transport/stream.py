@@ -1,6 +1,7 @@
 """Frames over one socket, before, during and after the socket's life: a header of fixed size, then a payload.
 
-What frames mean is for those who derive from `Stream`: `connection` for whole messages, `channels` for parts of them.
+What frames mean is for those who derive from `Stream`: `tcp.Connection` for whole messages, `channels` for parts of
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.comm.transport.base import PeerLost, TransportError
-from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe
+from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
 # one read takes in a header and a small payload, or several; of a large one this much is copied twice
 _STAGE_BYTES = 16 * 1024
@@ -154,9 +155,11 @@ class Stream:
         return self.lost is not None or (not self._outgoing and (self.sock is None or self._paused))
 
     def info(self) -> dict[str, Any] | None:
-        """`local` and `remote` address and what `sockets.describe` told last; None when there never was a socket."""
+        """`local` and `remote` address and what `sockets.describe_connection` told last; None when there never was a
+        socket.
+        """
         if self.sock is not None:
-            self._info.update(describe(self.sock))
+            self._info.update(describe_connection(self.sock))
         return self._info or None
 
     # ---- what the event loop tells

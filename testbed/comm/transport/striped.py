@@ -1,15 +1,30 @@
-"""Several connections per peer, over which large messages are spread: see `channels` and `pairs` for how."""
+"""Several connections per peer, over which large messages are spread: see `channels` for the frames."""
 
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from testbed.comm.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
-from testbed.comm.transport.channels import Channel, StripeSettings
+from testbed.comm.transport.base import (
+    BEST_EFFORT,
+    MAX_TAG,
+    PeerCounters,
+    Request,
+    TrafficClass,
+    TransportError,
+)
+from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.pairs import Pair
-from testbed.comm.transport.shared_window import SharedWindow
+from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.reassembly import (
+    MESSAGE_MASK,
+    SEQUENCES,
+    IncomingMessage,
+    Reassembler,
+    SegmentOrder,
+)
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
 
@@ -33,12 +48,12 @@ class StripedTransport(Mesh):
         eager: bool = False,
         listener: socket.socket | None = None,
     ) -> None:
-        self._pairs: dict[tuple[int, TrafficClass], Pair] = {}
+        self._pairs: dict[tuple[int, TrafficClass], StripedPair] = {}
         self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
         super().__init__(rank, addresses, settings, listener, eager)
 
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> StripedPair:
         """The channels to a peer, begun if need be."""
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:
@@ -57,7 +72,7 @@ class StripedTransport(Mesh):
         pair = self._pairs.get((peer, key.traffic))
         if pair is None:
             counters, staged = self._counters[peer], self.settings.max_staged_bytes
-            pair = self._pairs[peer, key.traffic] = Pair(
+            pair = self._pairs[peer, key.traffic] = StripedPair(
                 self.rank, peer, settings, staged, counters, self.exposed, self._window_of(settings)
             )
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
@@ -79,3 +94,236 @@ class StripedTransport(Mesh):
 
     def _before_goodbye(self, deadline_s: float) -> None:
         self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)
+
+
+class StripedPair(Reassembler):
+    """All channels with one peer, for one class of traffic. Sends and receives are accepted at any time."""
+
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        settings: StripeSettings,
+        max_staged_bytes: int,
+        counters: PeerCounters,
+        exposed: Exposed,
+        window: SharedWindow | None = None,
+    ) -> None:
+        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
+        self.settings = settings
+        self._window = window  # beside those of channels, with other pairs
+        self.channels: dict[int, Channel] = {}
+        self._begun = False  # to deal out
+        self._asking: Channel | None = None  # for whose segment a message is begun
+        # outgoing
+        self._next_message = 0
+        self._next_sequence = 0
+        self._next_channel = 0
+        self._waiting: deque[Outgoing] = deque()  # not cut up entirely
+        self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
+        # incoming
+        self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
+
+    @property
+    def connected(self) -> bool:
+        """Whether every channel has a connection, or had one."""
+        channels = self.channels.values()
+        count = sum(channel.sock is not None or channel.lost is not None for channel in channels)
+        return count == self.settings.connections
+
+    @property
+    def may_part(self) -> bool:
+        """Whether all channels can say goodbye now: nothing is left to be cut up, and a pair in use has all of them."""
+        begun = any(channel.sock is not None for channel in self.channels.values())
+        return self.lost is not None or (not self._waiting and (self.connected or not begun))
+
+    # ---- what the rank asks for
+
+    def send(self, request: Request) -> None:
+        """Send now as far as channels take it, the rest when they can."""
+        if self.lost is not None:
+            request.fail(self.lost)
+            return
+        out = Outgoing(request, self._next_message)
+        self._next_message = (self._next_message + 1) & MESSAGE_MASK
+        self._unsent[out.number] = out
+        if out.left <= self.settings.fast_bytes:
+            self.channels[0].segment(out, FAST | LAST, 0, 0, out.left)
+        else:
+            self._waiting.append(out)
+            self.pump()
+
+    def _go_on(self) -> None:
+        """Channels that found no room may find some now."""
+        for channel in list(self.channels.values()):
+            if channel is not self._asking:
+                channel.go_on()
+
+    def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
+        return sum(channel.repoint(into, view) for channel in self.channels.values())
+
+    def pump(self, most: int | None = None) -> None:
+        """Deal out what waits, as far as channels have room. most: segments, in this pair's turn of a shared window."""
+        if not self._begun:
+            # all go round from the same one on, whichever connection was made first
+            self._begun = self.connected
+            if not self._begun:
+                return
+        settings, window = self.settings, self._window
+        waiting = self._waiting
+        while waiting and self.lost is None:
+            if most == 0:
+                assert window is not None
+                window.wait(self)
+                return
+            channel = self._channel_with_room()
+            if channel is None or (window is not None and not window.take(self, in_turn=most is not None)):
+                return
+            most = None if most is None else most - 1
+            out = waiting[0]
+            total = len(out.request.view)
+            start, end = out.cut, min(out.cut + settings.segment_bytes, total)
+            out.cut = end
+            out.segments += 1
+            sequence = 0
+            if settings.mode == "dqplb":
+                sequence = self._next_sequence
+                self._next_sequence = (sequence + 1) % SEQUENCES
+            if end == total:
+                waiting.popleft()
+            channel.outstanding += 1
+            channel.segment(out, LAST if end == total else 0, sequence, start, end)
+            if end == total and settings.mode == "spray":
+                self.channels[0].notify(out)
+
+    def _channel_with_room(self) -> Channel | None:
+        """The next in turn that is connected and has not too much under way."""
+        count = self.settings.connections
+        for step in range(count):
+            number = (self._next_channel + step) % count
+            channel = self.channels.get(number)
+            if (
+                channel is not None
+                and channel.sock is not None
+                and channel.outstanding < self.settings.outstanding
+            ):
+                self._next_channel = number + 1
+                return channel
+        return None
+
+    # ---- what channels tell
+
+    def on_acknowledged(self, count: int) -> None:
+        """So many segments have come."""
+        if self._window is not None:
+            self._window.give(count)
+        self.pump()
+
+    def on_sent(self, out: Outgoing, size_bytes: int) -> None:
+        """The kernel has another part of a message."""
+        out.left -= size_bytes
+        self.counters.header_bytes_sent += FRAME.size
+        if out.left == 0:
+            del self._unsent[out.number]
+            self.counters.messages_sent += 1
+            self.counters.bytes_sent += len(out.request.view)
+            out.request.complete()
+
+    def incoming(
+        self, channel: Channel, number: int, tag: int, total: int, fast: bool
+    ) -> IncomingMessage | None:
+        """See Assembly.begin. Small ones may come before large ones that were sent first, and must not wait."""
+        asking, self._asking = self._asking, channel
+        try:
+            return self.begin(number, tag, total, slack=2 if fast else 1)
+        finally:
+            self._asking = asking
+
+    def on_segment(
+        self, channel: Channel, into: IncomingMessage, offset: int, length: int, flags: int, sequence: int
+    ) -> None:
+        """Another part of a message is there."""
+        into.received += length
+        into.segments.append((offset, length))
+        self.counters.header_bytes_received += FRAME.size
+        if flags & FAST or self.settings.mode == "spray":
+            if flags & FAST:
+                into.announced = 1
+            self.on_progress(into)
+            return
+        if not self._sequences.came(sequence):
+            channel.fail(f"it sent segment {sequence} twice")
+        if flags & LAST:
+            self._sequences.ends(sequence, into)
+        for whole in self._sequences.whole():
+            whole.announced = len(whole.segments)
+            self.on_progress(whole)
+
+    def on_progress(self, into: IncomingMessage) -> None:
+        """Whether that message is whole."""
+        if into.announced is None or into.received < into.total or into.announced > len(into.segments):
+            return
+        self.end(into)
+
+    def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
+        """One channel is gone: with a goodbye the others finish first, else all is over."""
+        if not channel.left_well or all(other.lost is not None for other in self.channels.values()):
+            self.fail(error)
+
+    def fail(self, reason: TransportError | str) -> None:
+        """The peer is lost: let all channels go, fail all that waits. Whole messages can still be received."""
+        if self.lost is not None:
+            return
+        channels = list(self.channels.values())
+        if isinstance(reason, str):
+            # the channel words it, and comes back here with the error
+            alive = next((channel for channel in channels if channel.lost is None), None)
+            if alive is not None:
+                alive.left_well = False
+                alive.fail(reason)
+                return
+            reason = TransportError(reason)
+        self.lost = reason
+        for channel in channels:
+            channel.fail(reason)
+        if self._window is not None:
+            self._window.give(sum(channel.outstanding for channel in channels))
+        self._fail_incoming(reason)
+        self._waiting.clear()
+        unsent, self._unsent = self._unsent, {}
+        for out in unsent.values():
+            out.request.fail(reason)
+
+
+class Waiting(Protocol):
+    """A pair that has something to send."""
+
+    def pump(self, most: int | None = None) -> None:
+        """Send so many segments, or all that may go."""
+
+
+class SharedWindow:
+    """limit: segments under way at most."""
+
+    def __init__(self, limit: int) -> None:
+        self.free = limit
+        self._waiting: deque[Waiting] = deque()
+
+    def take(self, pair: Waiting, *, in_turn: bool) -> bool:
+        """Whether the pair may send a segment now; if not it is told when. in_turn: whether this is its turn."""
+        if not self.free or (self._waiting and not in_turn):
+            self.wait(pair)
+            return False
+        self.free -= 1
+        return True
+
+    def wait(self, pair: Waiting) -> None:
+        """Behind all others that wait."""
+        if pair not in self._waiting:
+            self._waiting.append(pair)
+
+    def give(self, count: int) -> None:
+        """So many have been acknowledged, or are lost with their pair."""
+        self.free += count
+        while self.free and self._waiting:
+            self._waiting.popleft().pump(1)

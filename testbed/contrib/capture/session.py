@@ -23,7 +23,7 @@ from testbed.contrib.capture.rank_classes import (
     peer_of,
     renamed,
 )
-from testbed.contrib.capture.trace_assembly import assemble, computing, peaks_of
+from testbed.contrib.capture.trace_assembly import assemble, estimate_computing, peaks_of
 from testbed.errors import BadInput, TestbedError
 from testbed.spec.catalogue import accelerators
 from testbed.workload.traces import JobTrace
@@ -82,7 +82,7 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
     """Record a script. said: gets a line as each rank ends. CaptureError, RanksDoNotMatch, BadInput."""
     begun_s = time.monotonic()
     accelerator = accelerators()[request.accelerator]
-    model = computing(request.compute, accelerator)
+    model = estimate_computing(request.compute, accelerator)
     if not Path(request.script).is_file():
         raise BadInput(where="capture", got=request.script, expected="a Python file")
     with (

@@ -35,11 +35,12 @@ def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
     return found | {f"float8_{kind}": fp8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
 
 
-def computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
+def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
     """By utilisation: flops at the part of the peak that training reaches, as elsewhere in the testbed.
 
     By roofline: every kernel at the peak or at the memory's pace, whichever takes longer: the least it can take. Or by
-    a profiler's trace or a folder of them, see `profiled`, or a table, see `measured`. BadInput.
+    a profiler's trace or a folder of them, see `read_computing_profile`, or a table, see `read_computing_table`.
+    BadInput.
     """
     if model == ROOFLINE:
         return Computing(lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes])
@@ -59,22 +60,22 @@ def computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
 
         return Computing(reached)
     path = Path(model)
-    return profiled(path) if is_trace(path) else Computing(measured(path))
+    return read_computing_profile(path) if is_trace(path) else Computing(read_computing_table(path))
 
 
-def profiled(path: Path) -> Computing:
+def read_computing_profile(path: Path) -> Computing:
     """By a PyTorch profiler's trace of a run on an accelerator, for all ranks; or by a folder, each for its own.
 
     A rank without one of its own has that of the nearest below it. BadInput.
     """
     profiles = read_profiles(path)
     return Computing(
-        lambda rank, nodes: shared_out(nodes, of_rank(profiles, rank).seconds),
+        lambda rank, nodes: distribute_seconds(nodes, of_rank(profiles, rank).seconds),
         tuple(one.described() for one in profiles),
     )
 
 
-def shared_out(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
+def distribute_seconds(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
     """What a kind takes together in a step, shared out among its parts by what each takes at the least."""
     least: Counter[str] = Counter()
     for node in nodes:
@@ -87,7 +88,7 @@ def shared_out(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
     ]
 
 
-def measured(path: Path) -> Seconds:
+def read_computing_table(path: Path) -> Seconds:
     """A CSV table with the columns kind (forward, backward, compute), seconds and, if ranks differ, ranks (0-3 or 5).
 
     What a rank computes of a kind in a step takes so long together; kinds that are not in it, the least. BadInput.
@@ -113,7 +114,7 @@ def measured(path: Path) -> Seconds:
         ) from None
 
     def by_table(rank: int, nodes: Nodes) -> list[float]:
-        return shared_out(
+        return distribute_seconds(
             nodes, {kind: seconds for kind, seconds, ranks in rows if ranks is None or rank in ranks}
         )
 

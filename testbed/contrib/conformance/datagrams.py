@@ -14,7 +14,7 @@ from testbed.comm.transport.datagram.controls import Control, Limits
 from testbed.comm.transport.datagram.packets import Ack
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity, Recovery
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 from testbed.comm.transport.datagram.sender import Sender
 
 PACKET_BYTES = 1000
@@ -28,7 +28,7 @@ class Channel:
     """delays_s: of each path, one way. rate_bps: of each path; packets wait in a queue without end."""
 
     recovery: str = "selective_repeat"
-    control: Callable[[Limits, RoundTrips], Control] = Control
+    control: Callable[[Limits, RttEstimator], Control] = Control
     delays_s: tuple[float, ...] = (0.005,)
     rate_bps: float = 80e6
     loses: Fate = lambda item, times: False
@@ -39,7 +39,7 @@ class Channel:
 
     def __post_init__(self) -> None:
         kind: type[Recovery] = RECOVERIES[self.recovery]
-        round_trips = RoundTrips(2 * max(self.delays_s))
+        round_trips = RttEstimator(2 * max(self.delays_s))
         self.sender = Sender(kind(round_trips, **self.options), self.control(self.limits, round_trips))
         self.receiver = Receiver(kind.in_order, kind.code or "mds")
         self.now_s = 0.0

@@ -22,8 +22,8 @@ from testbed.comm.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.contrib.conformance import puts
-from testbed.contrib.conformance.threads import Program, Runner, finish, in_threads, linger, raises
+from testbed.contrib.conformance import one_sided
+from testbed.contrib.conformance.harness import Program, Runner, in_threads, linger, raises, wait_requests
 
 Mesh = Callable[[int], AbstractContextManager[Callable[[int], Transport]]]
 """For so many ranks, as long as a `with` block lasts: what makes the transport of each."""
@@ -59,9 +59,9 @@ def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], N
             check_waiting_in_vain_names_rank_and_peer,
             check_bad_peers_tags_and_buffers_are_refused,
             check_after_close_everything_fails_and_nothing_hangs,
-            puts.check_puts_go_into_windows_and_signals_come_behind_them,
-            puts.check_puts_and_messages_go_side_by_side,
-            puts.check_a_put_out_of_bounds_loses_its_sender,
+            one_sided.check_puts_go_into_windows_and_signals_come_behind_them,
+            one_sided.check_puts_and_messages_go_side_by_side,
+            one_sided.check_a_put_out_of_bounds_loses_its_sender,
         )
     }
     for early, length in itertools.product((True, False), (4, 100_000)):
@@ -118,7 +118,7 @@ def check_messages_arrive_whole_and_in_order_per_tag(run: Runner) -> None:
         incoming = [bytearray(size) for size in sizes]
         requests = [transport.isend(peer, 9, memoryview(data)) for data in outgoing]
         requests += [transport.irecv(peer, 9, memoryview(data)) for data in incoming]
-        finish(transport, *requests)
+        wait_requests(transport, *requests)
         return [bytes(data) for data in incoming] == [
             bytes([number + peer]) * size for number, size in enumerate(sizes)
         ]
@@ -131,10 +131,14 @@ def check_tags_pick_messages_whatever_their_order(run: Runner) -> None:
 
     def program(transport: Transport) -> list[bytes]:
         peer = 1 - transport.rank
-        finish(transport, *(transport.isend(peer, tag, memoryview(b"tag%d" % tag)) for tag in (3, 1, 2)))
+        wait_requests(
+            transport, *(transport.isend(peer, tag, memoryview(b"tag%d" % tag)) for tag in (3, 1, 2))
+        )
         linger(transport, 0.05)  # let the messages come before their receives are posted
         buffers = [bytearray(4) for _ in range(3)]
-        finish(transport, *(transport.irecv(peer, tag, memoryview(buffers[tag - 1])) for tag in (1, 2, 3)))
+        wait_requests(
+            transport, *(transport.irecv(peer, tag, memoryview(buffers[tag - 1])) for tag in (1, 2, 3))
+        )
         return [bytes(buffer) for buffer in buffers]
 
     assert run(2, program) == [[b"tag1", b"tag2", b"tag3"]] * 2
@@ -159,7 +163,7 @@ def check_many_messages_of_all_sizes_between_all_ranks(run: Runner) -> None:
                 buffers.append((peer, in_tag, buffer))
                 requests.append(transport.irecv(peer, in_tag, memoryview(buffer)))
             transport.progress(0.0)
-        finish(transport, *requests)
+        wait_requests(transport, *requests)
         for peer, tag, buffer in buffers:
             if buffer != bytes([(tag + peer) % 256]) * len(buffer):
                 wrong.append((peer, tag))
@@ -176,14 +180,14 @@ def check_a_message_of_another_length_is_an_error_that_names_both_ranks(
     def program(transport: Transport) -> str:
         if transport.rank == 0:
             linger(transport, 0.1 if early else 0)
-            finish(transport, transport.isend(1, 5, memoryview(bytes(length))))
-            finish(transport, transport.isend(1, 5, memoryview(b"next")))
+            wait_requests(transport, transport.isend(1, 5, memoryview(bytes(length))))
+            wait_requests(transport, transport.isend(1, 5, memoryview(b"next")))
             return ""
         linger(transport, 0 if early else 0.1)
         with raises(TransportError) as caught:
-            finish(transport, transport.irecv(0, 5, memoryview(bytearray(3))))
+            wait_requests(transport, transport.irecv(0, 5, memoryview(bytearray(3))))
         buffer = bytearray(4)
-        finish(transport, transport.irecv(0, 5, memoryview(buffer)))
+        wait_requests(transport, transport.irecv(0, 5, memoryview(buffer)))
         assert buffer == b"next"
         return str(caught.value)
 
@@ -198,7 +202,7 @@ def check_counters_count_payload(run: Runner) -> None:
         peer = 1 - transport.rank
         assert list(transport.counters) == [peer]
         for _ in range(3):
-            finish(
+            wait_requests(
                 transport,
                 transport.isend(peer, 1, memoryview(b"x" * 1000)),
                 transport.irecv(peer, 1, memoryview(bytearray(1000))),
@@ -214,15 +218,15 @@ def check_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> Non
 
     def program(transport: Transport) -> float:
         if transport.rank == 1:
-            finish(transport, transport.isend(0, 2, memoryview(b"last")))
+            wait_requests(transport, transport.isend(0, 2, memoryview(b"last")))
             return 0.0
         request = transport.irecv(1, 1, memoryview(bytearray(4)))
         begun_s = time.monotonic()
         with raises(PeerLost, match="rank 0: lost peer 1: it closed its end"):
-            finish(transport, request)
+            wait_requests(transport, request)
         took_s = time.monotonic() - begun_s
         buffer = bytearray(4)
-        finish(transport, transport.irecv(1, 2, memoryview(buffer)))
+        wait_requests(transport, transport.irecv(1, 2, memoryview(buffer)))
         assert buffer == b"last"
         for late in (
             transport.irecv(1, 2, memoryview(buffer)),
@@ -241,11 +245,11 @@ def check_waiting_in_vain_names_rank_and_peer(run: Runner) -> None:
 
     def program(transport: Transport) -> str:
         if transport.rank == 1:
-            finish(transport, transport.irecv(0, 1, memoryview(bytearray(1))))
+            wait_requests(transport, transport.irecv(0, 1, memoryview(bytearray(1))))
             return ""
         with raises(TransportTimeout) as caught:
             wait_all(transport, [transport.irecv(1, 1, memoryview(bytearray(1)))], 0.05)
-        finish(transport, transport.isend(1, 1, memoryview(b"x")))
+        wait_requests(transport, transport.isend(1, 1, memoryview(b"x")))
         assert isinstance(caught.value, TimeoutError)
         return str(caught.value)
 

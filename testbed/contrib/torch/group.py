@@ -12,14 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from testbed.contrib.torch.group_base import Members, Tensors
+from testbed.contrib.torch.group_base import ProcessGroupBase, Tensors, Work
 from testbed.contrib.torch.launch_env import BackendError
 from testbed.contrib.torch.tensors import Staged, joined, reduction, spread
-from testbed.contrib.torch.torch_work import Work
-from testbed.contrib.torch.worker import Handed
+from testbed.contrib.torch.worker import PendingOperation
 
 
-class Group(Members):
+class Group(ProcessGroupBase):
     """Ranks of a job that do collectives together, each as torch.distributed describes it."""
 
     # ---- reductions
@@ -30,10 +29,10 @@ class Group(Members):
 
     allreduce_coalesced = allreduce
 
-    def _all_reduce(self, opts: Any) -> Callable[[torch.Tensor], Handed]:
+    def _all_reduce(self, opts: Any) -> Callable[[torch.Tensor], PendingOperation]:
         op = _op(opts)
 
-        def one(tensor: torch.Tensor) -> Handed:
+        def one(tensor: torch.Tensor) -> PendingOperation:
             staged, how = Staged(tensor, writes=True), reduction(op, tensor.dtype)
             algorithm = self._job.algorithm("all_reduce")
             return self._hand_over(
@@ -47,7 +46,7 @@ class Group(Members):
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """See torch.distributed.reduce."""
 
-        def one(tensor: torch.Tensor) -> Handed:
+        def one(tensor: torch.Tensor) -> PendingOperation:
             staged, how = Staged(tensor, writes=True), reduction(_op(opts), tensor.dtype)
             algorithm = self._job.algorithm("reduce")
             return self._hand_over(
@@ -62,7 +61,7 @@ class Group(Members):
         """See torch.distributed.reduce_scatter_tensor."""
         return self._one(self._reduce_scatter(output, input, opts), [output])
 
-    def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Handed:
+    def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> PendingOperation:
         written, read, how = Staged(output, writes=True), Staged(input), reduction(_op(opts), input.dtype)
         algorithm = self._job.algorithm("reduce_scatter")
         return self._hand_over(
@@ -93,7 +92,7 @@ class Group(Members):
 
     def _reduced_to(
         self, root: int, staged: Staged, how: Any, output: torch.Tensor, copy: torch.Tensor, opts: Any
-    ) -> Handed:
+    ) -> PendingOperation:
         def finish() -> None:
             if root == self._communicator.rank:
                 output.detach().copy_(copy)
@@ -109,7 +108,7 @@ class Group(Members):
         """See torch.distributed.broadcast."""
         return self._all(tensors, lambda tensor: self._broadcast(tensor, opts.rootRank, opts))
 
-    def _broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> Handed:
+    def _broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> PendingOperation:
         staged = Staged(tensor, writes=root != self._communicator.rank)
         algorithm = self._job.algorithm("broadcast")
         return self._hand_over(
@@ -124,7 +123,7 @@ class Group(Members):
 
     def _all_gather(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any, finish: Callable[[], None] | None = None
-    ) -> Handed:
+    ) -> PendingOperation:
         written, read = Staged(output, writes=True), Staged(input)
         algorithm = self._job.algorithm("all_gather")
         return self._hand_over(
@@ -142,7 +141,7 @@ class Group(Members):
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """See torch.distributed.all_gather; parts may differ in size."""
-        parts: list[Handed] = []
+        parts: list[PendingOperation] = []
         for shares, own in zip(outputs, inputs, strict=True):
             if len({share.numel() for share in shares}) == 1:
                 whole = own.new_empty(own.numel() * len(shares))
@@ -228,7 +227,7 @@ class Group(Members):
         input_sizes: list[int] | None,
         finish: Callable[[], None],
         opts: Any,
-    ) -> Handed:
+    ) -> PendingOperation:
         algorithm = self._job.algorithm("all_to_all")
         return self._hand_over(
             lambda: self._communicator.all_to_all_single(
@@ -243,7 +242,7 @@ class Group(Members):
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
         """See torch.distributed.isend."""
 
-        def one(tensor: torch.Tensor) -> Handed:
+        def one(tensor: torch.Tensor) -> PendingOperation:
             staged = Staged(tensor)
             return self._hand_over(lambda: self._communicator.isend(staged.array, dst, tag), None, None)
 
@@ -252,7 +251,7 @@ class Group(Members):
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
         """See torch.distributed.irecv."""
 
-        def one(tensor: torch.Tensor) -> Handed:
+        def one(tensor: torch.Tensor) -> PendingOperation:
             staged = Staged(tensor, writes=True)
             return self._hand_over(
                 lambda: self._communicator.irecv(staged.array, src, tag), staged.put_back, None

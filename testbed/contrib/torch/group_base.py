@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +14,14 @@ from testbed.comm import collectives
 from testbed.comm.collectives import Communicator
 from testbed.contrib.torch.launch_env import ProgramJob
 from testbed.contrib.torch.roofline import pay_all
-from testbed.contrib.torch.torch_work import Work
-from testbed.contrib.torch.worker import Handed, Worker
+from testbed.contrib.torch.worker import PendingOperation, Worker
 
 NAME = "testbed"
 Tensors = Sequence[torch.Tensor]
 Begin = Callable[[], collectives.Work]
 
 
-class Members(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """Ranks of a job that do things together; which things, says `Group`.
 
     communicator: their own, of which the worker's thread alone makes use. timeout_s: of operations without one of their
@@ -87,7 +87,7 @@ class Members(dist.ProcessGroup):  # type: ignore[misc]
         """Whether operations begin together; in the order in which they are asked for, which is as good."""
         return False
 
-    def _get_backend(self, device: torch.device) -> Members:
+    def _get_backend(self, device: torch.device) -> ProcessGroupBase:
         return self
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -119,7 +119,7 @@ class Members(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- how
 
-    def _hand_over(self, begin: Begin, finish: Callable[[], None] | None, opts: Any) -> Handed:
+    def _hand_over(self, begin: Begin, finish: Callable[[], None] | None, opts: Any) -> PendingOperation:
         pay_all()
         return self._worker.hand_over(lambda: (begin(),), finish, self._seconds(opts))
 
@@ -128,14 +128,86 @@ class Members(dist.ProcessGroup):  # type: ignore[misc]
         given_s = timeout.total_seconds() if timeout is not None else 0.0
         return given_s if given_s > 0 else self._timeout_s
 
-    def _one(self, part: Handed, tensors: Any) -> Work:
+    def _one(self, part: PendingOperation, tensors: Any) -> Work:
         return self._several([part], tensors)
 
-    def _all(self, tensors: Tensors, one: Callable[[torch.Tensor], Handed]) -> Work:
+    def _all(self, tensors: Tensors, one: Callable[[torch.Tensor], PendingOperation]) -> Work:
         return self._several([one(tensor) for tensor in tensors], list(tensors))
 
-    def _several(self, parts: Sequence[Handed], tensors: Any) -> Work:
+    def _several(self, parts: Sequence[PendingOperation], tensors: Any) -> Work:
         work = Work(parts, tensors)
         if self._together is not None:
             self._together.append(work)
         return work
+
+
+# What follows on a future may wait for operations in its turn, so it cannot run in the worker's thread.
+_MOST_FOLLOWING = 16
+_following: list[ThreadPoolExecutor] = []
+
+
+class Work(dist.Work):  # type: ignore[misc]
+    """One operation, or several as one. tensors: its results, as futures have them."""
+
+    def __init__(self, parts: Sequence[PendingOperation], tensors: Any) -> None:
+        super().__init__()
+        self.parts = parts
+        self._tensors = tensors
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it is done; an error is raised. timeout: of this wait; without it the operation's own counts."""
+        pay_all()
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        for part in self.parts:
+            try:
+                done = part.wait(seconds if seconds > 0 else None)
+            except Exception as error:
+                raise dist.DistBackendError(str(error)) from error
+            if not done:
+                raise dist.DistBackendError(f"not done within {seconds:g} s")
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        return all(part.done for part in self.parts)
+
+    def is_success(self) -> bool:
+        """Whether it is over, well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong, if anything has so far."""
+        return next((part.error for part in self.parts if part.error is not None), None)
+
+    def result(self) -> Any:
+        """Its tensors."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Its tensors, once it is done; what follows on it may wait for other operations."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._hear(0)
+        return self._future
+
+    def _hear(self, number: int) -> None:
+        """When this part is done look at the next; after the last one the future is over."""
+        if number < len(self.parts):
+            self.parts[number].when_done(lambda: self._hear(number + 1))
+            return
+        if not _following:
+            _following.append(ThreadPoolExecutor(_MOST_FOLLOWING, "testbed-following"))
+        _following[0].submit(self._tell)
+
+    def _tell(self) -> None:
+        assert self._future is not None
+        error = self.exception()
+        if error is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(dist.DistBackendError(str(error)))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from testbed.comm.collectives import Reduction
-from testbed.comm.collectives.data import Array
+from testbed.comm.collectives.arrays import Array
 from testbed.contrib.torch.launch_env import BackendError
 
 # What NumPy has no name for, as whole numbers of the same size; PyTorch itself reduces them.

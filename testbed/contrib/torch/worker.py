@@ -22,7 +22,7 @@ Begin = Callable[[], Sequence[Work]]
 CLOSED = "this rank has left its job"
 
 
-class Handed:
+class PendingOperation:
     """An operation that was handed over: its end, well or not, as any thread may wait for it.
 
     begin: starts it and says which Works it consists of. finish: what is to be done once all are done, before anybody
@@ -81,7 +81,7 @@ class Worker:
     def __init__(self, join: Callable[[], Communicator]) -> None:
         self._join = join
         self._asked: deque[Callable[[], None]] = deque()
-        self._pending: list[Handed] = []
+        self._pending: list[PendingOperation] = []
         self._communicator: Communicator | None = None
         self._closing = False
         self._failure: Exception | None = None
@@ -100,9 +100,9 @@ class Worker:
 
     def hand_over(
         self, begin: Begin, finish: Callable[[], None] | None = None, timeout_s: float = 1800.0
-    ) -> Handed:
+    ) -> PendingOperation:
         """Have an operation begin soon, in the order in which they are handed over."""
-        handed = Handed(begin, finish, timeout_s)
+        handed = PendingOperation(begin, finish, timeout_s)
         self._ask(lambda: self._begin(handed))
         return handed
 
@@ -161,7 +161,7 @@ class Worker:
             self._asked.popleft()()
         self._settle(engine.transport.now_s)
 
-    def _begin(self, handed: Handed) -> None:
+    def _begin(self, handed: PendingOperation) -> None:
         try:
             handed.works = handed.begin()
         except Exception as error:
@@ -182,7 +182,7 @@ class Worker:
         self._pending = left
 
     @staticmethod
-    def _end(handed: Handed) -> None:
+    def _end(handed: PendingOperation) -> None:
         try:
             for work in handed.works:
                 if not work.is_completed():

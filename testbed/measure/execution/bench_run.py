@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from testbed.clock import clock_here
 from testbed.comm.collectives import AUTO, TuningTable, collective_of, dtype_named, traffic
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
-from testbed.comm.collectives.plan_check import check_if_added
+from testbed.comm.collectives.plan_check import check_if_plugin
 from testbed.measure.execution.launcher_process import LauncherProcess
 from testbed.measure.execution.networks import Network
 from testbed.measure.execution.rank_packing import ranks_per_process
@@ -120,7 +120,7 @@ class BenchRun:
         groups = [host.building for host in hosts] if hosts else [""] * self.ranks
         for algorithm in self.options.algorithms:
             if algorithm != AUTO:
-                check_if_added(self.options.collective, algorithm, groups)
+                check_if_plugin(self.options.collective, algorithm, groups)
         if self.network is None or self.topology is None:
             with loopback_endpoints(self.ranks) as endpoints:
                 yield from self._measure(self._wiring(endpoints), {})

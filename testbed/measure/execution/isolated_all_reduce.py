@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.collectives import pieces_for
-from testbed.comm.collectives.isolated_all_reduce import (
+from testbed.comm.collectives.baseline_ring import (
     MOST_ROUNDS,
     baseline_is_whole,
     baseline_rounds,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from testbed.comm.collectives.isolated_all_reduce import TIMES, baseline_rounds, baseline_times
+from testbed.comm.collectives.baseline_ring import TIMES, baseline_rounds, baseline_times
 from testbed.comm.transport.kinds import transport_kind
 from testbed.measure.execution.rank_packing import ranks_per_process, stopping
 from testbed.measure.results.shards import cut

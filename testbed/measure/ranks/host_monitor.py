@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.clock import clock_here
-from testbed.comm.transport.loop import StallDetector
-from testbed.comm.transport.socket_options import changes
+from testbed.comm.transport.event_loop import StallDetector
 from testbed.comm.transport.socket_view import Observed, Unobserved
-from testbed.comm.transport.wire_counts import WireCounts
+from testbed.comm.transport.sockets import WireCounts, changed_options
 from testbed.net.links.protocol_counters import ProtocolCounts, read_protocols
 
 LOOKS = 50  # in a step, where nothing else wakes a rank
@@ -60,7 +59,7 @@ class HostMonitor:
         return [
             f"the connection with rank {which[0]}: {words}"
             for which, options in self._options.items()
-            for words in changes(known.get(which, {}), options)
+            for words in changed_options(known.get(which, {}), options)
         ]
 
     def _total(self, peers: Mapping[int, WireCounts] | None) -> WireCounts | None:

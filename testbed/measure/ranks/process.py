@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from testbed.comm.flight_recorder import FLIGHT
-from testbed.comm.replicas import Left
+from testbed.comm.replicas import RankDismissed
 from testbed.measure.ranks.background import BackgroundTraffic
 from testbed.measure.ranks.bench import BenchRank, BenchSpec
 from testbed.measure.ranks.rank import Rank
@@ -167,7 +167,7 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
         else:
             good = _in_threads(carried, work, tell)
         status = 0 if good else 1
-    except Left:
+    except RankDismissed:
         status = LEFT
     finally:
         os._exit(status)
@@ -201,7 +201,7 @@ def _carry(endpoint: RankEndpoint, carried: Carried, work: Work, tell: Tell) -> 
         _enter(endpoint)
         try:
             work.make(endpoint.rank, tell, carried).run()
-        except Left as left:
+        except RankDismissed as left:
             if not left.over:
                 raise
         tell({"event": "finished", "rank": endpoint.rank})
@@ -218,7 +218,7 @@ def _guarded(who: Event, tell: Tell, act: Callable[[], None]) -> bool:
     """Whether it went well; what did not is told. Left, which is the launcher's business."""
     try:
         act()
-    except Left:
+    except RankDismissed:
         raise
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -16,7 +16,7 @@ import numpy as np
 
 from testbed.clock import clock_here, private_memory, sleep_until
 from testbed.comm.collectives import Array, CollectiveTimeout, Communicator
-from testbed.comm.collectives.isolated_all_reduce import BASELINE_RING
+from testbed.comm.collectives.baseline_ring import BASELINE_RING
 from testbed.comm.flight_recorder import COMPLETED, Recorder
 from testbed.comm.transport import OperationCosts, TrafficClass, TransportError
 from testbed.measure.ranks.executor import Done, Executor

@@ -20,8 +20,7 @@ import numpy as np
 from testbed.comm.collectives import Array, fill
 from testbed.comm.collectives.group import COMMUNICATOR_BIT, COMMUNICATORS, POINT_TO_POINT
 from testbed.comm.transport import PeerLost, Transport, TransportError
-from testbed.comm.transport.base import Request, TransportTimeout
-from testbed.comm.transport.failures import tells_of_peers
+from testbed.comm.transport.base import Request, TransportTimeout, find_peer_events
 from testbed.measure.ranks.compute_timer import Timed
 from testbed.measure.ranks.executor import FIRST, Done, check_message
 from testbed.measure.ranks.faults import RankFaults
@@ -64,7 +63,7 @@ class ServingExecutor:
         self.dtype, self.timeout_s, self.faults = dtype, timeout_s, faults
         self.folder, self.at_once = folder, at_once
         self.operations: list[Operation] = []
-        tells = tells_of_peers(transport)
+        tells = find_peer_events(transport)
         if tells is None:
             raise TransportError("dispatch on arrival needs a transport that tells peers of it, such as tcp")
         self._tells = tells

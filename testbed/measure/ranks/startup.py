@@ -20,8 +20,8 @@ import numpy as np
 
 from testbed.comm.collectives import Communicator, P2POp
 from testbed.comm.transport import MeshSettings, TcpTransport
-from testbed.comm.transport.addresses import Address, Addresses
-from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, listening
+from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, open_listener
+from testbed.comm.transport.wire import Address, Addresses
 from testbed.workload.job.endpoints import RankEndpoint
 
 FIRST_PORT = 20_000
@@ -147,10 +147,10 @@ class StartRank:
     def _listen(self) -> None:
         """Be there before anybody calls: who has to try again would wait for that."""
         for kind, group in enumerate(self.spec.kinds):
-            self.listeners.append(listening(self.spec.address(self.rank, kind), group.size))
+            self.listeners.append(open_listener(self.spec.address(self.rank, kind), group.size))
             if group.place(self.rank) == 0:
                 door = self.spec.address(self.rank, kind, door=True)
-                self.doors[kind] = listening(door, group.size)
+                self.doors[kind] = open_listener(door, group.size)
 
     def _group(self, kind: int, group: GroupKind) -> None:
         """Find its members unless they are known, then connect, then use it for the first time."""

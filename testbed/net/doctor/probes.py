@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from testbed.clock import clock_here
-from testbed.comm.transport.rdma.pyverbs import pyverbs
+from testbed.comm.transport.rdma.devices import import_pyverbs
 from testbed.net.doctor import evidence
 from testbed.net.doctor.capability import Capability
 from testbed.net.doctor.capacity import host_facts
@@ -257,7 +257,7 @@ def _virtual_clock() -> list[Capability]:
 def _rdma() -> list[Capability]:
     lacking = None
     try:
-        pyverbs("device")
+        import_pyverbs("device")
     except ImportError as error:
         lacking = str(error)
     if clock_here() is not None:

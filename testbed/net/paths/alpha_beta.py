@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from testbed.comm.collectives.isolated_all_reduce import baseline_rounds
+from testbed.comm.collectives.baseline_ring import baseline_rounds
 from testbed.comm.collectives.plan_executor import AHEAD
 from testbed.net.paths.hops import Hop, Paths, Planes, packet_payload_bytes, passage
 from testbed.net.paths.serialisation import NOTHING_HELD, Serialisation

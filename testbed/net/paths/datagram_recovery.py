@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from testbed.comm.transport.datagram.round_trips import LEAST_RTO_S, RTO_ROUND_TRIPS
+from testbed.comm.transport.datagram.rtt_estimator import LEAST_RTO_S, RTO_ROUND_TRIPS
 from testbed.net.paths.poisson import poisson_quantile, poisson_within
 
 CODED = ("erasure", "xor")

@@ -1,4 +1,4 @@
-"""Messages cut into segments that go round a pair's connections, each packet by packet, as `transport.pairs` does.
+"""Messages cut into segments that go round a pair's connections, each packet by packet, as `transport.striped` does.
 
 A segment is acknowledged by a frame of the receiver's on the same connection: the next one goes when that has come.
 """

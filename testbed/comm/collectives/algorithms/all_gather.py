@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.collectives.definitions import ALL_GATHER, large_across, large_inside, small
 from testbed.comm.collectives.plan import Plan, Round, Runs, Stage, Strand, Transfer, even, runs_of
-from testbed.comm.collectives.registry import PlanRequest
+from testbed.comm.collectives.registry import ALL_GATHER, PlanRequest, large_across, large_inside, small
 
 GATHER = "all-gather"
 

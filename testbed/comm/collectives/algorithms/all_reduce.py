@@ -13,9 +13,16 @@ from typing import Literal
 from testbed.comm.collectives.algorithms import all_gather
 from testbed.comm.collectives.algorithms.all_gather import members_of, ring_strand
 from testbed.comm.collectives.algorithms.trees import CHUNKS, double_tree_strands
-from testbed.comm.collectives.definitions import ALL_REDUCE, REDUCE_SCATTER, large_across, large_inside, small
 from testbed.comm.collectives.plan import Plan, Stage, Strand, even, relabel, reverse, runs_of, then
-from testbed.comm.collectives.registry import Pieces, PlanRequest
+from testbed.comm.collectives.registry import (
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Pieces,
+    PlanRequest,
+    large_across,
+    large_inside,
+    small,
+)
 
 REDUCE = "reduce-scatter"
 # Parts of a message are reduced, or passed on, while others travel. Measured with benchmarks/peers: a ring needs few

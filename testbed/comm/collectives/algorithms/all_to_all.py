@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from testbed.comm.collectives.algorithms.all_gather import members_of
-from testbed.comm.collectives.definitions import ALL_TO_ALL, SENDRECV, small_across
 from testbed.comm.collectives.plan import Plan, Round, Stage, Strand, Transfer, blocks_of, even, runs_of
-from testbed.comm.collectives.registry import Algorithm, PlanRequest
+from testbed.comm.collectives.registry import ALL_TO_ALL, SENDRECV, Algorithm, PlanRequest, small_across
 
 CONCURRENCY = 8
 

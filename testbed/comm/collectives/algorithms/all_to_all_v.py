@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from testbed.comm.collectives.algorithms.all_to_all import CONCURRENCY
-from testbed.comm.collectives.data import Array, as_bytes
-from testbed.comm.collectives.definitions import ALL_TO_ALL_V
+from testbed.comm.collectives.arrays import Array, as_bytes
 from testbed.comm.collectives.plan_executor import Group
 from testbed.comm.collectives.progress_engine import Position, Steps
-from testbed.comm.collectives.registry import RowsAlgorithm, rows_algorithm_of
+from testbed.comm.collectives.registry import ALL_TO_ALL_V, RowsAlgorithm, rows_algorithm_of
 from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Request, TransportError
 

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.collectives.definitions import BROADCAST, GATHER, REDUCE, SCATTER, large, small
 from testbed.comm.collectives.plan import Plan, Round, Strand, Transfer, even, reverse, runs_of
-from testbed.comm.collectives.registry import Pieces, PlanRequest
+from testbed.comm.collectives.registry import (
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    SCATTER,
+    Pieces,
+    PlanRequest,
+    large,
+    small,
+)
 
 # a chunk is passed on while the next one comes
 CHUNKS = Pieces(64, 256 * 1024)

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from testbed.comm.transport.addresses import Address
 from testbed.comm.transport.bootstrap import BootstrapReport
+from testbed.comm.transport.wire import Address
 from testbed.plugins import Registry, derived_from
 
 

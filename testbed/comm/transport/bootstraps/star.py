@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.transport.addresses import Address
 from testbed.comm.transport.bootstrap import BootstrapReport, bootstrap
 from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+from testbed.comm.transport.wire import Address
 
 
 def exchange(method: str, job: Job) -> tuple[Sequence[Address], BootstrapReport]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.transport.addresses import Address
 from testbed.comm.transport.bootstrap import BootstrapReport
 from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+from testbed.comm.transport.wire import Address
 
 
 @BOOTSTRAPS.register("static")

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.comm.transport.base import PeerCounters, TransportError
-from testbed.comm.transport.connection import Connection
 from testbed.comm.transport.datagram.packets import MOST_PATHS
 from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.tcp import Connection
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, NOTE_TAG
 
 PORTS_TAG = 2**64 - 4
@@ -24,7 +24,7 @@ _PORT = struct.Struct("<H")
 OnPorts = Callable[[int, list[int]], None]
 
 
-class Lifeline(Connection):
+class ControlConnection(Connection):
     """on_ports: told the secret and the ports that the peer said. on_end: why the peer is lost. more: for `info`."""
 
     def __init__(

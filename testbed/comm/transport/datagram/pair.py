@@ -14,7 +14,7 @@ import numpy as np
 from testbed.clock import clock_here
 from testbed.comm.transport.base import PeerCounters, PeerLost, Request, TransportError
 from testbed.comm.transport.datagram import stats, udp
-from testbed.comm.transport.datagram.coalescing import put_together
+from testbed.comm.transport.datagram.buffers import ReceiveBuffer, SendBuffer
 from testbed.comm.transport.datagram.controls import Credits, Granter
 from testbed.comm.transport.datagram.packets import (
     CREDIT,
@@ -29,20 +29,17 @@ from testbed.comm.transport.datagram.packets import (
     Data,
     read_ack,
 )
-from testbed.comm.transport.datagram.receive_buffer import Arriving
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item
-from testbed.comm.transport.datagram.send_buffer import OutgoingMessages
-from testbed.comm.transport.datagram.sender import Sender
-from testbed.comm.transport.datagram.sender_factory import Route, sender_for
-from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, sender_for
 from testbed.comm.transport.datagram.spraying import Spray
+from testbed.comm.transport.datagram.udp import coalesce_packets
 from testbed.comm.transport.onesided import Exposed
 
 # until a card whose queue was full is tried again: by the real clock when a third of the shortest has gone
 NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
 
 
-class DatagramPair(Arriving):
+class DatagramPair(ReceiveBuffer):
     """watch: (socket, events, handler) as of the event loop. on_due: told when this pair wants to be looked at."""
 
     def __init__(
@@ -53,8 +50,8 @@ class DatagramPair(Arriving):
         max_staged_bytes: int,
         counters: PeerCounters,
         exposed: Exposed,
-        outbox: udp.Outbox,
-        inbox: udp.Inbox,
+        outbox: udp.SendBatch,
+        inbox: udp.ReceiveBatch,
         granter: Granter,
         watch: Callable[[socket.socket, int, Callable[[int], None]], None],
         clock: Callable[[], float],
@@ -69,7 +66,7 @@ class DatagramPair(Arriving):
         self._outbox, self._inbox, self._granter = outbox, inbox, granter
         self._watch, self._clock, self._on_due = watch, clock, on_due
         self._waiting: list[Request] = []  # until the pair stands
-        self._out: OutgoingMessages | None = None
+        self._out: SendBuffer | None = None
         self._full: set[int] = set()  # sockets that take nothing now, by path
         self._again_s = math.inf  # when to try a card whose queue was full
         self._no_room_s = NO_ROOM_S
@@ -111,12 +108,12 @@ class DatagramPair(Arriving):
         self._payload_bytes = udp.payload_bytes(self.sockets[0])
         frame_bytes = self._payload_bytes + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
         self._granter.packet_bytes = frame_bytes
-        self._trains = udp.Trains(DATA.size + self._payload_bytes, route.line_bps)
+        self._trains = udp.SegmentationOffload(DATA.size + self._payload_bytes, route.line_bps)
         if clock_here() != "free":
             self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / route.line_bps)
         self._sender = sender_for(settings, frame_bytes, round_trip_s, route)
         kind = RECOVERIES[settings.recovery]
-        self._out = OutgoingMessages(self._payload_bytes, self.secret, kind.code, self.counters)
+        self._out = SendBuffer(self._payload_bytes, self.secret, kind.code, self.counters)
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             self._queue(request)
@@ -245,7 +242,7 @@ class DatagramPair(Arriving):
             took = send()
         except (BlockingIOError, ConnectionRefusedError):
             took = 0  # refused was an earlier packet; the lifeline tells what it means
-        except udp.CardFull:
+        except udp.QueueFull:
             self._again_s = self._clock() + self._no_room_s
             return False
         except OSError as error:
@@ -326,7 +323,7 @@ class DatagramPair(Arriving):
             return
         self.datagrams_in += count
         self.bytes_in += sum(inbox.sizes)
-        runs, others, acks = put_together(inbox, self.secret)
+        runs, others, acks = coalesce_packets(inbox, self.secret)
         for run in runs:
             rows = inbox.rows[run.at : run.at + run.packets]
             self.on_run(run, rows[:, DATA.size : inbox.sizes[run.at]])
@@ -381,18 +378,18 @@ class DatagramPair(Arriving):
     def glance(self) -> dict[str, float]:
         """As `sockets.glance` of a TCP connection."""
         assert self._sender is not None
-        return stats.glance(self._sender, self.acknowledged * self._payload_bytes)
+        return stats.snapshot_pair(self._sender, self.acknowledged * self._payload_bytes)
 
     @property
     def words(self) -> str:
         """How it stands."""
         if self._sender is None:
             return "none yet"
-        return stats.words(self._sender, self.receiver)
+        return stats.describe_pair(self._sender, self.receiver)
 
     def figures(self) -> dict[str, Any]:
         """What has happened, ready for JSON."""
         if self._sender is None:
             return {}
-        found = stats.figures(self.settings, self._sender, self.receiver, self._spray)
+        found = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
         return {**found, "packets_cut": self.datagrams_cut}

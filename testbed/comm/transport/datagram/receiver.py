@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.comm.transport.datagram.codes import code_of
+from testbed.comm.transport.datagram.erasure_codes import code_of
 from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
 
 # of a path's packets one in so many is acknowledged where its sender asks for none
@@ -24,7 +24,7 @@ class Seen:
 
 
 @dataclass
-class Group:
+class ParityGroup:
     """A group of packets of which parity has come: its number of data and parity packets, what has come of parity."""
 
     data: int
@@ -46,7 +46,7 @@ class Receiver:
         self._due: dict[int, None] = {}  # paths to acknowledge, in order
         self._refused_at = -1  # for which next packet the sender has been told that others are refused
         self._refuses = False
-        self.groups: dict[int, Group] = {}  # by the first number
+        self.groups: dict[int, ParityGroup] = {}  # by the first number
 
     def has(self, number: int) -> bool:
         """Whether it has come."""
@@ -97,7 +97,7 @@ class Receiver:
             raise ValueError(f"parity {number} of {parity} for {data} packets from {first}")
         if not self.missing(first, data):
             return
-        group = self.groups.setdefault(first, Group(data, parity))
+        group = self.groups.setdefault(first, ParityGroup(data, parity))
         if (group.data, group.parity) != (data, parity):
             raise ValueError(f"parity for {data} packets from {first}, expected {group.data}")
         group.has[number] = payload

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from testbed.comm.transport.datagram.controls import Control, Credits
-from testbed.comm.transport.datagram.packets import Ack
-from testbed.comm.transport.datagram.recoveries import Item, News, Recovery
+from testbed.clock import clock_here
+from testbed.comm.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Control, Credits, Limits
+from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.recoveries import RECOVERIES, Feedback, Item, Recovery
+from testbed.comm.transport.datagram.rtt_estimator import LATE_PEER_RTO_S, LEAST_RTO_S, RttEstimator
 
 # of a sender's rate, what a late timer may catch up with: by the real clock timers come tens of microseconds late
 BURST_S = 100e-6
@@ -107,15 +111,15 @@ class Sender:
             self._packet_s = packet_s
         control.sent(packets, now_s)
 
-    def heard(self, ack: Ack, now_s: float) -> News:
+    def heard(self, ack: Ack, now_s: float) -> Feedback:
         """An acknowledgement has come. ValueError for what no receiver can have said."""
         return self._take(self.recovery.heard(ack, now_s), now_s)
 
-    def on_timer(self, now_s: float) -> News:
+    def on_timer(self, now_s: float) -> Feedback:
         """Time has passed."""
         return self._take(self.recovery.on_timer(now_s), now_s)
 
-    def _take(self, news: News, now_s: float) -> News:
+    def _take(self, news: Feedback, now_s: float) -> Feedback:
         self.marked += news.marked
         self.lost += news.lost
         self.late += news.late
@@ -145,3 +149,78 @@ class Sender:
         if isinstance(control, Credits) and control.used + self.recovery.pending > control.granted:
             due_s = min(due_s, self._wanted_s + self.recovery.round_trips.rto_s)
         return due_s
+
+
+# By the real clock ranks wait for a processor, longer than packets are under way. Of a window of one size what covers
+# for that, for all peers together: the shortest queues hold 64 packets.
+LATE_HOST_PACKETS = 48
+LATE_HOST_S = 0.005  # what they add to a round trip
+# and now and then: windows grow by what a card sends meanwhile, as long as nothing is lost
+LATE_PEER_S = 0.030
+
+
+class Route(NamedTuple):
+    """What is known of a pair's path. window_bytes: of control `window`. line_bps: of this rank's card.
+
+    path_bps, empty_s: of its narrowest link, and its round trip when nothing else is there; 0, infinite: not known.
+    peers: how many ranks there are beside this one.
+    """
+
+    window_bytes: int
+    line_bps: float
+    path_bps: float
+    empty_s: float
+    peers: int
+
+
+def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
+    """A sender of packets of so many bytes, as links count them. round_trip_s: a first guess."""
+    window_bytes, line_bps, path_bps, empty_s, peers = route
+    exact = clock_here() == "free"
+    host_s, least_rto_s, least_packets, late_packets = 0.0, LEAST_RTO_S, LEAST_PACKETS, 0.0
+    if not exact:
+        host_s, least_rto_s = LATE_HOST_S, LATE_PEER_RTO_S
+        least_packets = max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
+        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MOST_AHEAD / 8)
+    if settings.window_bytes is not None:
+        least_packets, late_packets, path_bps = 1.0, 0.0, 0.0
+    # a packet is heard of when all that goes with it has left, and takes as long as the empty path at least
+    least_rto_s = max(least_rto_s, ASK_EVERY * packet_bytes * 8 / line_bps)
+    if empty_s < math.inf:
+        round_trip_s = max(round_trip_s, empty_s)
+    limits = Limits(
+        packet_bytes,
+        window_bytes,
+        line_bps,
+        settings.rate_scale,
+        host_s,
+        least_packets,
+        late_packets,
+        path_bps,
+        empty_s,
+    )
+    round_trips = RttEstimator(round_trip_s, least_rto_s)
+    kind = RECOVERIES[settings.recovery]
+    groups = {} if kind.code is None else {"data": settings.data, "parity": settings.parity}
+    return Sender(kind(round_trips, **groups), CONTROLS[settings.control](limits, round_trips))
+
+
+# what a window is of the path's rate times its round trip: acknowledgements come for several packets at once
+WINDOW_PRODUCTS = 1.25
+
+
+@dataclass(frozen=True)
+class DatagramSettings:
+    """recovery, control: names of RECOVERIES and CONTROLS. data, parity: packets of a group of erasure codes.
+
+    paths: source ports that packets are sprayed over; 1 for none. window_bytes: of control `window`; None: by the path.
+    rate_scale: emulated rates over real ones.
+    """
+
+    recovery: str = "selective_repeat"
+    control: str = "window"
+    data: int = 32
+    parity: int = 8
+    paths: int = 1
+    window_bytes: int | None = None
+    rate_scale: float = 1.0

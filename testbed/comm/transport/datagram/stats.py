@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 from testbed.comm.transport.datagram.receiver import Receiver
-from testbed.comm.transport.datagram.sender import Sender
-from testbed.comm.transport.datagram.settings import DatagramSettings
+from testbed.comm.transport.datagram.sender import DatagramSettings, Sender
 from testbed.comm.transport.datagram.spraying import Spray
 
 
-def glance(sender: Sender, acked_bytes: int) -> dict[str, float]:
-    """As `sockets.glance` of a TCP connection, and packets of parity and those that came marked. No window is 0."""
+def snapshot_pair(sender: Sender, acked_bytes: int) -> dict[str, float]:
+    """As `sockets.snapshot_pair` of a TCP connection, and packets of parity and those that came marked. No window is
+    0.
+    """
     recovery, window = sender.recovery, sender.control.window_packets
     return {
         "rtt_s": recovery.round_trips.smoothed_s,
@@ -24,7 +25,7 @@ def glance(sender: Sender, acked_bytes: int) -> dict[str, float]:
     }
 
 
-def figures(
+def pair_totals(
     settings: DatagramSettings, sender: Sender, receiver: Receiver, spray: Spray | None
 ) -> dict[str, Any]:
     """Of both directions since the beginning: packets; seconds; bit/s. packets_twice: came though they were there."""
@@ -53,7 +54,7 @@ def figures(
     return found
 
 
-def words(sender: Sender, receiver: Receiver) -> str:
+def describe_pair(sender: Sender, receiver: Receiver) -> str:
     """How a pair stands, for people who wonder why nothing comes."""
     recovery = sender.recovery
     waiting = recovery.end - recovery.low

@@ -12,17 +12,20 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, TransportError
 from testbed.comm.transport.datagram import udp
-from testbed.comm.transport.datagram.control_connection import Lifeline, new_secret
+from testbed.comm.transport.datagram.control_connection import ControlConnection, new_secret
 from testbed.comm.transport.datagram.controls import CONTROLS, Granter
 from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.comm.transport.datagram.pair import DatagramPair
-from testbed.comm.transport.datagram.sender_factory import Route
-from testbed.comm.transport.datagram.settings import WINDOW_PRODUCTS, DatagramSettings
+from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS, DatagramSettings, Route
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.socket_options import Options, read_options
-from testbed.comm.transport.sockets import MeshSettings, glance
+from testbed.comm.transport.sockets import (
+    MeshSettings,
+    SocketOptions,
+    WireCounts,
+    read_socket_options,
+    snapshot_connection,
+)
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.comm.transport.wire_counts import WireCounts
 
 _SHORTER_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
 _FIRST_ROUND_TRIP_S = 0.05  # where TCP does not tell
@@ -49,9 +52,9 @@ class DatagramTransport(Mesh):
     ) -> None:
         self.datagrams = datagrams or DatagramSettings()
         self._pairs: dict[tuple[int, TrafficClass], DatagramPair] = {}
-        self._outbox = udp.Outbox()
+        self._outbox = udp.SendBatch()
         self._marks = CONTROLS[self.datagrams.control].marks
-        self._inbox = udp.Inbox(self._marks)
+        self._inbox = udp.ReceiveBatch(self._marks)
         self._granter = Granter(settings.port_bps, udp.MOST_MTU_BYTES + ETHERNET_HEADER_BYTES)
         # reading it is a system call in a guest, where it stands still between two calls of `progress` anyway
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
@@ -70,7 +73,7 @@ class DatagramTransport(Mesh):
             self._stream(peer, ConnectionKey(traffic))
         return self._pairs[peer, traffic]
 
-    def _make_stream(self, peer: int, key: ConnectionKey) -> Lifeline:
+    def _make_stream(self, peer: int, key: ConnectionKey) -> ControlConnection:
         if key.channels or key.channel:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected one connection")
         which = peer, key.traffic
@@ -82,7 +85,7 @@ class DatagramTransport(Mesh):
         def on_ports(secret: int, ports: list[int]) -> None:
             self._introduced(own, lifeline, key, secret, ports)
 
-        lifeline = Lifeline(
+        lifeline = ControlConnection(
             self.rank,
             peer,
             self._counters[peer],
@@ -148,7 +151,7 @@ class DatagramTransport(Mesh):
 
     # ---- introducing the ends of a pair
 
-    def _attached(self, pair: DatagramPair, lifeline: Lifeline, key: ConnectionKey) -> None:
+    def _attached(self, pair: DatagramPair, lifeline: ControlConnection, key: ConnectionKey) -> None:
         """The dialler says where its paths begin; the listener waits for that."""
         if self.rank < lifeline.peer:
             return
@@ -167,7 +170,12 @@ class DatagramTransport(Mesh):
         return ConnectionKey(key.traffic, path, paths) if paths > 1 else key
 
     def _introduced(
-        self, pair: DatagramPair, lifeline: Lifeline, key: ConnectionKey, secret: int, ports: list[int]
+        self,
+        pair: DatagramPair,
+        lifeline: ControlConnection,
+        key: ConnectionKey,
+        secret: int,
+        ports: list[int],
     ) -> None:
         """The peer has said where its paths begin, or that they stand."""
         assert lifeline.sock is not None
@@ -184,13 +192,13 @@ class DatagramTransport(Mesh):
             lifeline.fail("it said that its paths stand before it was told of any")
             return
         with contextlib.suppress(OSError):  # whatever ends the lifeline ends the pair
-            round_trip_s = glance(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
+            round_trip_s = snapshot_connection(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
             pair.stand(round_trip_s, self._route(pair, lifeline.peer))
 
     def _open(
         self,
         pair: DatagramPair,
-        lifeline: Lifeline,
+        lifeline: ControlConnection,
         key: ConnectionKey,
         secret: int,
         ends: list[tuple[tuple[str, int], tuple[str, int]]],
@@ -237,12 +245,14 @@ class DatagramTransport(Mesh):
             found[peer] = found.get(peer, WireCounts()).plus(WireCounts(0, *own))
         return found
 
-    def socket_options(self) -> dict[tuple[int, object], Options]:
+    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """See Mesh; of datagrams' sockets, too."""
         found = super().socket_options()
         for (peer, _), pair in self._pairs.items():
             if pair.lost is None:
-                found |= {(peer, (pair, path)): read_options(sock) for path, sock in enumerate(pair.sockets)}
+                found |= {
+                    (peer, (pair, path)): read_socket_options(sock) for path, sock in enumerate(pair.sockets)
+                }
         return found
 
     def state_words(self, peers: Iterable[int]) -> str:

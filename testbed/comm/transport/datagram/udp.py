@@ -15,14 +15,27 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.clock import clock_here
-from testbed.comm.transport.base import TrafficClass, TransportError
-from testbed.comm.transport.buffer_address import address_of
-from testbed.comm.transport.datagram.packets import HEADER_ROOM, MOST_AHEAD, UDP_HEADERS_BYTES
+from testbed.comm.transport.base import TrafficClass, TransportError, buffer_address
+from testbed.comm.transport.datagram.packets import (
+    ACK,
+    ACK_KIND,
+    ASKS,
+    CREDIT,
+    DATA,
+    DATA_KIND,
+    HEADER_ROOM,
+    MOST_AHEAD,
+    REFUSES,
+    UDP_HEADERS_BYTES,
+    WORDS,
+    Data,
+)
 from testbed.comm.transport.sockets import FORCED, SocketSettings
 
 BATCH = 64  # packets of one call
@@ -61,11 +74,11 @@ Figures = Sequence[int] | NDArray[np.int64]
 """One of each of a call's packets."""
 
 
-class CardFull(TransportError):
+class QueueFull(TransportError):
     """The card's queue is full: to be tried again a little later, no event tells when."""
 
 
-class Trains:
+class SegmentationOffload:
     """Packets of one size that the kernel takes as one, at most `packets` in each; 1: none are made.
 
     packet_bytes: of one, with its header. card_bps: of the card that they leave by.
@@ -81,7 +94,7 @@ class Trains:
         self.control["kind"], self.control["segment"] = _UDP_SEGMENT, packet_bytes
 
 
-class Outbox:
+class SendBatch:
     """Room for the headers of a call's packets, and where their payloads lie; one for all sockets of a thread."""
 
     def __init__(self) -> None:
@@ -89,7 +102,7 @@ class Outbox:
         self.words = np.frombuffer(self.headers, "<u8").reshape(BATCH, -1)
         self._parts = np.zeros((BATCH, 2), _PART)
         self._messages = np.zeros(BATCH, _MESSAGE)
-        base = address_of(memoryview(self.headers))
+        base = buffer_address(memoryview(self.headers))
         self._parts["base"][:, 0] = base + np.arange(BATCH) * HEADER_STRIDE
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
         self._messages["count"] = 2
@@ -99,7 +112,12 @@ class Outbox:
         self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
 
     def send_trains(
-        self, sock: socket.socket, trains: Trains, headers: Figures, payloads: Figures, sizes: Figures
+        self,
+        sock: socket.socket,
+        trains: SegmentationOffload,
+        headers: Figures,
+        payloads: Figures,
+        sizes: Figures,
     ) -> int:
         """As `send`, of packets in a row that are all of one size but for the last."""
         count, each = len(headers), trains.packets
@@ -144,11 +162,11 @@ class Outbox:
         if number == errno.EINTR:
             return 0
         if number == errno.ENOBUFS:
-            raise CardFull
+            raise QueueFull
         raise OSError(number, os.strerror(number))
 
 
-class Inbox:
+class ReceiveBatch:
     """Room for what one call receives; one for all sockets of a thread."""
 
     def __init__(self, marks: bool) -> None:
@@ -253,3 +271,69 @@ def _widen(sock: socket.socket, option: int, size_bytes: int) -> None:
 
 
 READ, WRITE, BAD = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
+
+
+MANY = 5  # packets from which on it is quicker to look at all at once
+_FLAGS = np.uint64(0xFF00)  # of a header's first word
+_SAME = ~_FLAGS
+_ASKS = np.uint64(ASKS << 8)
+
+
+class PacketRun(NamedTuple):
+    """Packets of data of one message and path, each the next of the one before, all of one size and marked alike.
+
+    header: of the first. at: its position. packets: how many. serial: of the last. asks: whether one of them asks for
+    an acknowledgement.
+    """
+
+    header: Data
+    at: int
+    packets: int
+    serial: int
+    asks: bool
+    marked: bool
+
+
+def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun], list[int], list[memoryview]]:
+    """(runs of data, positions of other packets, acknowledgements); what is not of this pair is left out."""
+    runs: list[PacketRun] = []
+    others: list[int] = []
+    acks: dict[object, tuple[tuple[int, int], memoryview]] = {}
+    position, count = 0, len(inbox.sizes)
+    while position < count:
+        size, packet = inbox.sizes[position], inbox.packet(position)
+        at, position = position, position + 1
+        if size < CREDIT.size or int.from_bytes(packet[4:8], "little") != secret:
+            continue
+        kind = packet[0]
+        if kind == DATA_KIND and size >= DATA.size:
+            header = Data._make(DATA.unpack_from(packet))
+            packets, asks = _in_a_row(inbox, at) if count - at >= MANY else (1, header.flags & ASKS > 0)
+            serial = header.serial + packets - 1
+            runs.append(PacketRun(header, at, packets, serial, asks, inbox.marked[at]))
+            position = at + packets
+        elif kind == ACK_KIND and size >= ACK.size:
+            _, flags, path, _, _, came, _, low = ACK.unpack_from(packet)
+            which: object = (path, at) if flags & REFUSES else path
+            known = acks.get(which)
+            if known is None or known[0] <= (came, low):
+                acks[which] = (came, low), packet
+        else:
+            others.append(at)
+    return runs, others, [packet for _, packet in acks.values()]
+
+
+def _in_a_row(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
+    """How many packets, from one of data on, follow each other; whether one of them asks for an acknowledgement."""
+    size, marked = inbox.sizes[at], inbox.marked[at]
+    end = at + 1
+    while end < len(inbox.sizes) and inbox.sizes[end] == size and inbox.marked[end] == marked:
+        end += 1
+    words = inbox.words[at:end, :WORDS].copy()
+    flags = words[:, 0] & _FLAGS
+    words[:, 0] &= _SAME
+    # kind, path and secret; serial and message; number; tag; offset; size of the message
+    steps = np.array([0, 1, 1, 0, size - DATA.size, 0], np.uint64)
+    follow = (words[1:] - words[:-1] == steps).all(axis=1)
+    packets = len(words) if follow.all() else 1 + int(follow.argmin())
+    return packets, bool((flags[:packets] & _ASKS).any())

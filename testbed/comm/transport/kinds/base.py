@@ -19,7 +19,7 @@ from testbed.spec.scale import Scale
 
 
 @dataclass(frozen=True)
-class Mends:
+class LossRecovery:
     """How a transport mends losses itself. probed_as: what calibrations know that by.
 
     data, parity: of a group of erasure codes. reacts: whether losses make its window smaller, as TCP Reno's. products:
@@ -145,7 +145,7 @@ class TransportKind(ABC):
         return True
 
     @property
-    def mends(self) -> Mends | None:
+    def mends(self) -> LossRecovery | None:
         """How it mends losses itself; None where the kernel's TCP does."""
         return None
 

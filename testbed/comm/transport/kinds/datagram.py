@@ -10,9 +10,9 @@ from testbed.comm.transport.base import TrafficClass
 from testbed.comm.transport.datagram.controls import CONTROLS
 from testbed.comm.transport.datagram.controls.credits import LOAD
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
-from testbed.comm.transport.datagram.settings import WINDOW_PRODUCTS, DatagramSettings
+from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS, DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.comm.transport.kinds.base import TRANSPORTS, Mends, TransportKind
+from testbed.comm.transport.kinds.base import TRANSPORTS, LossRecovery, TransportKind
 from testbed.comm.transport.kinds.striped import PACKET_BYTES
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
@@ -66,14 +66,14 @@ class Datagram(TransportKind):
         return self.settings.control not in ("none", "window", "credits")
 
     @property
-    def mends(self) -> Mends:
+    def mends(self) -> LossRecovery:
         """See TransportKind."""
         own = self.settings
         # other controls keep what stands in queues short
         products, window_bytes = (
             (WINDOW_PRODUCTS, own.window_bytes) if own.control == "window" else (0.0, None)
         )
-        return Mends(
+        return LossRecovery(
             own.recovery,
             own.recovery,
             own.data,

@@ -7,14 +7,19 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from testbed.comm.transport.base import TrafficClass
-from testbed.comm.transport.kinds.base import TRANSPORTS, Mends, Packet
-from testbed.comm.transport.kinds.striped import Spread
+from testbed.comm.transport.kinds.base import TRANSPORTS, LossRecovery, Packet
+from testbed.comm.transport.kinds.striped import StripingKind
 from testbed.comm.transport.rdma.card import CardSettings, VerbsCard, ack_timeout_s
 from testbed.comm.transport.rdma.devices import find_card, set_window
-from testbed.comm.transport.rdma.frames import HEADER
-from testbed.comm.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, payload_bytes
-from testbed.comm.transport.rdma.ports import ROCE_PORT, udp_port
 from testbed.comm.transport.rdma.transport import RdmaTransport
+from testbed.comm.transport.rdma.wire import (
+    HEADER,
+    HEADERS_BYTES,
+    PACKETS_PER_ACK,
+    ROCE_PORT,
+    payload_bytes,
+    udp_port,
+)
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.plugins import PluginError
@@ -24,7 +29,7 @@ MOST_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
 
 
 @TRANSPORTS.register("rdma")
-class Rdma(Spread):
+class Rdma(StripingKind):
     """stripes: as for Spread. rdma: ack_timeout_s, emulated; window_packets."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
@@ -77,10 +82,10 @@ class Rdma(Spread):
         return udp_port(dialled), ROCE_PORT
 
     @property
-    def mends(self) -> Mends:
+    def mends(self) -> LossRecovery:
         """See TransportKind: cards go back."""
         timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
-        return Mends("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
+        return LossRecovery("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
 
     def packet(self, mtu_bytes: int) -> Packet:
         """See TransportKind."""

@@ -20,7 +20,7 @@ WINDOWS = ("outstanding", "together")  # of StripeSettings
 LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
-class Spread(TransportKind):
+class StripingKind(TransportKind):
     """What cuts messages and deals them out. stripes: per distance, the fields of StripeSettings."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes",)
@@ -67,7 +67,7 @@ class Spread(TransportKind):
 
 
 @TRANSPORTS.register("striped")
-class Striped(Spread):
+class Striped(StripingKind):
     """Over TCP."""
 
     modelled = True

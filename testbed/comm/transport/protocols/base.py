@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from testbed.comm.transport.base import Transport
-from testbed.comm.transport.software import Slots
+from testbed.comm.transport.host_costs import Slots
 from testbed.plugins import Registry, derived_from
 
 

@@ -16,10 +16,10 @@ from testbed.comm.transport.base import (
     TransportError,
     check_writable,
 )
+from testbed.comm.transport.host_costs import Slots
 from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
 from testbed.comm.transport.mailbox import WrongLength, wrong_length
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
-from testbed.comm.transport.software import Slots
 
 _PREFIX = struct.Struct("<Q")
 

@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.clock import private_memory
-from testbed.comm.transport.base import TransportError
-from testbed.comm.transport.buffer_address import address_of
-from testbed.comm.transport.rdma.devices import DEVICES
-from testbed.comm.transport.rdma.immediates import Immediate, pack
-from testbed.comm.transport.rdma.ports import flow_label
-from testbed.comm.transport.rdma.pyverbs import pyverbs
+from testbed.comm.transport.base import TransportError, buffer_address
+from testbed.comm.transport.rdma.devices import DEVICES, import_pyverbs
 from testbed.comm.transport.rdma.verbs import (
     RECEIVED,
     SENT,
@@ -29,6 +25,7 @@ from testbed.comm.transport.rdma.verbs import (
     Completion,
     QueuePair,
 )
+from testbed.comm.transport.rdma.wire import Immediate, flow_label, pack_immediate
 
 # of infiniband/verbs.h
 _RELIABLE = 2  # IBV_QPT_RC
@@ -96,7 +93,7 @@ class VerbsCard:
         self.settings = settings
         self.slot_bytes = settings.slot_bytes
         try:
-            device, cq, wr, mr, srq = (pyverbs(name) for name in ("device", "cq", "wr", "mr", "srq"))
+            device, cq, wr, mr, srq = (import_pyverbs(name) for name in ("device", "cq", "wr", "mr", "srq"))
         except ImportError as error:
             raise TransportError(str(error)) from None
         self._wr, self._mr = wr, mr
@@ -105,11 +102,11 @@ class VerbsCard:
             self._open(device, cq)
             self.gid = str(self._context.query_gid(port_num=1, index=settings.gid_index).gid)
             self._mtu = int(self._context.query_port(1).active_mtu)
-            self._domain = pyverbs("pd").PD(self._context)
+            self._domain = import_pyverbs("pd").PD(self._context)
             self._make_queue(cq)
             count = settings.slots
             self._memory = memoryview(private_memory(2 * count * self.slot_bytes))
-            self._base = address_of(self._memory)
+            self._base = buffer_address(self._memory)
             self._known = mr.MR(self._domain, len(self._memory), _LOCAL_WRITE, address=self._base)
             # small messages into slots; writes of peers take nothing but the event
             self._small = srq.SRQ(self._domain, srq.SrqInitAttr(srq.SrqAttr(max_wr=count, max_sge=1)))
@@ -161,7 +158,7 @@ class VerbsCard:
             self._memory[start + len(header) : start + size_bytes] = body
         assert isinstance(queue_pair, VerbsQueuePair)
         piece = self._wr.SGE(self._base + start, size_bytes, self._known.lkey)
-        queue_pair.post(_SEND_IMM, slot, piece, pack(Immediate(fast=True)))
+        queue_pair.post(_SEND_IMM, slot, piece, pack_immediate(Immediate(fast=True)))
         return True
 
     def register(self, address: int, size_bytes: int, writable: bool) -> VerbsRegion:
@@ -250,7 +247,7 @@ class VerbsQueuePair:
     """See verbs.QueuePair."""
 
     def __init__(self, card: VerbsCard, receives: Any, depth: int, port: int, dscp: int) -> None:
-        qp = pyverbs("qp")
+        qp = import_pyverbs("qp")
         self._card, self._port, self._dscp = card, port, dscp
         settings = qp.QPInitAttr(
             qp_type=_RELIABLE,
@@ -273,7 +270,7 @@ class VerbsQueuePair:
 
     def connect(self, peer: Address) -> None:
         """See QueuePair."""
-        addr, qp = pyverbs("addr"), pyverbs("qp")
+        addr, qp = import_pyverbs("addr"), import_pyverbs("qp")
         card = self._card
         try:
             route = addr.GlobalRoute(

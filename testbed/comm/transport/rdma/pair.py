@@ -18,17 +18,14 @@ from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
 from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
-from testbed.comm.transport.rdma import frames
-from testbed.comm.transport.rdma.fast import FastPath
-from testbed.comm.transport.rdma.frames import ANNOUNCE, ASK, DISCARD, MESSAGE, REFUSE, Frame
-from testbed.comm.transport.rdma.immediates import SLOTS, Immediate
-from testbed.comm.transport.rdma.inbound import Inbound, Segments
-from testbed.comm.transport.rdma.regions import Regions
-from testbed.comm.transport.rdma.verbs import Card, QueuePair
-from testbed.comm.transport.rdma.writes import Outbound, Writing
+from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.fast_path import FastPath
+from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegionCache
+from testbed.comm.transport.rdma.wire import ANNOUNCE, ASK, DISCARD, MESSAGE, REFUSE, SLOTS, Frame, Immediate
+from testbed.comm.transport.rdma.writes import Inbound, Outbound, Segments, WriteQueue
 
 
-class Pair:
+class RdmaPair:
     """Sends and receives are accepted at any time; they wait for `start`, and fail once the peer is lost."""
 
     def __init__(
@@ -46,7 +43,7 @@ class Pair:
         self.exposed = exposed
         self.lost: TransportError | None = None
         self.fast = FastPath()
-        self.regions: Regions | None = None
+        self.regions: RegionCache | None = None
         self._write_over: Sequence[QueuePair] = ()
         self._max_staged_bytes = max_staged_bytes
         # outgoing
@@ -54,7 +51,7 @@ class Pair:
         self._held: dict[int, deque[Request]] = {}
         self._announced: dict[int, deque[Frame]] = {}  # by tag: receives that no message has come for yet
         self._told = 0  # of how many receives the peer has told
-        self._writing = Writing(settings)
+        self._writing = WriteQueue(settings)
         # incoming
         self._mailbox = Mailbox()
         self._asked: dict[int, deque[int]] = {}  # by tag: lengths of large messages that wait for a receive
@@ -171,7 +168,7 @@ class Pair:
 
     # ---- cards
 
-    def attach(self, card: Card, fast: QueuePair, writing: Sequence[QueuePair], regions: Regions) -> None:
+    def attach(self, card: Card, fast: QueuePair, writing: Sequence[QueuePair], regions: RegionCache) -> None:
         """There are queue pairs; they are not connected yet."""
         self.fast.attach(card, fast)
         self._write_over, self.regions = tuple(writing), regions
@@ -256,7 +253,7 @@ class Pair:
             return f"its message has {length} bytes, of {frame.length}"
         self.counters.messages_received += 1
         self.counters.bytes_received += length
-        self.counters.header_bytes_received += frames.HEADER.size
+        self.counters.header_bytes_received += wire.HEADER.size
         if is_put(tag):
             placed = self.exposed.place(self.peer, tag, length)
             if isinstance(placed, str):
@@ -382,5 +379,5 @@ class Pair:
     def _count_sent(self, request: Request) -> None:
         self.counters.messages_sent += 1
         self.counters.bytes_sent += len(request.view)
-        self.counters.header_bytes_sent += frames.HEADER.size
+        self.counters.header_bytes_sent += wire.HEADER.size
         request.complete()

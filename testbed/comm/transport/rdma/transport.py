@@ -1,6 +1,6 @@
 """One rank's pairs over RDMA; see Transport for the messages.
 
-Each pair has a TCP connection beside its queue pairs, by which they find each other and part: see `control`.
+Each pair has a TCP connection beside its queue pairs, by which they find each other and part: see `control_connection`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ from typing import Any
 from testbed.comm.transport.base import MAX_TAG, TrafficClass, TransportError
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.rdma import frames, immediates
-from testbed.comm.transport.rdma.control import Control
-from testbed.comm.transport.rdma.pair import Pair
-from testbed.comm.transport.rdma.ports import udp_port
-from testbed.comm.transport.rdma.regions import Regions
-from testbed.comm.transport.rdma.verbs import RECEIVED, SENT, Address, Card, Completion, QueuePair
-from testbed.comm.transport.sockets import MeshSettings
+from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.control_connection import ControlConnection
+from testbed.comm.transport.rdma.pair import RdmaPair
+from testbed.comm.transport.rdma.verbs import (
+    RECEIVED,
+    SENT,
+    Address,
+    Card,
+    Completion,
+    QueuePair,
+    RegionCache,
+)
+from testbed.comm.transport.rdma.wire import udp_port
+from testbed.comm.transport.sockets import MeshSettings, WireCounts
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.comm.transport.wire_counts import WireCounts
 
 FAST_DEPTH = 4096
 CARD_COUNTS = ("went_back", "out_of_sequence")  # of CardCounts, while a run goes on
@@ -49,10 +55,10 @@ class RdmaTransport(Mesh):
     ) -> None:
         self._stripes = stripes or (lambda peer: StripeSettings())
         self._card = card
-        self._regions = Regions(card)
-        self._pairs: dict[PairKey, Pair] = {}
+        self._regions = RegionCache(card)
+        self._pairs: dict[PairKey, RdmaPair] = {}
         self._queue_pairs: dict[PairKey, list[QueuePair]] = {}
-        self._owners: dict[int, Pair] = {}  # of queue pairs, by their numbers
+        self._owners: dict[int, RdmaPair] = {}  # of queue pairs, by their numbers
         try:
             super().__init__(rank, addresses, settings, listener, eager=False)
             self._loop.watch(card, select.EPOLLIN, self._on_completions)
@@ -62,7 +68,7 @@ class RdmaTransport(Mesh):
 
     # ---- see Mesh
 
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> RdmaPair:
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:
             self._check_address(peer, tag)
@@ -70,13 +76,13 @@ class RdmaTransport(Mesh):
             self._stream(peer, ConnectionKey(traffic))
         return self._pairs[peer, traffic]
 
-    def _make_stream(self, peer: int, key: ConnectionKey) -> Control:
+    def _make_stream(self, peer: int, key: ConnectionKey) -> ControlConnection:
         if key.channel or key.channels:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
         counters, staged = self._counters[peer], self.settings.max_staged_bytes
-        pair = Pair(self.rank, peer, self._stripes(peer), staged, counters, self.exposed)
+        pair = RdmaPair(self.rank, peer, self._stripes(peer), staged, counters, self.exposed)
         self._pairs[peer, key.traffic] = pair
-        control = Control(self.rank, peer, staged, counters, self.exposed)
+        control = ControlConnection(self.rank, peer, staged, counters, self.exposed)
         control.on_join = lambda: self._on_join(peer, key.traffic, control)
         control.on_where = lambda where: self._on_where(peer, key.traffic, control, where)
         control.on_ready = pair.start
@@ -130,7 +136,7 @@ class RdmaTransport(Mesh):
 
     # ---- finding each other
 
-    def _on_join(self, peer: int, traffic: TrafficClass, control: Control) -> None:
+    def _on_join(self, peer: int, traffic: TrafficClass, control: ControlConnection) -> None:
         """The peer can be told where its queue pairs' other ends are."""
         pair, settings = self._pairs[peer, traffic], self._stripes(peer)
         try:
@@ -156,7 +162,9 @@ class RdmaTransport(Mesh):
         port = udp_port(self.settings.local_port(dialler, listener, key))
         return self._card.queue_pair(number == 0, depth, port, traffic.dscp)
 
-    def _on_where(self, peer: int, traffic: TrafficClass, control: Control, where: dict[str, Any]) -> None:
+    def _on_where(
+        self, peer: int, traffic: TrafficClass, control: ControlConnection, where: dict[str, Any]
+    ) -> None:
         own = self._queue_pairs[peer, traffic]
         gid, numbers = where.get("gid"), where.get("numbers")
         if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(own):
@@ -198,7 +206,7 @@ class RdmaTransport(Mesh):
             if words := self._wrong(pair, completion):
                 self._fail(pair, words)
 
-    def _wrong(self, pair: Pair, completion: Completion) -> str:
+    def _wrong(self, pair: RdmaPair, completion: Completion) -> str:
         """Have the pair take it; what is wrong with it, empty where nothing is."""
         kind, queue_pair, number, immediate, size_bytes, failed = completion
         if failed:
@@ -210,16 +218,16 @@ class RdmaTransport(Mesh):
                 pair.fast.on_sent()
             return ""
         if kind != RECEIVED:
-            return pair.on_written(immediates.unpack(immediate), size_bytes)
+            return pair.on_written(wire.unpack_immediate(immediate), size_bytes)
         data = self._card.slot(number)[:size_bytes]
         try:
-            return pair.on_frame(frames.unpack(data), data[frames.HEADER.size :])
+            return pair.on_frame(wire.unpack_frame(data), data[wire.HEADER.size :])
         except ValueError as error:
             return f"it sent {error}"
         finally:
             self._card.free(number)
 
-    def _fail(self, pair: Pair, words: str) -> None:
+    def _fail(self, pair: RdmaPair, words: str) -> None:
         for which, other in self._pairs.items():
             if other is pair:
                 self._streams[which[0], ConnectionKey(which[1])].fail(words)

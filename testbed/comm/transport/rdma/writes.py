@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.base import Request
 from testbed.comm.transport.channels import StripeSettings
-from testbed.comm.transport.rdma.frames import Frame
-from testbed.comm.transport.rdma.immediates import Immediate, pack
-from testbed.comm.transport.rdma.regions import Piece
-from testbed.comm.transport.rdma.verbs import QueuePair
-from testbed.comm.transport.segment_order import SEQUENCES
+from testbed.comm.transport.rdma.verbs import QueuePair, RegisteredPiece
+from testbed.comm.transport.rdma.wire import Frame, Immediate, pack_immediate
+from testbed.comm.transport.reassembly import SEQUENCES, SegmentOrder
 
 
 class Outbound:
@@ -19,7 +17,7 @@ class Outbound:
 
     __slots__ = ("announced", "cut", "left", "piece", "request")
 
-    def __init__(self, request: Request, piece: Piece, announced: Frame) -> None:
+    def __init__(self, request: Request, piece: RegisteredPiece, announced: Frame) -> None:
         self.request = request
         self.piece = piece
         self.announced = announced
@@ -35,7 +33,7 @@ class WriteChannel:
         self.outstanding = 0
 
 
-class Writing:
+class WriteQueue:
     """All of a pair's. channels: none before there are queue pairs that the peer is ready for."""
 
     def __init__(self, settings: StripeSettings) -> None:
@@ -91,7 +89,7 @@ class Writing:
             out.piece.key,
             announced.address + start,
             announced.key,
-            pack(Immediate(sequence, announced.slot, notify=end == len(out.request.view))),
+            pack_immediate(Immediate(sequence, announced.slot, notify=end == len(out.request.view))),
         )
 
     def _channel_with_room(self) -> WriteChannel | None:
@@ -123,3 +121,43 @@ class Writing:
         self._unsent.clear()
         self._works.clear()
         return left
+
+
+class Inbound:
+    """A receive of a large message, a put, or a signal.
+
+    number, slot: by which the peer knows it; 0 and -1 before it is announced. matched: whether it is known which of the
+    peer's messages it is for. received: bytes that have come. ended: whether all have.
+    """
+
+    __slots__ = ("ended", "matched", "number", "piece", "received", "request", "slot")
+
+    def __init__(self, request: Request, matched: bool = False, ended: bool = False) -> None:
+        self.request = request
+        self.matched = matched
+        self.ended = ended
+        self.number, self.slot = 0, -1
+        self.piece: RegisteredPiece | None = None
+        self.received = 0
+
+    def unknown_to_sender(self, announced: int) -> bool:
+        """Whether a peer that had been told of so many receives did not know of this one, and it is nobody's yet."""
+        return not self.matched and (self.number == 0 or self.number > announced)
+
+
+class Segments:
+    """Of all messages of a pair. numbered: a message is whole when its last segment, and all before that, have come."""
+
+    def __init__(self, numbered: bool) -> None:
+        self._numbered = numbered
+        self._sequences: SegmentOrder[Inbound] = SegmentOrder()
+
+    def add(self, into: Inbound, immediate: Immediate, size_bytes: int) -> list[Inbound]:
+        """A segment is there; the messages that are whole now."""
+        into.received += size_bytes
+        if not self._numbered:
+            return [into] if into.received >= len(into.request.view) else []
+        self._sequences.came(immediate.sequence)
+        if immediate.notify:
+            self._sequences.ends(immediate.sequence, into)
+        return self._sequences.whole()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import runpy
 import sys
 import time
@@ -20,11 +21,11 @@ from torch.distributed import distributed_c10d as c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from testbed.contrib.capture.recorder import devices
-from testbed.contrib.capture.recorder.dispatch_watch import Recorder, Speeds
+from testbed.contrib.capture.recorder.dispatch_mode import RecordingMode, Speeds
 from testbed.contrib.capture.recorder.groups import World
-from testbed.contrib.capture.recorder.objects import Objects
-from testbed.contrib.capture.recorder.source_places import _OWN, _TORCH, Modules, Sites
+from testbed.contrib.capture.recorder.source_locations import _OWN, _TORCH, Modules, Sites
 from testbed.contrib.capture.recorder.tape import Tape
+from testbed.errors import TestbedError
 
 
 class _Enough(BaseException):
@@ -34,7 +35,7 @@ class _Enough(BaseException):
 class Steps:
     """Tells steps by optimizers: a step ends with the last of those that follow a backward pass."""
 
-    def __init__(self, recorder: Recorder, wanted: int) -> None:
+    def __init__(self, recorder: RecordingMode, wanted: int) -> None:
         self.recorder, self.wanted = recorder, wanted
         self.count, self.length, self._backward, self._inside = 0, 0, False, False
 
@@ -134,7 +135,7 @@ def _environment(request: Mapping[str, Any], rank: int) -> dict[str, str]:
 def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) -> dict[str, Any]:
     os.environ.update(_environment(request, rank))
     tape, sites, modules = Tape(), Sites(), Modules()
-    recorder = Recorder(tape, sites, modules, Speeds(request["peaks"], request["bytes_per_s"]))
+    recorder = RecordingMode(tape, sites, modules, Speeds(request["peaks"], request["bytes_per_s"]))
     world = World(rank, request["world_size"], recorder.note)
     steps = Steps(recorder, request["steps"])
     world.install()
@@ -256,3 +257,45 @@ def _vote_alone() -> None:
 
         stage.PipelineStage._warmup_forward_vote = vote
         stage.PipelineStage._warmup_backward_result = result
+
+
+POLL_S = 0.01
+
+
+class ObjectsMissing(TestbedError):
+    """A rank ended without an object that another waits for."""
+
+
+class Objects:
+    """Of one rank. folder: all ranks'. report: a file descriptor that says who waits for whom."""
+
+    def __init__(self, folder: Path, rank: int, report: int) -> None:
+        self.folder, self.rank, self.report = folder, rank, report
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+
+    def send(self, target: int, found: Any) -> None:
+        """Returns at once."""
+        number = self._sent[target] = self._sent.get(target, -1) + 1
+        path = self.folder / f"{self.rank}-{target}-{number}"
+        part = path.with_suffix(".part")
+        part.write_bytes(pickle.dumps(found))
+        part.rename(path)
+
+    def receive(self, source: int) -> Any:
+        """Once the other rank has sent it. ObjectsMissing where that ends before."""
+        number = self._received[source] = self._received.get(source, -1) + 1
+        path, over = self.folder / f"{source}-{self.rank}-{number}", self.folder / f"over-{source}"
+        said = False
+        while not path.exists():
+            if over.exists() and not path.exists():
+                raise ObjectsMissing(
+                    f"rank {self.rank} receives an object from rank {source}, which sends it {number}"
+                )
+            if not said:
+                os.write(self.report, f"waits {self.rank} {source}\n".encode())
+                said = True
+            time.sleep(POLL_S)
+        if said:
+            os.write(self.report, f"goes {self.rank}\n".encode())
+        return pickle.loads(path.read_bytes())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from testbed.comm.transport.datagram.controls.base import Control, Limits
-from testbed.comm.transport.datagram.recoveries.base import News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 FIRST_PACKETS = 10.0
 LEAST_PACKETS = 2.0
@@ -16,13 +16,13 @@ DECREASE = 0.5
 class Aimd(Control):
     """Doubles each round trip until the first loss, then one packet more each round trip, half of it at a loss."""
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self.window_packets = FIRST_PACKETS
         self._threshold = math.inf
         self._cut_s = -math.inf  # when it was cut last
 
-    def heard(self, news: News, now_s: float) -> None:
+    def heard(self, news: Feedback, now_s: float) -> None:
         """See Control; of the losses of one round trip the first counts."""
         if news.late:
             self._cut(now_s)

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from testbed.comm.transport.datagram.recoveries.base import News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 # of a window that does not change: as TCP's first one (RFC 6928)
 LEAST_PACKETS = 10.0
@@ -48,12 +48,12 @@ class Control:
     grants: ClassVar[bool] = False
     """Whether the receiver grants what may be sent; see `credits`."""
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         self.limits, self.round_trips = limits, round_trips
         self.window_packets = math.inf
         self.rate_bps = math.inf
 
-    def heard(self, news: News, now_s: float) -> None:
+    def heard(self, news: Feedback, now_s: float) -> None:
         """An acknowledgement has come, or a time-out has passed."""
 
     def sent(self, packets: int, now_s: float) -> None:
@@ -72,14 +72,14 @@ class Window(Control):
     and until something is lost: then half of that goes, and it never grows as far again.
     """
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self._own = max(limits.least_packets, limits.window_bytes / limits.packet_bytes)
         self._late, self._most_late = 0.0, limits.late_packets
         self.window_packets = self._own
         self._pace(round_trips.smoothed_s)
 
-    def heard(self, news: News, now_s: float) -> None:
+    def heard(self, news: Feedback, now_s: float) -> None:
         """See Control."""
         if news.round_trip_s is not None:
             self._pace(self.round_trips.least_s)

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 from testbed.comm.transport.datagram.controls.base import Control, Limits
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 UNIT_PACKETS = 4  # of one grant, at most
 LOAD = 0.99  # of the port, so that what jitter has queued drains
@@ -24,7 +24,7 @@ class Credits(Control):
 
     grants: ClassVar[bool] = True
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self.granted = 0
         self.used = 0

@@ -11,8 +11,8 @@ import math
 from typing import ClassVar
 
 from testbed.comm.transport.datagram.controls.base import Control, Limits
-from testbed.comm.transport.datagram.recoveries.base import News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 GAIN = 1 / 256
 TIMER_S = 55e-6
@@ -30,7 +30,7 @@ class Dcqcn(Control):
 
     marks: ClassVar[bool] = True
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self.rate_bps = self.target_bps = limits.line_bps
         self.alpha = 1.0
@@ -40,7 +40,7 @@ class Dcqcn(Control):
         self._counted = 0.0  # bytes since the last step of the counter
         self._slow = False  # whether it has been told of congestion since it was last at line rate
 
-    def heard(self, news: News, now_s: float) -> None:
+    def heard(self, news: Feedback, now_s: float) -> None:
         """See Control."""
         self._pass(now_s)
         if news.marked and now_s - self._noticed_s >= NOTICE_S:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from testbed.comm.transport.datagram.controls.base import Control, Limits
-from testbed.comm.transport.datagram.recoveries.base import News
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 INCREASE = 1.0
 DECREASE = 0.8
@@ -30,7 +30,7 @@ FIRST_PACKETS = 10.0
 class Swift(Control):
     """A window of less than one packet is one packet with a pause, as a rate."""
 
-    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+    def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self.window_packets = FIRST_PACKETS
         self._cut_s = -math.inf
@@ -50,7 +50,7 @@ class Swift(Control):
         base_s = min(self.limits.round_trip_s, self.round_trips.least_s)
         return base_s + self.limits.host_s + self._queue_s + within_s
 
-    def heard(self, news: News, now_s: float) -> None:
+    def heard(self, news: Feedback, now_s: float) -> None:
         """See Control."""
         may_cut = now_s - self._cut_s >= self.round_trips.smoothed_s
         before = self.window_packets

@@ -1,6 +1,6 @@
 """What a datagram transport does about lost packets, by the name that a scenario has for it."""
 
-from testbed.comm.transport.datagram.recoveries.base import Item, News, Parity, Recovery
+from testbed.comm.transport.datagram.recoveries.base import Feedback, Item, Parity, Recovery
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure, XorParity
 from testbed.comm.transport.datagram.recoveries.go_back_n import GoBackN
 from testbed.comm.transport.datagram.recoveries.selective_repeat import Nack, SelectiveRepeat
@@ -13,4 +13,4 @@ RECOVERIES: dict[str, type[Recovery]] = {
     "xor": XorParity,
 }
 
-__all__ = ["RECOVERIES", "Item", "News", "Parity", "Recovery"]
+__all__ = ["RECOVERIES", "Feedback", "Item", "Parity", "Recovery"]

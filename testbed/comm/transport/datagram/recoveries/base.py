@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class Parity(NamedTuple):
@@ -32,7 +32,7 @@ Item = int | Parity
 """What can be sent: a packet of data, by number, or one of parity."""
 
 
-class Sending(NamedTuple):
+class SentPackets(NamedTuple):
     """What was sent, when: so many packets of data in a row, from `item` on, or one of parity. serial: of the first."""
 
     serial: int
@@ -55,12 +55,12 @@ class Path:
     heard_s: float = -math.inf
     came: int = 0
     marked: int = 0
-    flight: deque[Sending] = field(default_factory=deque)
+    flight: deque[SentPackets] = field(default_factory=deque)
     times: deque[tuple[int, float]] = field(default_factory=deque)
 
 
 @dataclass
-class News:
+class Feedback:
     """What an acknowledgement, or a time-out, has changed.
 
     acked: packets that are known to have come now and were not before. holes: that have not, though something sent
@@ -84,9 +84,9 @@ class Recovery(ABC):
     """Whether its receiver takes packets in order only."""
 
     code: ClassVar[str | None] = None
-    """What makes its parity; see `codes`."""
+    """What makes its parity; see `erasure_codes`."""
 
-    def __init__(self, round_trips: RoundTrips) -> None:
+    def __init__(self, round_trips: RttEstimator) -> None:
         self.round_trips = round_trips
         self.end = 0  # how many packets there are to send
         self.next = 0  # the first that was not sent yet, or has to be sent with all after it
@@ -103,14 +103,14 @@ class Recovery(ABC):
     # ---- for those who derive
 
     @abstractmethod
-    def _passed(self, number: int, sending: Sending, news: News) -> None:
+    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
         """A packet of data has not come, but something that was sent later has."""
 
-    def _after_ack(self, ack: Ack, news: News, now_s: float) -> None:
+    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
         """All of an acknowledgement has been looked at."""
         return
 
-    def _parity_late(self, parity: Parity, news: News) -> None:
+    def _parity_late(self, parity: Parity, news: Feedback) -> None:
         """Nothing was heard of a packet of parity."""
         return
 
@@ -190,13 +190,13 @@ class Recovery(ABC):
             own = self.paths[path] = Path()
         serial = own.serial
         own.serial += count
-        own.flight.append(Sending(serial, item, count, now_s))
+        own.flight.append(SentPackets(serial, item, count, now_s))
         own.times.append((own.serial - 1, now_s))
         return serial
 
     # ---- hearing
 
-    def heard(self, ack: Ack, now_s: float) -> News:
+    def heard(self, ack: Ack, now_s: float) -> Feedback:
         """An acknowledgement has come. ValueError for what no receiver can have said."""
         path = self.paths.get(ack.path)
         if (
@@ -205,7 +205,7 @@ class Recovery(ABC):
             or ack.low + ack.bits.bit_length() > self._sent_end
         ):
             raise ValueError(f"an acknowledgement of packets that were not sent: {ack.heard}, {ack.low}")
-        news = News()
+        news = Feedback()
         path.heard_s = now_s
         if ack.came >= path.came:
             news.marked = max(0, ack.marked - path.marked)
@@ -228,7 +228,7 @@ class Recovery(ABC):
         self._after_ack(ack, news, now_s)
         return news
 
-    def _pass(self, which: int, path: Path, news: News) -> None:
+    def _pass(self, which: int, path: Path, news: Feedback) -> None:
         """Of all up to what was heard last on a path it is known what has become."""
         flight, end = path.flight, path.heard + 1
         while flight and flight[0].serial < end:
@@ -238,7 +238,7 @@ class Recovery(ABC):
                 continue
             if serial + count > end:  # the rest is still under way
                 passed = end - serial
-                flight.appendleft(Sending(end, item + passed, count - passed, sent_s))
+                flight.appendleft(SentPackets(end, item + passed, count - passed, sent_s))
                 count = passed
             for number in self._not_come(which, serial, item, count):
                 news.holes += 1
@@ -253,13 +253,13 @@ class Recovery(ABC):
                 serial, _, count, _ = flight.popleft()
                 path.settled = serial + count
 
-    def _came(self, sending: Sending) -> bool:
+    def _came(self, sending: SentPackets) -> bool:
         first = sending.item
         if isinstance(first, Parity):
             return False
         return all(self._has(number) for number in range(max(first, self.low), first + sending.packets))
 
-    def _measure(self, path: Path, news: News, now_s: float) -> None:
+    def _measure(self, path: Path, news: Feedback, now_s: float) -> None:
         """The round trip of the packet that was heard last."""
         times = path.times
         while times[0][0] < path.heard:
@@ -299,7 +299,7 @@ class Recovery(ABC):
             if not self._has(number) and self._again_at.get(number, here) == here:
                 yield number
 
-    def _lose(self, number: int, news: News) -> None:
+    def _lose(self, number: int, news: Feedback) -> None:
         """It has to be sent again."""
         if number not in self._lost and not self._has(number):
             self._lost.add(number)
@@ -321,9 +321,9 @@ class Recovery(ABC):
         """When waiting for word of a path began: what is in its queues may take long, as long as something comes."""
         return max(path.flight[0].sent_s, path.heard_s)
 
-    def on_timer(self, now_s: float) -> News:
+    def on_timer(self, now_s: float) -> Feedback:
         """Time has passed: what nothing is heard of is lost."""
-        news = News()
+        news = Feedback()
         rto_s = self.round_trips.rto_s
         for which, path in self.paths.items():
             late = 0

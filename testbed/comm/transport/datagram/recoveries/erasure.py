@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from testbed.comm.transport.datagram.packets import Ack
-from testbed.comm.transport.datagram.recoveries.base import Item, News, Parity, Recovery, Sending
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback, Item, Parity, Recovery, SentPackets
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 DATA, PARITY = 32, 8
 
@@ -34,7 +34,7 @@ class Erasure(Recovery):
 
     code: ClassVar[str | None] = "mds"
 
-    def __init__(self, round_trips: RoundTrips, data: int = DATA, parity: int = PARITY) -> None:
+    def __init__(self, round_trips: RttEstimator, data: int = DATA, parity: int = PARITY) -> None:
         super().__init__(round_trips)
         self.data, self.parity = data, parity
         self._open: deque[_Group] = deque()  # not sent entirely
@@ -103,7 +103,7 @@ class Erasure(Recovery):
         if not own.unsent:
             self._closed.append(self._open.popleft())
 
-    def _passed(self, number: int, sending: Sending, news: News) -> None:
+    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
         if number < self._under_code_from:
             self._lose(number, news)
 
@@ -113,23 +113,23 @@ class Erasure(Recovery):
         first = self._closed or self._open
         return first[0].first if first else self.end
 
-    def _after_ack(self, ack: Ack, news: News, now_s: float) -> None:
+    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
         self._give_up_ended(news)
 
-    def on_timer(self, now_s: float) -> News:
+    def on_timer(self, now_s: float) -> Feedback:
         """See Recovery."""
         news = super().on_timer(now_s)
         self._give_up_ended(news)
         return news
 
-    def _give_up_ended(self, news: News) -> None:
+    def _give_up_ended(self, news: Feedback) -> None:
         """Groups of which nothing is under way any more; of a path that is left alone nothing later is heard."""
         while self._closed and all(
             self.paths[path].settled > serial for path, serial in self._closed[0].last.items()
         ):
             self._give_up(self._closed.popleft(), news)
 
-    def _give_up(self, group: _Group, news: News) -> None:
+    def _give_up(self, group: _Group, news: Feedback) -> None:
         """All of a group is through, or lost: its parity was not enough for what is missing."""
         for number in range(max(group.first, self.low), group.first + group.data):
             if not self._has(number) and not self._under_way_still(number):
@@ -142,7 +142,7 @@ class Erasure(Recovery):
             for sending in path.flight
         )
 
-    def _parity_late(self, parity: Parity, news: News) -> None:
+    def _parity_late(self, parity: Parity, news: Feedback) -> None:
         while self._closed and self._closed[0].first <= parity.first:
             self._give_up(self._closed.popleft(), news)
 

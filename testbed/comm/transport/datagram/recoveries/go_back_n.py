@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from testbed.comm.transport.datagram.packets import Ack
-from testbed.comm.transport.datagram.recoveries.base import News, Recovery, Sending
-from testbed.comm.transport.datagram.round_trips import RoundTrips
+from testbed.comm.transport.datagram.recoveries.base import Feedback, Recovery, SentPackets
+from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class GoBackN(Recovery):
@@ -14,7 +14,7 @@ class GoBackN(Recovery):
 
     in_order = True
 
-    def __init__(self, round_trips: RoundTrips) -> None:
+    def __init__(self, round_trips: RttEstimator) -> None:
         super().__init__(round_trips)
         self._progress_s = -math.inf
         self._went_back_to = -1
@@ -25,17 +25,17 @@ class GoBackN(Recovery):
             self._progress_s = now_s
         return super().sent_run(numbers, path, now_s)
 
-    def _passed(self, number: int, sending: Sending, news: News) -> None:
+    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
         pass  # it is dropped, or the receiver tells of a hole
 
-    def _after_ack(self, ack: Ack, news: News, now_s: float) -> None:
+    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
         if news.acked:
             self._progress_s = now_s
         if ack.refuses and ack.low == self.low and self._went_back_to != self.low:
             self._go_back(news, now_s)
             news.lost += 1
 
-    def _go_back(self, news: News, now_s: float) -> None:
+    def _go_back(self, news: Feedback, now_s: float) -> None:
         self._went_back_to = self.next = self.low
         self._progress_s = now_s
 
@@ -44,9 +44,9 @@ class GoBackN(Recovery):
         """See Recovery: the time-out runs from the last progress."""
         return self._progress_s + self.round_trips.rto_s if self.low < self._sent_end else math.inf
 
-    def on_timer(self, now_s: float) -> News:
+    def on_timer(self, now_s: float) -> Feedback:
         """See Recovery."""
-        news = News()
+        news = Feedback()
         if self.due_s <= now_s:
             news.late = self.next - self.low
             news.lost = 1

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.comm.transport.base import TransportError
-from testbed.comm.transport.connection import Connection
+from testbed.comm.transport.tcp import Connection
 from testbed.comm.transport.wire import HEADER
 
 WHERE_TAG, READY_TAG = 2**64 - 4, 2**64 - 5  # above all tags of messages
 MOST_BYTES = 64 * 1024
 
 
-class Control(Connection):
+class ControlConnection(Connection):
     """on_join: called when it stands. on_where: with the peer's queue pairs. on_ready: when these are connected to this
     rank's. on_end: when the peer is lost. busy: whether this rank's card waits for the peer's, which stays as long as
     its goodbye is not answered: `go_on` once it does no longer.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
+import platform
 import select
 import socket
 from collections.abc import Callable
@@ -13,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from testbed.clock import clock_here
-from testbed.comm.transport.exact_poll import Events, ExactPoll
 
 # The kernel may add a thousandth of the time asked for, save for real-time processes, which ranks are in a guest. Where
 # it has no exact epoll: that counts milliseconds; select is exact but slower.
@@ -127,7 +128,7 @@ class EventLoop:
             os.eventfd_read(self._bell)
 
 
-def sharpen_timers() -> None:
+def set_timer_slack() -> None:
     """Have the kernel wake this thread when its time has come, not up to 50 us later as it does by default.
 
     Waiting for sockets it allows itself a thousandth of the time-out on top, save for real-time processes. Where
@@ -137,3 +138,61 @@ def sharpen_timers() -> None:
     if clock_here() == "free":
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+Events = list[tuple[int, int]]
+
+_EPOLL_PWAIT2 = 441  # Linux 5.11; the same number on all processors
+_SIGNAL_SET_BYTES = 8
+_MOST_EVENTS = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Event(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (
+        ("events", ctypes.c_uint32),
+        ("gap", ctypes.c_char * (0 if platform.machine() == "x86_64" else 4)),
+        ("descriptor", ctypes.c_int32),  # of its eight bytes of data Python fills these
+        ("rest", ctypes.c_uint32),
+    )
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
+
+
+class ExactPoll:
+    """Waits on one epoll instance, by its descriptor. `works` says whether this kernel has the call."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._events = (_Event * _MOST_EVENTS)()
+        self._time = _Time()
+        self._arguments = (
+            ctypes.c_long(_EPOLL_PWAIT2),
+            ctypes.c_long(descriptor),
+            ctypes.byref(self._events),
+            ctypes.c_long(_MOST_EVENTS),
+            ctypes.byref(self._time),
+            None,
+            ctypes.c_long(_SIGNAL_SET_BYTES),
+        )
+        try:
+            self.poll(0.0)
+            self.works = True
+        except OSError:
+            self.works = False
+
+    def poll(self, timeout_s: float) -> Events:
+        """What is ready, waiting for it up to so long: (descriptor, mask of epoll). OSError."""
+        # to the next nanosecond, save for what counting in seconds has added to a whole one
+        left_ns = max(1, math.ceil(timeout_s * 1e9 - 0.01)) if timeout_s > 0 else 0
+        self._time.seconds, self._time.nanoseconds = divmod(left_ns, 1_000_000_000)
+        found = _libc.syscall(*self._arguments)
+        if found < 0:
+            number = ctypes.get_errno()
+            if number == errno.EINTR:
+                return []
+            raise OSError(number, os.strerror(number))
+        return [(event.descriptor, event.events) for event in self._events[:found]]

@@ -7,7 +7,7 @@ from functools import partial
 
 from testbed.comm.transport import PeerLost, Transport, TransportError, wait_all
 from testbed.comm.transport.onesided import Exposed, OneSided, one_sided, put_tag, signal_tag
-from testbed.contrib.conformance.threads import Runner, finish, raises
+from testbed.contrib.conformance.harness import Runner, raises, wait_requests
 
 
 def check_puts_go_into_windows_and_signals_come_behind_them(run: Runner) -> None:
@@ -27,10 +27,10 @@ def check_puts_go_into_windows_and_signals_come_behind_them(run: Runner) -> None
             sends.append(carrier.isend(peer, put_tag(number, start), memoryview(payload)))
             sends.append(carrier.isend(peer, signal_tag(number), memoryview(b"")))
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            finish(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
+            wait_requests(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
             if window[start : start + size] != bytes([index + 10 * peer + 1]) * size:
                 wrong.append(f"{size} bytes at {start}")
-        finish(transport, *sends)
+        wait_requests(transport, *sends)
         counters = transport.counters[peer]
         assert counters.bytes_sent == counters.bytes_received == sum(sizes) + 8, counters
         return wrong
@@ -54,10 +54,12 @@ def check_puts_and_messages_go_side_by_side(run: Runner) -> None:
             put = memoryview(bytes([100 + tag]) * 10_000)
             sends.append(carrier.isend(peer, put_tag(number, 10_000 * tag), put))
         sends.append(carrier.isend(peer, signal_tag(number), memoryview(b"")))
-        finish(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
+        wait_requests(transport, carrier.irecv(peer, signal_tag(number), memoryview(bytearray())))
         whole = window == b"".join(bytes([100 + tag]) * 10_000 for tag in range(3)) + bytes(20_000)
         buffers = [bytearray(30_000) for _ in messages]
-        finish(transport, *sends, *(transport.irecv(peer, t, memoryview(b)) for t, b in enumerate(buffers)))
+        wait_requests(
+            transport, *sends, *(transport.irecv(peer, t, memoryview(b)) for t, b in enumerate(buffers))
+        )
         return whole and [bytes(buffer) for buffer in buffers] == messages
 
     assert run(2, program) == [True, True]
@@ -78,7 +80,7 @@ def check_a_put_out_of_bounds_loses_its_sender(run: Runner) -> None:
                 wait_all(transport, [request, transport.irecv(peer, 1, memoryview(bytearray(1)))], 10)
             return ""
         with raises(PeerLost) as caught:
-            finish(transport, transport.irecv(peer, 1, memoryview(bytearray(1))))
+            wait_requests(transport, transport.irecv(peer, 1, memoryview(bytearray(1))))
         assert window == bytes(1000)
         return str(caught.value)
 
@@ -99,7 +101,7 @@ def _exposed(transport: Transport, window: bytearray, peer: int) -> tuple[Transp
     exposed: Exposed = carrier.exposed
     number = exposed.add(memoryview(window), [peer])
     ready = bytearray(8)
-    finish(
+    wait_requests(
         transport,
         transport.isend(peer, 77, memoryview(number.to_bytes(8, "little"))),
         transport.irecv(peer, 77, memoryview(ready)),

@@ -7,9 +7,8 @@ the rounds every rank uses its path as in all of them. What is in the arrays aft
 from __future__ import annotations
 
 from testbed.comm.collectives.algorithms.all_reduce import RING_CHANNELS, ring
-from testbed.comm.collectives.definitions import ALL_REDUCE
 from testbed.comm.collectives.plan import Plan, first_rounds
-from testbed.comm.collectives.registry import Algorithm, PlanRequest
+from testbed.comm.collectives.registry import ALL_REDUCE, Algorithm, PlanRequest
 
 MOST_ROUNDS = 32  # all that 17 ranks have
 TIMES = 5  # that it is done before the steps, and after them: windows open meanwhile

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from torch.utils.weak import WeakIdKeyDictionary
 
 from testbed.contrib.capture.recorder.groups import BY_NAME, RecordingGroup
-from testbed.contrib.capture.recorder.source_places import Modules, Sites
+from testbed.contrib.capture.recorder.source_locations import Modules, Sites
 from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
@@ -102,7 +102,7 @@ def type_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Writes on a tape while `on`. doing: forward, backward or compute."""
 
     def __init__(self, tape: Tape, sites: Sites, modules: Modules, speeds: Speeds) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from testbed.comm.transport.rdma.frames import Frame, pack
 from testbed.comm.transport.rdma.verbs import Card, QueuePair
+from testbed.comm.transport.rdma.wire import Frame, pack_frame
 
 
 class FastPath:
@@ -39,7 +39,7 @@ class FastPath:
 
     def say(self, frame: Frame, payload: memoryview | None = None) -> None:
         """A frame; its payload may change when this returns."""
-        header, body = pack(frame), payload if payload is not None else b""
+        header, body = pack_frame(frame), payload if payload is not None else b""
         if not self.ready or self._waiting or not self._post(header, body):
             self._waiting.append((header, bytes(body)))
 

@@ -13,7 +13,7 @@ _SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # of the newest sample, as in RFC 6298
 
 
 @dataclass
-class RoundTrips:
+class RttEstimator:
     """smoothed_s: before the first sample a guess. least_s: the shortest of all samples. least_rto_s: of time-outs."""
 
     smoothed_s: float
