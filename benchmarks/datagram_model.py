@@ -17,7 +17,7 @@ from collections.abc import Callable
 from testbed.comm.transport.datagram.controls import Limits
 from testbed.comm.transport.datagram.controls.base import Window
 from testbed.contrib.conformance.datagrams import Channel, Fate
-from testbed.net.paths.datagram_recovery import Recovering
+from testbed.net.paths.datagram_recovery import RecoveryForm
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 RATE_BPS, ROUND_TRIP_S, PACKET_BYTES = 400e9, 0.025, 4096
@@ -40,18 +40,18 @@ def main() -> None:
         crossovers()
 
 
-def form_of(recovery: str, size_bytes: int, loss: float) -> Recovering:
+def form_of(recovery: str, size_bytes: int, loss: float) -> RecoveryForm:
     """On the paper's path."""
     packets = -(-size_bytes // PACKET_BYTES)
-    return Recovering(recovery, packets, PACKET_BYTES * 8 / RATE_BPS, ROUND_TRIP_S, loss)
+    return RecoveryForm(recovery, packets, PACKET_BYTES * 8 / RATE_BPS, ROUND_TRIP_S, loss)
 
 
-def known_s(form: Recovering, whole_s: float) -> float:
+def known_s(form: RecoveryForm, whole_s: float) -> float:
     """When the sender knows."""
     return whole_s + form.round_trip_s / 2
 
 
-def table(what: str, of: Callable[[Recovering], float]) -> None:
+def table(what: str, of: Callable[[RecoveryForm], float]) -> None:
     """How many times as long as erasure each takes."""
     print(f"\n{what}, times erasure's")
     print("| message | loss | " + " | ".join(RECOVERIES) + " |")
@@ -103,7 +103,7 @@ def simulated(messages: int = 60) -> None:
                 Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).carry(packets)
                 for seed in range(messages)
             ]
-            form = Recovering(recovery, packets, 1e-4, 0.0101, loss)
+            form = RecoveryForm(recovery, packets, 1e-4, 0.0101, loss)
             mean_s = statistics.mean(took)
             cells = f"{mean_s * 1e3:.1f} ms | {form.mean_s * 1e3:.1f} ms | {mean_s / form.mean_s:.3f}"
             print(f"| {recovery} | {packets} | {loss:g} | {cells} |")

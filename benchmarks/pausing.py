@@ -23,10 +23,10 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.net.links import network_namespace
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE
-from testbed.net.paths.pauses import pausing_circle
+from testbed.net.links.packet_sockets import SO_RCVBUFFORCE
+from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.net.virtual.guest import Guest, GuestSettings
-from testbed.net.virtual.image import find_image
+from testbed.net.virtual.kernel_image import find_image
 from testbed.spec.link_direction import Pause
 from testbed.spec.topology import Topology, TopologySpec
 
@@ -98,7 +98,7 @@ def circle() -> dict[str, Any]:
     with Fabric(topology, link_engine="userspace", datapath="system") as fabric:
         early = blast(fabric, flows, 0.0, RING_S / 6)
         late = blast(fabric, flows, 0.0, RING_S)
-        return {"early_bps": sum(early), "late_bps": sum(late), "circle": pausing_circle(topology)}
+        return {"early_bps": sum(early), "late_bps": sum(late), "circle": find_pause_cycle(topology)}
 
 
 def network(name: str, nics: Mapping[str, Any], wan: Mapping[str, Any]) -> Topology:

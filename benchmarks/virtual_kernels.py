@@ -22,9 +22,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.net.virtual.image import CACHE_VARIABLE, KernelImage, caches, recipe
-from testbed.net.virtual.isolation import SECCOMP_VARIABLE
-from testbed.net.virtual.versions import SECCOMP_SINCE, numbers
+from testbed.net.virtual.guest import SECCOMP_VARIABLE
+from testbed.net.virtual.kernel_image import (
+    CACHE_VARIABLE,
+    SECCOMP_SINCE,
+    KernelImage,
+    kernel_folders,
+    parse_version,
+    recipe,
+)
 
 TESTBED = Path(sys.executable).with_name("testbed")
 
@@ -32,14 +38,14 @@ TESTBED = Path(sys.executable).with_name("testbed")
 def images() -> Iterator[tuple[KernelImage, str]]:
     """Every kernel, oldest first, with how its programs stop."""
     found = {}
-    for folder in caches():
+    for folder in kernel_folders():
         for entry in folder.iterdir() if folder.is_dir() else ():
             image = KernelImage.read(entry)
             if image is not None and image.recipe == recipe():
                 found[image.version] = image
-    for image in sorted(found.values(), key=lambda image: numbers(image.version)):
+    for image in sorted(found.values(), key=lambda image: parse_version(image.version)):
         yield image, "off"
-        if numbers(image.version) >= SECCOMP_SINCE:
+        if parse_version(image.version) >= SECCOMP_SINCE:
             yield image, "on"
 
 

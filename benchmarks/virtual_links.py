@@ -22,7 +22,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.net.virtual.guest import Guest, GuestSettings
-from testbed.net.virtual.image import find_image
+from testbed.net.virtual.kernel_image import find_image
 from testbed.spec.topology import TopologySpec
 from testbed.spec.units import format_rate, parse_rate
 

@@ -138,7 +138,7 @@ def profile(ranks: int) -> None:
     from testbed.measure.execution.resolve_backend import guest_settings  # noqa: PLC0415, F401
     from testbed.measure.results.shards import cut  # noqa: PLC0415
     from testbed.net.virtual.guest import Guest, GuestSettings  # noqa: PLC0415
-    from testbed.net.virtual.image import find_image  # noqa: PLC0415
+    from testbed.net.virtual.kernel_image import find_image  # noqa: PLC0415
     from testbed.spec.scale import UNSCALED  # noqa: PLC0415
     from testbed.spec.scenario import load_scenario  # noqa: PLC0415
 

@@ -24,7 +24,7 @@ from testbed.measure.execution.resolve_backend import choose_network_without_ran
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep
-from testbed.net.fabric.exec_in_host import command_inside
+from testbed.net.fabric.fabric_state import command_in_host
 from testbed.net.fabric.network import Fabric
 from testbed.prediction.search import Exploration, Search, Standing
 from testbed.prediction.step_prediction import MOST_PACKETS
@@ -228,7 +228,7 @@ class RunningNetwork:
             UnknownHost: For a host that there is not; a ValueError.
             ProgramNotFound: For a program that there is not.
         """
-        inside = command_inside(self.fabric.state, host, command)
+        inside = command_in_host(self.fabric.state, host, command)
         return subprocess.run(inside, capture_output=True, text=True, check=check)
 
 

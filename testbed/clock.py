@@ -1,4 +1,4 @@
-"""Which clock a program runs under: told by the guest's first process through the environment."""
+"""The clock a program runs under, real or virtual, and the tick of the virtual one."""
 
 from __future__ import annotations
 
@@ -40,3 +40,10 @@ def private_memory(size_bytes: int) -> mmap.mmap:
         if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), protection) != 0:
             raise OSError(ctypes.get_errno(), "mprotect")
     return memory
+
+
+KERNEL_TICK_HZ = 1000  # per second, while it is not idle: see testbed.net.virtual.kernel_patches
+KERNEL_TICK_S = 1 / KERNEL_TICK_HZ
+STEP_ALIGNMENT_TICKS = 10
+"""A step begins on a beat. Who waits for it hears nobody at the end: for less than what counts as a stall."""
+STEP_ALIGNMENT_S = STEP_ALIGNMENT_TICKS / KERNEL_TICK_HZ

@@ -10,7 +10,7 @@ MANY = 500_000  # objects that live and have not been looked at, until it looks;
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """What is made lives as long as what goes on, some ten thousand objects: looking for cycles takes a third of it."""
     collects = gc.isenabled()
     gc.disable()
@@ -22,22 +22,22 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """What is made, and let go, time and again: it would be looked through anew each time, a tenth of all time."""
     usual = gc.get_threshold()
-    collect_seldom()
+    set_infrequent_gc()
     try:
         yield
     finally:
         gc.set_threshold(*usual)
 
 
-def collect_seldom() -> None:
+def set_infrequent_gc() -> None:
     """The same, of a process that does nothing else."""
     gc.set_threshold(MANY, *gc.get_threshold()[1:])
 
 
-def forget(some: Iterable[object]) -> None:
+def clear_references(some: Iterable[object]) -> None:
     """Nobody asks for these any more: what leads back to them, and a plan with it, goes without a collector."""
     for one in some:
         vars(one).clear()

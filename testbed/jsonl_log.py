@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 
-class KeptLines:
+class JsonlLog:
     """A file of them, made where there is none. What somebody who was killed left unfinished at its end is dropped.
 
     known: what it held when it was opened.
@@ -30,7 +30,7 @@ class KeptLines:
         """All is written."""
         self._file.close()
 
-    def __enter__(self) -> KeptLines:
+    def __enter__(self) -> JsonlLog:
         return self
 
     def __exit__(

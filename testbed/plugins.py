@@ -27,37 +27,37 @@ OWN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 T = TypeVar("T")
 
 
-def rooted(value: Any, folder: Path) -> Any:
+def resolve_file_names(value: Any, folder: Path) -> Any:
     """Data as written in a file, with every FILE.py:NAME in it found from `folder`."""
     if isinstance(value, Mapping):
-        return {key: rooted(item, folder) for key, item in value.items()}
+        return {key: resolve_file_names(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rooted(item, folder) for item in value]
+        return [resolve_file_names(item, folder) for item in value]
     own = OWN_FILE.fullmatch(value) if isinstance(value, str) else None
     return value if own is None else f"{(folder / own['file']).resolve()}:{own['name']}"
 
 
-def is_of_file(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Whether it is FILE.py:NAME, which may be something else later."""
     return OWN_FILE.fullmatch(name) is not None
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """For people: of FILE.py:NAME without the file's folder."""
     own = OWN_FILE.fullmatch(name)
     return name if own is None else f"{Path(own['file']).name}:{own['name']}"
 
 
-def shortened(value: Any) -> Any:
-    """For people: data with every FILE.py:NAME in it without the file's folder, the reverse of `rooted`."""
+def shorten_names(value: Any) -> Any:
+    """For people: data with every FILE.py:NAME in it without the file's folder, the reverse of `resolve_file_names`."""
     if isinstance(value, Mapping):
-        return {key: shortened(item) for key, item in value.items()}
+        return {key: shorten_names(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shortened(item) for item in value]
-    return short(value) if isinstance(value, str) else value
+        return [shorten_names(item) for item in value]
+    return short_name(value) if isinstance(value, str) else value
 
 
-def told_apart(names: Sequence[str]) -> dict[str, str]:
+def disambiguate_names(names: Sequence[str]) -> dict[str, str]:
     """What names are known by beside each other: FILE:NAME of FILE.py:NAME, with a number where two have the same."""
     found: dict[str, str] = {}
     for name in names:
@@ -154,7 +154,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._known:
             return self._known[name]
         entry = self._installed[name]
-        with blamed(f"{self.what} {name}", Path(entry.value)):
+        with attribute_errors(f"{self.what} {name}", Path(entry.value)):
             self._known[name] = self._checked(name, entry.load())
         return self._known[name]
 
@@ -195,7 +195,7 @@ class Registry(Mapping[str, T], Generic[T]):
             self._installed[name] = entry
 
     def _of_file(self, name: str, path: Path, wanted: str) -> Any:
-        module = module_of(path, f"{self.what} {name}")
+        module = load_file(path, f"{self.what} {name}")
         if not hasattr(module, wanted):
             ours = [
                 key
@@ -240,7 +240,7 @@ def registry(kind: str) -> Registry[Any]:
 _modules: dict[Path, tuple[int, ModuleType]] = {}
 
 
-def module_of(path: Path, what: str) -> ModuleType:
+def load_file(path: Path, what: str) -> ModuleType:
     """A Python file as a module, loaded once until it changes. PluginError names `what`."""
     path = path.resolve()
     if not path.is_file():
@@ -254,24 +254,24 @@ def module_of(path: Path, what: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    with blamed(what, path):
+    with attribute_errors(what, path):
         spec.loader.exec_module(module)
     _modules[path] = changed, module
     return module
 
 
 @contextlib.contextmanager
-def blamed(what: str, file: Path, kind: type[TestbedError] = PluginError) -> Iterator[None]:
+def attribute_errors(what: str, file: Path, kind: type[TestbedError] = PluginError) -> Iterator[None]:
     """What somebody's code raises in this block becomes one error of a kind that names it and its line in `file`."""
     try:
         yield
     except TestbedError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {told(error, file)}") from error
+        raise kind(f"{what}: {describe_exception(error, file)}") from error
 
 
-def told(error: Exception, file: Path) -> str:
+def describe_exception(error: Exception, file: Path) -> str:
     """An exception in one line, with the last line of `file` that it went through, or where it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == file] or frames

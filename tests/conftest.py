@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from testbed.clock import clock_here
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, load_all
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, load_all
 
 # The kernel removes a dead namespace's interfaces a little after its last process.
 PATIENCE_S = 5.0

@@ -14,7 +14,7 @@ from tcp_rounds import Rounds, bbr
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.rdma.card import CardSettings, ack_timeout_s
 from testbed.comm.transport.rdma.wire import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
-from testbed.net.paths.datagram_recovery import Recovering
+from testbed.net.paths.datagram_recovery import RecoveryForm
 
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")
 PACKET_BYTES = PAYLOADS_BYTES[0]
@@ -52,7 +52,7 @@ def completion(
     packets = math.ceil(size_bytes / PACKET_BYTES)
     packet_s = 8 * (PACKET_BYTES + HEADERS_BYTES) / path.rate_bps
     if transport in RECOVERIES:
-        return of_form(Recovering(transport, packets, packet_s, path.round_trip_s, path.loss))
+        return of_form(RecoveryForm(transport, packets, packet_s, path.round_trip_s, path.loss))
     if transport == "bbr":
         return of_form(bbr(packets, packet_s, path.round_trip_s, path.loss))
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def completion(
     return of_draws(np.concatenate(took_s[earlier:]))
 
 
-def of_form(form: Recovering) -> Completion:
+def of_form(form: RecoveryForm) -> Completion:
     """Of a closed form."""
     return Completion(form.mean_s, form.quantile_s(0.99), form.quantile_s(0.999))
 

@@ -21,7 +21,7 @@ from forms import Path as NetworkPath
 from packets import FOUND as ON_PACKETS
 
 from testbed.comm.transport.rdma.wire import HEADERS_BYTES
-from testbed.net.paths.datagram_recovery import Recovering
+from testbed.net.paths.datagram_recovery import RecoveryForm
 from testbed.show.report.svg import Axis, Drawing, standalone
 
 COLOURS = dict(
@@ -205,7 +205,7 @@ def crossovers(chunk_bytes: int = 4096, draws: int = 8000) -> list[str]:
             paper.append(repeat / erasure)
             packets = math.ceil(size / chunk_bytes)
             forms = (
-                Recovering(name, packets, channel.inject_s, channel.round_trip_s, loss)
+                RecoveryForm(name, packets, channel.inject_s, channel.round_trip_s, loss)
                 for name in ("selective_repeat", "erasure")
             )
             known_s = [form.mean_s + form.round_trip_s / 2 for form in forms]

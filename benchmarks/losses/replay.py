@@ -23,7 +23,7 @@ from typing import NamedTuple
 from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
-from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.events import Event
 from testbed.prediction.packets.link_queue import Line

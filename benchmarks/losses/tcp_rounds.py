@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.net.paths.datagram_recovery import Recovering
+from testbed.net.paths.datagram_recovery import RecoveryForm
 
 FIRST_PACKETS = 10.0
 RENO_KEPT, CUBIC_KEPT, CUBIC_SCALE = 0.5, 0.7, 0.4
@@ -125,7 +125,7 @@ class Rounds:
         self.window[open_] = np.where(timed, 1.0, grown)
 
 
-def bbr(packets: int, packet_s: float, round_trip_s: float, loss: float) -> Recovering:
+def bbr(packets: int, packet_s: float, round_trip_s: float, loss: float) -> RecoveryForm:
     """Its closed form: as nack, at its own pace."""
     leave_s = max(packets * packet_s, round_trip_s / (BBR_GAIN - 1))
-    return Recovering("nack", packets, leave_s / packets, round_trip_s, loss)
+    return RecoveryForm("nack", packets, leave_s / packets, round_trip_s, loss)

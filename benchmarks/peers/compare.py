@@ -23,9 +23,9 @@ from testbed.comm.collectives import ALL_REDUCE, choose_algorithm, traffic
 from testbed.measure.execution.resolve_backend import choose_network_backend
 from testbed.measure.fidelity.lower_bound import bottleneck_s
 from testbed.measure.ranks.programs import Programs
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned
 from testbed.spec.topology import TopologySpec
 from testbed.workload.job.endpoint_resolution import endpoints_on
 

@@ -48,7 +48,7 @@ from testbed.measure.execution.bench_request import (
 from testbed.measure.execution.bench_run import BenchOptions, BenchRun, Row
 from testbed.measure.execution.rank_packing import ranks_asked
 from testbed.measure.execution.resolve_backend import choose_network
-from testbed.plugins import registry, short
+from testbed.plugins import registry, short_name
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.presets import PRESETS
 from testbed.workload.job.tuning_choice import tuning_of
@@ -165,7 +165,7 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
 def _cells(row: Row) -> tuple[Any, ...]:
     of_limit = row.of_limit
     redop = row.op if collective_of(row.collective).reduces else "none"
-    name = short(row.algorithm) if row.algorithm != AUTO else f"({short(row.chosen)})"
+    name = short_name(row.algorithm) if row.algorithm != AUTO else f"({short_name(row.chosen)})"
     return (
         " ",
         row.size_bytes,

@@ -24,12 +24,16 @@ from testbed.measure.execution.resolve_backend import choose_network_without_ran
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import killed
 from testbed.net import doctor
+from testbed.net.errors import need_root
 from testbed.net.fabric.daemon import take_down
-from testbed.net.fabric.errors import need_root
-from testbed.net.fabric.exec_in_host import command_inside
-from testbed.net.fabric.lookup import find
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned, living
-from testbed.net.fabric.readback import inspect as read_back
+from testbed.net.fabric.fabric_state import (
+    ENVIRONMENT_MARK,
+    clean_abandoned,
+    command_in_host,
+    find_fabric,
+    load_live,
+)
+from testbed.net.fabric.running_fabric import inspect as read_back
 from testbed.spec.formatting import rate_text, size_text, time_text
 from testbed.spec.link_direction import LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
@@ -87,15 +91,15 @@ def execute(
 ) -> None:
     """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
     arguments = command_given(context.args)
-    state = find(fabric, (host,))
-    command = command_inside(state, host, arguments, "HOST")
+    state = find_fabric(fabric, (host,))
+    command = command_in_host(state, host, arguments, "HOST")
     os.environ[ENVIRONMENT_MARK] = state.id
     os.execvp(command[0], command)
 
 
 def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
     """Show a network that is up: hosts, and every WAN link's settings as read back from the system now."""
-    shown = read_back(find(fabric))
+    shown = read_back(find_fabric(fabric))
     if as_json:
         print(json.dumps(shown, indent=1))
         return
@@ -151,7 +155,7 @@ def down(
 ) -> None:
     """Take a network down."""
     console = Console(stderr=True, highlight=False)
-    states = living() if every else [find(fabric)]
+    states = load_live() if every else [find_fabric(fabric)]
     for state in states:
         take_down(state)
         console.print(f"fabric {state.id} ({state.topology}) is down")

@@ -29,7 +29,7 @@ from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of
 from testbed.measure.results.failed_run import failed_path
 from testbed.measure.results.run_directory import default_path
 from testbed.net.virtual.guest import Guest, GuestSettings
-from testbed.net.virtual.image import find_image
+from testbed.net.virtual.kernel_image import find_image
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.tuning_choice import tuning_of

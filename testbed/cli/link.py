@@ -9,9 +9,9 @@ from rich.console import Console
 
 from testbed.cli.fabric import direction_row
 from testbed.cli.options import FabricOption
-from testbed.net.fabric.live_changes import ALL, change_link, settings_asked
-from testbed.net.fabric.lookup import find
-from testbed.net.links.wire import direction_to_json
+from testbed.net.fabric.fabric_state import find_fabric
+from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
+from testbed.net.links.link_engine import direction_to_json
 from testbed.spec.errors import ConfigError, Problem
 
 
@@ -40,7 +40,10 @@ def set_link(
             [Problem("command line", None, "--way", "an option that has another name now", "--direction")]
         )
     changed = change_link(
-        find(fabric, link=None if link == ALL else link), link, settings_asked(settings), direction
+        find_fabric(fabric, link=None if link == ALL else link),
+        link,
+        parse_link_settings(settings),
+        direction,
     )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():

@@ -20,8 +20,7 @@ from rich.table import Table
 from testbed.cli.options import JsonOption
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import Entry, entries, remove, to_prune
-from testbed.net.fabric.lookup import host_names, link_names
-from testbed.net.fabric.ownership import FabricState, load_all
+from testbed.net.fabric.fabric_state import FabricState, host_names, link_names, load_all
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.formatting import size_text
 from testbed.spec.units import parse_duration

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.options import FabricOption, JsonOption
-from testbed.net.fabric.live_changes import change_policy, controller_of, policy_asked
-from testbed.net.fabric.lookup import find
-from testbed.net.links.wire import classes_from_json
+from testbed.net.fabric.fabric_state import find_fabric
+from testbed.net.fabric.running_fabric import change_policy, controller_of, parse_policy_args
+from testbed.net.links.link_engine import classes_from_json
 from testbed.spec.link_direction import QueueClass
 
 SETTINGS = Annotated[
@@ -41,7 +41,7 @@ def show(
     fabric: FabricOption = None,
 ) -> None:
     """Show the policy in force, its rules and its queues."""
-    api = controller_of(find(fabric))
+    api = controller_of(find_fabric(fabric))
     shown = api.show()
     if rules or as_json:
         counted = api.rules()
@@ -80,7 +80,7 @@ def show(
 
 def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
     """Put another policy in force: rules, then queues. Connections go on; if anything is wrong, all stays as it was."""
-    changed = change_policy(find(fabric), policy_asked(name, settings or ()))
+    changed = change_policy(find_fabric(fabric), parse_policy_args(name, settings or ()))
     console = Console(stderr=True, highlight=False)
     console.print(
         f"policy {changed.name}: {changed.rules} rules, {changed.changed} of them changed, confirmed in "
@@ -93,7 +93,7 @@ def diff(
     name: NAME, settings: SETTINGS = None, as_json: JsonOption = False, fabric: FabricOption = None
 ) -> None:
     """Show what `policy set` would change, and change nothing."""
-    found = controller_of(find(fabric)).diff(policy_asked(name, settings or ()))
+    found = controller_of(find_fabric(fabric)).diff(parse_policy_args(name, settings or ()))
     if as_json:
         print(json.dumps(found, indent=1))
         return

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from testbed.cli.options import FabricOption, JsonOption
+from testbed.net.fabric.fabric_state import find_fabric
 from testbed.net.fabric.flow_trace import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
-from testbed.net.fabric.lookup import find
 from testbed.spec.formatting import time_text
 
 
@@ -38,7 +38,7 @@ def probe(
     Exit status 1 when none arrives.
     """
     flow = Flow(protocol, source_port, destination_port, dscp)
-    trace = trace_flow(find(fabric, (source, target)), source, target, flow, count)
+    trace = trace_flow(find_fabric(fabric, (source, target)), source, target, flow, count)
     if as_json:
         print(json.dumps(trace.document(), indent=1))
     else:

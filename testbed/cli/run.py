@@ -30,7 +30,7 @@ from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOpti
 from testbed.cli.watch import shown
 from testbed.measure.execution.request import Request
 from testbed.measure.results.run_directory import default_path
-from testbed.net.doctor.busy_processes import busiest, busy_words
+from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario
 
 BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # of a machine that has other things to do
@@ -114,7 +114,7 @@ def run(
         if (
             clock == "real"
             and BUSY & set(experiment.failed_invariants(result))
-            and (words := busy_words(busiest()))
+            and (words := describe_busy(find_busiest()))
         ):
             console.print(words, markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_UNTRUSTED)

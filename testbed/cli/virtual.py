@@ -12,9 +12,9 @@ from rich.console import Console
 
 from testbed.cli.progress_bar import bar_on
 from testbed.measure.execution.resolve_backend import command_given, guest_settings
-from testbed.net.virtual.build import build as build_kernel
-from testbed.net.virtual.guest import STALL_TIMEOUT_S, Ended, Guest, GuestSettings
-from testbed.net.virtual.image import find_image
+from testbed.net.virtual.guest import STALL_TIMEOUT_S, Guest, GuestExit, GuestSettings
+from testbed.net.virtual.kernel_build import build as build_kernel
+from testbed.net.virtual.kernel_image import find_image
 
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory of the virtual clock's guest, such as '4 GiB'.")
@@ -106,7 +106,7 @@ def execute(
     raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
-def summary_line(ended: Ended) -> str:
+def summary_line(ended: GuestExit) -> str:
     """How much virtual time passed in how much wall time."""
     return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
 

@@ -18,8 +18,8 @@ from typing import Any
 from testbed.comm.transport import Software
 from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import NETEM
-from testbed.net.paths.losses import USUAL, control_of
-from testbed.net.virtual.image import caches
+from testbed.net.paths.losses import USUAL, find_control
+from testbed.net.virtual.kernel_image import kernel_folders
 from testbed.spec.scale import Scale
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import modelled_software
@@ -61,7 +61,7 @@ class Calibration:
         """
         if (measured := self.losses.get(congestion_control)) is not None:
             return measured
-        own = control_of(model or congestion_control).response
+        own = find_control(model or congestion_control).response
         return own or self.losses.get(USUAL) or LossResponse()
 
     def software(self, transport: TransportSpec, scale: Scale) -> Software:
@@ -136,7 +136,7 @@ def keep_calibration(clock: str, calibration: Calibration, file: Path | None = N
 def _files() -> list[Path]:
     if chosen := os.environ.get(VARIABLE):
         return [Path(chosen)]
-    return [folder.parent / FILE for folder in caches()]
+    return [folder.parent / FILE for folder in kernel_folders()]
 
 
 def _is_there(file: Path) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import packet_payload_bytes
-from testbed.net.paths.losses import control_of
+from testbed.net.paths.losses import find_control
 from testbed.prediction.calibration import REAL, Calibration
 from testbed.prediction.step_prediction import DRAWS, predict
 from testbed.spec.scale import Scale
@@ -139,7 +139,7 @@ def _datagrams(recovery: str) -> dict[str, Any]:
 
 def _late(control: str) -> tuple[str, int]:
     """The messages by which it is seen how late a lost packet comes."""
-    return SHORT if control_of(control).goes_by_losses else MIDDLING
+    return SHORT if find_control(control).goes_by_losses else MIDDLING
 
 
 def fit(
@@ -247,7 +247,7 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
 
     best = least(late, [LossResponse(recovery=value) for value in RECOVERIES])
     best = least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
-    if not control_of(control).goes_by_losses:
+    if not find_control(control).goes_by_losses:
         return best
     best = least(long, [replace(best, window=value) for value in WINDOWS])
     return least(long, [replace(best, window=best.window * factor) for factor in NEAR])

@@ -10,7 +10,7 @@ from testbed.comm.collectives.algorithms.all_to_all_v import COUNT_BYTES
 from testbed.comm.collectives.plan_executor import AHEAD
 from testbed.comm.collectives.registry import RowsAlgorithm
 from testbed.comm.transport import Software
-from testbed.net.paths.network import Ends, Lateness, Members, Network
+from testbed.net.paths.network import Ends, LossDelay, Members, Network
 from testbed.prediction.connection_state import NOTHING_KEPT, Kept
 from testbed.prediction.events import Event
 from testbed.prediction.message_list import SizedRound, SizedStage
@@ -42,7 +42,7 @@ class Carrying(Messaging):
         ranks: int,
         itemsize: int,
         software: Software,
-        lateness: Lateness = MEAN,
+        lateness: LossDelay = MEAN,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
         super().__init__(network, ranks, software, lateness, kept)

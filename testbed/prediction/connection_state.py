@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from testbed.net.paths.loss_simulation import LossyWindow
+from testbed.net.paths.losses import LossyWindow
 from testbed.net.paths.network import Ends
 from testbed.prediction.event_queue import Action, Agenda
 from testbed.prediction.events import Event

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from testbed.comm.transport.channels import StripeSettings
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.loss_simulation import FIRST_PACKETS, LossyWindow, Sent
-from testbed.net.paths.losses import Lossy
-from testbed.net.paths.network import Ends, Lateness, Network, Path
+from testbed.net.paths.losses import FIRST_PACKETS, LossyConnection, LossyWindow, Sent
+from testbed.net.paths.network import Ends, LossDelay, Network, Path
 from testbed.prediction.channels import Lane
 from testbed.prediction.compute_clock import Clock
 from testbed.prediction.connection_state import NOTHING_KEPT, Before, Kept
@@ -44,7 +43,7 @@ class Connections:
         clock: Clock,
         network: Network,
         fluid: Fluid,
-        lateness: Lateness,
+        lateness: LossDelay,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
@@ -126,7 +125,7 @@ class Connections:
             own = path.lossy
             if own is None:
                 continue
-            if self._lateness.draw and isinstance(own, Lossy) and own.begins:
+            if self._lateness.draw and isinstance(own, LossyConnection) and own.begins:
                 packets = math.ceil(each_bytes / own.packet_bytes)
                 gone.append(self._lossy_window((key, number), path, own).send(packets, clock.now_s))
                 until_s = max(until_s, gone[-1].left_s)
@@ -215,7 +214,7 @@ class Connections:
     def _go_round(self, ends: Ends, before: Before) -> None:
         paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
         for number, path in enumerate(paths):
-            if path.lossy is None or not isinstance(path.lossy, Lossy) or not path.lossy.begins:
+            if path.lossy is None or not isinstance(path.lossy, LossyConnection) or not path.lossy.begins:
                 continue
             key = ((ends, 0), number) if stripes is None else ((ends, 0, number), 0)
             window, at_s = self._lossy_window(key, path, path.lossy), 0.0
@@ -229,7 +228,7 @@ class Connections:
         for window in self._lossy_windows.values():
             window.shift(seconds)
 
-    def _lossy_window(self, key: object, path: Path, lossy: Lossy) -> LossyWindow:
+    def _lossy_window(self, key: object, path: Path, lossy: LossyConnection) -> LossyWindow:
         """Of a connection, from its first message on."""
         window = self._lossy_windows.get(key)
         if window is None:
@@ -238,7 +237,9 @@ class Connections:
             self._lossy_windows[key] = window
         return window
 
-    def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:
+    def _lossy_until_s(
+        self, key: object, lossy: LossyConnection | LossyDatagrams, size_bytes: float
+    ) -> float:
         """When so many bytes more have left a connection, for what losses do to it."""
         now_s = self._clock.now_s
         begins_s = max(now_s, self._until_s.get(key, 0.0))

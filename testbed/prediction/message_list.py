@@ -9,7 +9,7 @@ from typing import NamedTuple
 from testbed.comm.collectives.plan import Plan, Round, Transfer
 from testbed.comm.collectives.registry import PlanRequest, algorithm_of, collective_of, rows_algorithm_of
 from testbed.net.paths.network import Ends
-from testbed.plugins import is_of_file
+from testbed.plugins import is_file_name
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import algorithm_taken
 
@@ -96,7 +96,7 @@ def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, c
         return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
     named, groups = operation.collective, plan.near_of(operation.group)
     algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
-    count = _sent.__wrapped__ if is_of_file(named) or is_of_file(algorithm) else _sent
+    count = _sent.__wrapped__ if is_file_name(named) or is_file_name(algorithm) else _sent
     return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
 
 

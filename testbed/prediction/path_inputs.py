@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from testbed.identity_cache import Remembered
+from testbed.caches import IdentityCache
 from testbed.net.controller import PolicyChoice
 from testbed.net.paths import Ends, Network, Path, network_of
 from testbed.net.paths.alpha_beta import frame_per_payload
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.losses import USUAL, control_of
+from testbed.net.paths.losses import USUAL, find_control
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.routes import Routes, class_part, model_of
 from testbed.spec.keywords import PLANNED
 from testbed.workload.job.job import Job
 
-_known: Remembered[Network] = Remembered(64)  # a search comes back to a few
+_known: IdentityCache[Network] = IdentityCache(64)  # a search comes back to a few
 
 
 def routed(job: Job, algorithm: str, calibration: Calibration, routes: Routes | None = None) -> Network:
@@ -75,7 +75,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         for ends, _ in parallel
         if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
     }
-    control = control_of(model_of(job, wiring.congestion_control or USUAL))
+    control = find_control(model_of(job, wiring.congestion_control or USUAL))
     at_once = granted is None and not control.paces
     startup = control.startup if granted is None and packet is None else 0.0
     return replace(

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from testbed.comm.transport import PROTOCOLS, Software
 from testbed.comm.transport.layers import NOTE_BYTES
-from testbed.net.paths.network import Ends, Lateness, Network
+from testbed.net.paths.network import Ends, LossDelay, Network
 from testbed.prediction.connection_state import NOTHING_KEPT, Kept, Lasting
 from testbed.prediction.connections import Connections
 from testbed.prediction.event_queue import Agenda
@@ -60,7 +60,7 @@ class _Line:
     full: int = 0
 
 
-MEAN = Lateness()
+MEAN = LossDelay()
 
 
 class Messaging(Agenda):
@@ -74,7 +74,7 @@ class Messaging(Agenda):
         network: Network,
         ranks: int,
         software: Software,
-        lateness: Lateness = MEAN,
+        lateness: LossDelay = MEAN,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
         super().__init__()

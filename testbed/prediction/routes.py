@@ -10,15 +10,22 @@ from testbed.comm.transport.wire import ConnectionKey
 from testbed.net.controller import Flow, PolicyChoice, View, compute
 from testbed.net.controller.table_simulator import Journey, wires
 from testbed.net.controller.table_simulator import Network as Switches
+from testbed.net.fabric.namespace_setup import receive_window_bytes
 from testbed.net.fabric.plan import make_plan
-from testbed.net.fabric.tcp_buffers import receive_window_bytes
-from testbed.net.paths import Ends, Lossy, Path, payload_per_bit
-from testbed.net.paths.alpha_beta import Step, step_of
+from testbed.net.paths import Ends, LossyConnection, Path, payload_per_bit
+from testbed.net.paths.alpha_beta import RingStep, step_of
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.hops import Hop, Paths, packet_payload_bytes
-from testbed.net.paths.losses import USUAL, control_of, is_known
+from testbed.net.paths.hops import (
+    Hop,
+    PacketHop,
+    PacketPath,
+    Paths,
+    is_plain,
+    packet_hops,
+    packet_payload_bytes,
+)
+from testbed.net.paths.losses import USUAL, find_control, is_known_control
 from testbed.net.paths.network import ANY
-from testbed.net.paths.packet_paths import PacketHop, PacketPath, is_plain, packet_hops
 from testbed.prediction.calibration import Calibration
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import Direction, QueueClass
@@ -108,9 +115,12 @@ class Routes:
         wiring = self.job.wiring
         settings = wiring.settings(*ends, wiring.connection(*ends, TrafficClass(dscp), channel))
         named = model_of(self.job, settings.congestion_control or wiring.congestion_control or USUAL)
-        if not (is_plain(there) and is_plain(back) and is_known(named)) or settings.pacing_bps is not None:
+        if (
+            not (is_plain(there) and is_plain(back) and is_known_control(named))
+            or settings.pacing_bps is not None
+        ):
             return None
-        control = control_of(named)
+        control = find_control(named)
         if control.window is None and not control.startup:
             return None
         window_bytes = settings.window_bytes
@@ -164,8 +174,8 @@ class Routes:
         return Path(step.delay_s, tuple(parts), lossy, step.serialisation), capacities
 
     def _lossy(
-        self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step
-    ) -> Lossy | LossyDatagrams | None:
+        self, ends: Ends, flow: Flow, losses: Sequence[float], step: RingStep
+    ) -> LossyConnection | LossyDatagrams | None:
         """None where nothing is lost."""
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
@@ -175,7 +185,7 @@ class Routes:
         packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
-            most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
+            most = find_control(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -192,14 +202,14 @@ class Routes:
         control = settings.congestion_control or wiring.congestion_control or USUAL
         model = model_of(self.job, control)
         response = self.calibration.response(control, model)
-        return Lossy(model, loss, *path, response)
+        return LossyConnection(model, loss, *path, response)
 
     def _class_of(self, dscp: int) -> QueueClass:
         """Of a packet: the class that names its DSCP, or the one that names none."""
         rest = next(entry for entry in self.classes if not entry.dscps)
         return next((entry for entry in self.classes if dscp in entry.dscps), rest)
 
-    def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
+    def _own_byte_s(self, ends: Ends, flow: Flow, step: RingStep) -> float:
         """What a byte takes by what the connection's sockets allow."""
         wiring = self.job.wiring
         # what is dealt out is played segment by segment: their window needs no rate of its own

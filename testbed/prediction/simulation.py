@@ -15,8 +15,8 @@ from typing import cast
 
 from testbed.comm.collectives.registry import rows_algorithm_of
 from testbed.comm.transport import Software
-from testbed.gc_control import forget
-from testbed.net.paths.network import Lateness, Members, Network
+from testbed.gc_control import clear_references
+from testbed.net.paths.network import LossDelay, Members, Network
 from testbed.prediction.collective_driver import Call, Carrying, Events
 from testbed.prediction.compute_clock import Computers
 from testbed.prediction.connection_state import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
@@ -64,7 +64,7 @@ def simulate(
     try:
         return _told(whole, draws, before)
     finally:
-        forget(whole.plays)
+        clear_references(whole.plays)
 
 
 def simulate_in_a_row(
@@ -79,9 +79,9 @@ def simulate_in_a_row(
     """What so many steps take one after the other, message by message, with losses as `draw` has them. Stuck."""
     whole = _Simulation(plan, network, itemsize, software, folded=False)
     try:
-        return list(whole.in_a_row(Lateness(draw), before, count))
+        return list(whole.in_a_row(LossDelay(draw), before, count))
     finally:
-        forget(whole.plays)
+        clear_references(whole.plays)
 
 
 def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeline:
@@ -90,7 +90,7 @@ def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeli
     # in collectives nothing is drawn for the whole step
     if not draws or (whole.folder is not None and not whole.plan.has(Message)):
         return _settled(whole, min(before.steps, MOST_WARMUP))
-    drawn = [whole.drawn(Lateness(draw), before) for draw in draws]
+    drawn = [whole.drawn(LossDelay(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
     return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
 
@@ -113,7 +113,7 @@ class _Simulation(Carrying):
         itemsize: int,
         software: Software,
         folded: bool,
-        lateness: Lateness = MEAN,
+        lateness: LossDelay = MEAN,
         dispatching: Dispatching | None = None,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
@@ -138,7 +138,7 @@ class _Simulation(Carrying):
         self.alone: dict[Hashable, Isolated] = {}
         self.plays: list[_Simulation] = [self]  # of this plan
 
-    def again(self, lateness: Lateness, kept: Kept | None = None) -> _Simulation:
+    def again(self, lateness: LossDelay, kept: Kept | None = None) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays.
 
         kept: of its connections; None: all, as it is now.
@@ -152,7 +152,7 @@ class _Simulation(Carrying):
         self.plays.append(other)
         return other
 
-    def drawn(self, lateness: Lateness, before: Before) -> Timeline:
+    def drawn(self, lateness: LossDelay, before: Before) -> Timeline:
         """The step after others on the same connections, once windows have opened, or have settled who loses what."""
         step = self._behind(lateness, before)
         found = [step.run()]
@@ -164,7 +164,7 @@ class _Simulation(Carrying):
                 break
         return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
 
-    def in_a_row(self, lateness: Lateness, before: Before, count: int) -> Iterator[float]:
+    def in_a_row(self, lateness: LossDelay, before: Before, count: int) -> Iterator[float]:
         """What so many steps take on the same connections, after others; seconds."""
         step = self._behind(lateness, before)
         for _ in range(count):
@@ -173,7 +173,7 @@ class _Simulation(Carrying):
             step.connections.shift(took_s)
             step = step.again(lateness)
 
-    def _behind(self, lateness: Lateness, before: Before) -> _Simulation:
+    def _behind(self, lateness: LossDelay, before: Before) -> _Simulation:
         """The step that comes next, after what is done before."""
         step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
@@ -202,7 +202,7 @@ class _Simulation(Carrying):
             tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
-        # as `forget` does, of what is large
+        # as `clear_references` does, of what is large
         self.trackers, self.begun, self.ended = [], [], []
         self.gathered.clear()
         self.boxes.clear()
@@ -358,7 +358,7 @@ class _Simulation(Carrying):
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
         # who waits for several messages waits for the latest: late by the mean they would not be apart
-        drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
+        drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
         kept, took_s, plays = NOTHING_KEPT, [], []
         # a pace by what was delivered goes up in a few
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
@@ -368,7 +368,7 @@ class _Simulation(Carrying):
             plays.append(one)
             kept = one.connections.kept
         found = Isolated(mean(took_s) if drawn else took_s[-1], plays[0].worked_s, plays[0].burst_bytes)
-        forget(plays)
+        clear_references(plays)
         return found
 
     # ---- collectives, by the plans that real ranks have

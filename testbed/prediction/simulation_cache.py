@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.comm.transport import Software
-from testbed.gc_control import uncollected
+from testbed.gc_control import gc_disabled
 from testbed.net.paths.network import Network
 from testbed.prediction.activation_memory import peak_alive
 from testbed.prediction.compiled import OnNetwork
@@ -44,7 +44,7 @@ class Prepared:
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
         """Carry it out. alone: as `simulate` has it. Stuck, NobodyServes."""
-        with uncollected():
+        with gc_disabled():
             return self._play(alone)
 
     def _play(self, alone: dict[Hashable, Isolated] | None) -> Timeline:
@@ -70,7 +70,7 @@ class Prepared:
 
         Stuck.
         """
-        with uncollected():
+        with gc_disabled():
             return [
                 took_s
                 for seed in self.draws[:networks]

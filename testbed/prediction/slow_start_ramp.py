@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from testbed.net.paths.loss_simulation import FIRST_PACKETS
+from testbed.net.paths.losses import FIRST_PACKETS
 
 
 @dataclass(eq=False)

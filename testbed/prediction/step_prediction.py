@@ -11,8 +11,7 @@ from testbed.comm.collectives.baseline_ring import baseline_rounds, baseline_tim
 from testbed.comm.transport import PROTOCOLS
 from testbed.net.paths import Ends
 from testbed.net.paths.alpha_beta import calibration_bytes, ring_steps, worst_plane
-from testbed.net.paths.hops import NETEM, Paths, packet_payload_bytes
-from testbed.net.paths.packet_paths import PacketPath
+from testbed.net.paths.hops import NETEM, PacketPath, Paths, packet_payload_bytes
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.connection_state import Before
 from testbed.prediction.message_list import message_count

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.net.paths.queues import ShortQueue, short_queues
+from testbed.net.paths.buffer_checks import ShortQueue, short_queues
 from testbed.notebooks import html_table
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.dry_run import check_plan_ends

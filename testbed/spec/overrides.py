@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from testbed.identity_cache import Remembered
+from testbed.caches import IdentityCache
 from testbed.spec.base_model import Strict, validate
 from testbed.spec.errors import ConfigError
 from testbed.spec.presets import PRESET, preset_changes
@@ -54,7 +54,7 @@ class _Parts(Generic[Whole]):
         self.parts = {key: own for key, own in self.alone if isinstance(own, Strict)}
         self._rest = _dumped(self.alone, set(self.parts))
         self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._known: Remembered[Strict] = Remembered(MOST)
+        self._known: IdentityCache[Strict] = IdentityCache(MOST)
 
     def changed(self, asked: ByPart) -> Whole | None:
         """None where other things change than values in parts, something is wrong, or a preset says more."""
@@ -90,4 +90,4 @@ class _Parts(Generic[Whole]):
         return self._adapters[part]
 
 
-_of_scenarios: Remembered[Any] = Remembered(4)
+_of_scenarios: IdentityCache[Any] = IdentityCache(4)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.plugins import registry, rooted
+from testbed.plugins import registry, resolve_file_names
 from testbed.spec.base_model import Finding, Form, Strict, inlined_schema
 from testbed.spec.value_types import (
     OPTIONS,
@@ -178,7 +178,7 @@ PolicyOrNone = Annotated[PolicySpec | None, POLICY]
 
 def parse_policy(text: str) -> PolicySpec:
     """A policy's name from a command line, for one that needs no options. ValueError says what was expected."""
-    name = _NAME.parse(rooted(text, Path()))
+    name = _NAME.parse(resolve_file_names(text, Path()))
     policies = registry("policies")
     if name in policies and policies[name].needed_options:
         simple = ", ".join(name for name, policy in policies.items() if not policy.needed_options)

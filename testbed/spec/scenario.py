@@ -13,7 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from testbed.errors import did_you_mean
-from testbed.plugins import told_apart
+from testbed.plugins import disambiguate_names
 from testbed.spec.algorithms import algorithm, names_of
 from testbed.spec.allocation import AllocationSpec
 from testbed.spec.background_traffic import BackgroundTrafficSpec
@@ -381,7 +381,7 @@ class Scenario(Strict):
     @property
     def named_algorithms(self) -> Mapping[str, str]:
         """By what they are called in results; of FILE.py:NAME FILE:NAME, so that no folder of this machine is shown."""
-        return told_apart(self.algorithms)
+        return disambiguate_names(self.algorithms)
 
 
 def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.plugins import rooted
+from testbed.plugins import resolve_file_names
 from testbed.spec.base_model import look
 from testbed.spec.errors import ConfigError
 from testbed.spec.presets import PRESET, preset_changes
@@ -54,7 +54,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
 
 def _root_files(data: dict[str, Any], folder: Path) -> None:
     """Files that a scenario names are found from its folder; those named on a command line from this one."""
-    data.update(rooted(data, folder))
+    data.update(resolve_file_names(data, folder))
     variants = data.get("variants")
     changes = (
         [change for change in variants.values() if isinstance(change, dict)]

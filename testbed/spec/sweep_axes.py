@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from testbed.plugins import shortened
+from testbed.plugins import shorten_names
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.units import converted, number_and_unit, plain, whole_in
 from testbed.spec.value_lists import split_commas
@@ -178,10 +178,10 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         quantity = number_and_unit(value)
-        return f"{plain(quantity[0])} {quantity[1]}".strip() if quantity else str(shortened(value))
+        return f"{plain(quantity[0])} {quantity[1]}".strip() if quantity else str(shorten_names(value))
     if isinstance(value, list):
         return " + ".join(map(_shown, value))
-    return json.dumps(shortened(value))
+    return json.dumps(shorten_names(value))
 
 
 def _error(path: str, found: str, expected: str) -> ConfigError:

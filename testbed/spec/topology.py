@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from testbed.caches import IdentityCache
 from testbed.errors import did_you_mean
-from testbed.identity_cache import Remembered
 from testbed.spec.base_model import Finding, Strict, look, validate
 from testbed.spec.buildings import Building, BuildingSpec, Host
 from testbed.spec.errors import ConfigError
@@ -213,7 +213,7 @@ class TopologySpec(Strict):
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
 
 
-_resolved: Remembered[Topology] = Remembered(16)
+_resolved: IdentityCache[Topology] = IdentityCache(16)
 
 
 def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:

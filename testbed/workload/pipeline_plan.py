@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import permutations
 
-from testbed.identity_cache import Remembered
+from testbed.caches import IdentityCache
 from testbed.workload.layer_compute import accounted, computing_s
 from testbed.workload.layers import FSDP, LayerPlanner
 from testbed.workload.local_sgd import in_a_row
@@ -110,7 +110,7 @@ def _hashed(stages: Sequence[Stage]) -> int:
     return _stages.of(own, partial(hash, own))
 
 
-_stages: Remembered[int] = Remembered(256)
+_stages: IdentityCache[int] = IdentityCache(256)
 
 
 Line = tuple[int, ...]  # the ranks of a pipeline

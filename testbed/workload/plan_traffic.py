@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from testbed.comm.collectives import AUTO, TuningTable, collective_of, traffic
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic
-from testbed.plugins import is_of_file
+from testbed.plugins import is_file_name
 from testbed.workload.plan import GroupCollective, JobPlan
 
 
@@ -46,7 +46,7 @@ def group_traffic(
         rows = rows_traffic(operation.sent_rows(), itemsize, operation.algorithm)
         return {(members[here], members[there]): count for (here, there), count in rows.items()}
     algorithm = algorithm_taken(operation, buildings, itemsize, tuning)
-    of_file = is_of_file(operation.collective) or is_of_file(algorithm)
+    of_file = is_file_name(operation.collective) or is_file_name(algorithm)
     find = _traffic.__wrapped__ if of_file else _traffic
     found = find(operation.collective, algorithm, operation.numel, itemsize, tuple(buildings))
     return {(members[here], members[there]): count for (here, there), count in found.items()}

@@ -28,8 +28,8 @@ from testbed.clock import clock_here
 from testbed.measure.fidelity.probe import SPREADS
 from testbed.net.fabric.selftest import EXCESS_PACKETS, EXCESS_PAUSE_S
 from testbed.net.links import LinkError
-from testbed.net.links.namespace_commands import inside
-from testbed.net.links.one_way_delay import one_way_times
+from testbed.net.links.netns import command_in_namespace
+from testbed.net.links.packet_sockets import one_way_times
 from testbed.spec.link_direction import Direction
 from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, direction, running, stream, two_hosts
@@ -61,7 +61,9 @@ def iperf(line: Line, seconds: int, *options: str) -> dict[str, dict[str, float]
     """The end of iperf3's own report, from left to right."""
     with iperf_server(line.right.pid):
         command = ["iperf3", "-c", RIGHT, "-J", "-t", str(seconds), *options]
-        done = subprocess.run(inside(line.left.pid, command), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command_in_namespace(line.left.pid, command), capture_output=True, text=True, check=False
+        )
         end: dict[str, dict[str, float]] = json.loads(done.stdout)["end"]
         return end
 
@@ -74,7 +76,9 @@ def goodput(line: Line, seconds: int = 3) -> float:
 def pings(line: Line, count: int, interval_s: float) -> list[float]:
     """Round trips in seconds."""
     command = ["ping", "-c", str(count), "-i", str(interval_s), "-W", "3", RIGHT]
-    said = subprocess.run(inside(line.left.pid, command), capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        command_in_namespace(line.left.pid, command), capture_output=True, text=True, check=False
+    ).stdout
     return [float(found) / 1e3 for found in re.findall(r"time=([\d.]+) ms", said)]
 
 
@@ -162,7 +166,9 @@ def spread(line: Line) -> float:
         recorders = []
         for host, file in zip((line.left, line.right), files, strict=True):
             command = ["tcpdump", "-i", "eth0", "-w", str(file), "-Z", "root", "-s", "64", "udp"]
-            recorders.append(subprocess.Popen(inside(host.pid, command), stderr=subprocess.PIPE, text=True))
+            recorders.append(
+                subprocess.Popen(command_in_namespace(host.pid, command), stderr=subprocess.PIPE, text=True)
+            )
         for recorder in recorders:
             assert recorder.stderr is not None
             while "listening on" not in recorder.stderr.readline():
@@ -202,7 +208,7 @@ def full_queue(line: Line) -> float:
     # many sockets: the kernel lets each have only so much under direction
     command = ["iperf3", "-c", RIGHT, "-u", "-b", "3750k", "-P", "20", "-l", "1400", "-t", "5"]
     with iperf_server(line.right.pid):
-        client = subprocess.Popen(inside(line.left.pid, command), stdout=subprocess.DEVNULL)
+        client = subprocess.Popen(command_in_namespace(line.left.pid, command), stdout=subprocess.DEVNULL)
         try:
             return sorted(pings(line, 150, 0.02))[-5]
         finally:

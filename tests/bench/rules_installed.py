@@ -14,8 +14,8 @@ import statistics
 import sys
 
 from testbed.net.controller import ControllerProcess, Flow, compute_rules
-from testbed.net.controller.network_snapshot import snapshot_of
 from testbed.net.controller.policy_view import flows_to_data
+from testbed.net.controller.process import snapshot_of
 from testbed.spec.topology import TopologySpec
 from tests.net.controller_bridges import site
 

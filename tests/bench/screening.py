@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from testbed.cli.experiments.search_confirmation import kendall_tau
-from testbed.gc_control import seldom_collected
+from testbed.gc_control import infrequent_gc
 from testbed.prediction.closed_form import Screener
 from testbed.prediction.search import Configuration, Evaluation, evaluate
 from testbed.spec.scenario import Scenario, load_scenario
@@ -46,7 +46,7 @@ def main() -> None:
         fitting = [changes for changes in every if screener.step_s(changes) is not None]
         some = random.Random(scenario.seed).sample(fitting, min(options.most, len(fitting)))
         began_s = time.process_time()
-        with seldom_collected():  # as a search does
+        with infrequent_gc():  # as a search does
             tries = [evaluate(scenario, Configuration(changes)) for changes in some]
         took_s = time.process_time() - began_s
         pairs = [

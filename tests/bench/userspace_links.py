@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from testbed.net.links import LinkWire
-from testbed.net.links.namespace_commands import inside, run_script
-from testbed.net.links.one_way_delay import one_way_times
+from testbed.net.links.netns import command_in_namespace, run_script
+from testbed.net.links.packet_sockets import one_way_times
 from testbed.net.links.setup import Setup
 from testbed.net.links.userspace import UserspaceEngine
 from testbed.spec.link_direction import Direction
@@ -64,7 +64,9 @@ def wirefilter() -> Iterator[tuple[Hosts, None]]:
         for host, name in ((left, "left"), (right, "right")):
             switch = ["vde_switch", "-s", f"{folder}/{name}", "-tap", "eth0", "-m", "600"]
             running.append(
-                subprocess.Popen(inside(host.pid, switch), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                subprocess.Popen(
+                    command_in_namespace(host.pid, switch), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                )
             )
         time.sleep(0.5)
         for host in (left, right):
@@ -109,7 +111,9 @@ def lost(hosts: Hosts, rate_bps: float) -> tuple[float, float]:
             str(payload),
         ]
         command += ["-t", str(SECONDS), "-w", "4M", "-J"]
-        said = json.loads(subprocess.run(inside(left.pid, command), capture_output=True, check=True).stdout)
+        said = json.loads(
+            subprocess.run(command_in_namespace(left.pid, command), capture_output=True, check=True).stdout
+        )
         total = said["end"]["sum"]
         received = total["packets"] - total["lost_packets"]
         return total["lost_percent"] / 100, received * (MTU + 14) * 8 / total["seconds"]

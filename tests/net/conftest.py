@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.net.links import LinkError
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import run_script
 from tests.net.line import Line, two_hosts
 from tests.net.namespaces import namespaces
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from testbed.net.controller import EdgePorts
 from testbed.net.links import network_namespace
-from testbed.net.links.namespace_commands import run_script
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE
+from testbed.net.links.netns import run_script
+from testbed.net.links.packet_sockets import SO_RCVBUFFORCE
 from testbed.spec.topology import Topology, mac_address, probe_address
 from tests.net.namespaces import Namespace, namespaces
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.net.links import LinkEngine, LinkWire
-from testbed.net.links.namespace_commands import inside, run_script
 from testbed.net.links.netem import NetemEngine
-from testbed.net.links.one_way_delay import udp_pair
-from testbed.net.links.packets import receive_stamped
+from testbed.net.links.netns import command_in_namespace, run_script
+from testbed.net.links.packet_sockets import receive_stamped, udp_pair
 from testbed.net.links.setup import Setup
 from testbed.net.links.userspace import UserspaceEngine
 from testbed.spec.link_direction import Direction
@@ -148,7 +147,9 @@ def fastest_ping_s(line: Line, count: int = 30, interval_s: float = 0.03) -> flo
 
     interval_s: ping spins while the next one is due within 10 ms and none is under way, which in a guest is a minute.
     """
-    command = inside(line.left.pid, ["ping", "-c", str(count), "-i", str(interval_s), "-W", "1", RIGHT])
+    command = command_in_namespace(
+        line.left.pid, ["ping", "-c", str(count), "-i", str(interval_s), "-W", "1", RIGHT]
+    )
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return min(float(found) for found in re.findall(r"time=([\d.]+) ms", said)) / 1000
 

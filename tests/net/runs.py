@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned, load_all
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from tests.figures import hold_figures
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, load_all
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, load_all
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]
 

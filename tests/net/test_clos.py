@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from testbed.clock import clock_here
+from testbed.net.fabric.fabric_state import load_all
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import load_all
-from testbed.net.links.one_way_delay import one_way_times
+from testbed.net.links.packet_sockets import one_way_times
 from testbed.spec.topology import Topology, TopologySpec
 from tests.net.patience import assert_within
 

@@ -8,13 +8,13 @@ import pytest
 
 from testbed.net.links import LinkError, network_namespace
 from testbed.net.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.interfaces import disciplines, netem_delay_and_loss, netem_seed
+from testbed.net.links.namespace_state import OFFLOADS, ROOT, State
+from testbed.net.links.namespace_state import Namespace as Kernel
 from testbed.net.links.netlink import FORMS, LINK, QDISC, Netlink
 from testbed.net.links.netlink_requests import translate
-from testbed.net.links.rtnetlink import OFFLOADS, ROOT, State
-from testbed.net.links.rtnetlink import Namespace as Kernel
-from testbed.net.links.rtnetlink_dumps import disciplines, netem_ills, netem_seed
-from testbed.net.links.setup import Setup, batch
+from testbed.net.links.netns import run_script
+from testbed.net.links.setup import Setup, run_batch
 from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.conftest import skip_without
 from tests.net.namespaces import Namespace, namespaces
@@ -41,8 +41,8 @@ def of_hosts(rate_bps: float) -> Setup:
 def by_programs(setup: Setup, pid: int) -> None:
     """What `apply` sets by messages."""
     with network_namespace(pid):
-        batch("ip", setup.ip)
-        batch("tc", setup.tc)
+        run_batch("ip", setup.ip)
+        run_batch("tc", setup.tc)
 
 
 def interfaces(place: Namespace) -> None:
@@ -147,7 +147,9 @@ def test_delays_are_exact_to_the_nanosecond() -> None:
 def held_delays(place: Namespace) -> list[float]:
     """Of all netems there, seconds."""
     with network_namespace(place.pid), Netlink() as netlink:
-        return sorted(netem_ills(one.options)[0] for one in disciplines(netlink) if one.kind == "netem")
+        return sorted(
+            netem_delay_and_loss(one.options)[0] for one in disciplines(netlink) if one.kind == "netem"
+        )
 
 
 def test_an_error_has_the_kernels_words_and_the_command() -> None:

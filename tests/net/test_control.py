@@ -16,8 +16,7 @@ import pytest
 from testbed.clock import clock_here
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.one_way_delay import udp_pair
-from testbed.net.links.packets import receive_stamped
+from testbed.net.links.packet_sockets import receive_stamped, udp_pair
 from testbed.spec.control_delays import Control
 from testbed.spec.topology import Topology, TopologySpec
 from tests.net.conftest import skip_without

@@ -19,8 +19,8 @@ import pytest
 
 from testbed.net.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
 from testbed.net.controller import Flow as Demand
-from testbed.net.controller.network_snapshot import snapshot_of
 from testbed.net.controller.policy_view import flows_to_data
+from testbed.net.controller.process import snapshot_of
 from testbed.net.controller.rules import Packet
 from testbed.net.controller.table_simulator import Network, wires
 from testbed.spec.topology import Topology, TopologySpec

@@ -18,7 +18,7 @@ from testbed.cli.experiments.run import Listener
 from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.remote_guests import worker_is
 from testbed.measure.results.sweep_result import Sweep
-from testbed.net.links.namespace_commands import inside, run_script
+from testbed.net.links.netns import command_in_namespace, run_script
 from testbed.prediction.executors import EngineError, Processes, WorkStopped
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.sweep_axes import parse_axes
@@ -38,7 +38,10 @@ def worker(pid: int, address: str, scheduler: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        inside(pid, command), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command_in_namespace(pid, command),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 

@@ -12,7 +12,7 @@ from testbed.comm.transport import MeshSettings, Transport
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.contrib.conformance.harness import in_threads, wait_requests
 from testbed.net.links import network_namespace
-from testbed.net.links.counters import read_node
+from testbed.net.links.interfaces import read_node
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.line import LEFT, MTU, RIGHT, back_to_back

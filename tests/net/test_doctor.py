@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from testbed.net.doctor import choose, probe_all
-from testbed.net.doctor.throwaway import BRIDGE_PREFIX, remove_abandoned_bridges, throwaway_bridges
+from testbed.net.doctor.sandbox import BRIDGE_PREFIX, remove_abandoned_bridges, throwaway_bridges
 
 pytestmark = pytest.mark.net
 

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.one_way_delay import one_way_times
+from testbed.net.links.packet_sockets import one_way_times
 from testbed.spec.topology import load_topology
 from tests.net.runs import ROOT, SMALLER, run_testbed, write_scenario
 

@@ -20,10 +20,9 @@ from testbed.measure.execution.event_timeline import changed_by, condition
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import LinkError
-from testbed.net.links.abrupt_close import forget_connections
-from testbed.net.links.namespace_commands import run_script
-from testbed.net.links.netns import network_namespace
-from testbed.net.links.one_way_delay import one_way_times, udp_pair
+from testbed.net.links.netns import network_namespace, run_script
+from testbed.net.links.packet_sockets import one_way_times, udp_pair
+from testbed.processes import suppress_tcp_close
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import UNSCALED
 from testbed.spec.topology import Topology, TopologySpec
@@ -283,7 +282,7 @@ def test_who_is_gone_silently_says_nothing_even_when_its_card_is_back(
         if silently:
             network.event(action="nic_down", target="east1")
             os.kill(client.pid, signal.SIGSTOP)
-            assert forget_connections(client.pid) == 1
+            assert suppress_tcp_close(client.pid) == 1
         client.kill()
         client.wait()
         time.sleep(QUIET_S)  # what the other end still says in answer is lost, too

@@ -19,9 +19,9 @@ import networkx
 import pytest
 
 from testbed.clock import clock_here
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
+from testbed.net.fabric.fabric_state import clean_abandoned, load_all
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import clean_abandoned, load_all
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.buildings import Host
 from testbed.spec.topology import Topology, load_topology
@@ -189,7 +189,7 @@ def nothing(interfaces: list[str]) -> None:
             wrong_rate,
             r"rate_bps: asked for .*, the system has",
         ),
-        ("testbed.net.links.offload.switch_off", nothing, r"offload: asked for off, the system has on"),
+        ("testbed.net.links.setup.disable_offloads", nothing, r"offload: asked for off, the system has on"),
     ],
 )
 def test_a_setting_that_does_not_take_is_an_error_and_leaves_nothing(

@@ -25,8 +25,8 @@ from testbed.measure.fidelity import (
     read_windows,
 )
 from testbed.measure.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
-from testbed.net.links.namespace_commands import run_script
-from testbed.net.links.one_way_delay import probe_s
+from testbed.net.links.netns import run_script
+from testbed.net.links.packet_sockets import probe_s
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.buildings import Building

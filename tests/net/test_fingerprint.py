@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.net.fabric.fingerprint import EVERYTHING, Fingerprint, WatchedNamespace
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import run_script
 from tests.net.namespaces import namespaces
 
 pytestmark = pytest.mark.net

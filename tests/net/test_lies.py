@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from testbed.net.fabric.ownership import FabricState, load_all
-from testbed.net.fabric.readback import engine_of
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.fabric.fabric_state import FabricState, load_all
+from testbed.net.fabric.running_fabric import engine_of
+from testbed.net.links.netns import run_script
 from tests.net.runs import SMALLER, end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.net.links.namespace_commands import run_script
-from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.netns import run_script
+from testbed.net.links.packet_sockets import udp_pair
 from tests.net.line import LEFT, RIGHT, Line, direction, running, stream
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

@@ -20,8 +20,8 @@ import pytest
 
 from testbed.net.links import LinkError, LinkWire
 from testbed.net.links.ingress import IngressDelay, add_ingress_delays
-from testbed.net.links.namespace_commands import inside
-from testbed.net.links.one_way_delay import udp_pair
+from testbed.net.links.netns import command_in_namespace
+from testbed.net.links.packet_sockets import udp_pair
 from testbed.net.links.setup import Setup
 from testbed.net.links.userspace import UserspaceEngine
 from testbed.spec.link_direction import LossBursts, QueueClass
@@ -303,7 +303,9 @@ def test_one_flow_fills_a_queue_that_is_not_its_hosts(engine_kind: str, line: Li
 def bulk_flow(line: Line, congestion_control: str) -> Iterator[None]:
     """One TCP connection from left to right that always has something to send."""
     with iperf_server(line.right.pid):
-        command = inside(line.left.pid, ["iperf3", "-c", RIGHT, "-t", "60", "-C", congestion_control])
+        command = command_in_namespace(
+            line.left.pid, ["iperf3", "-c", RIGHT, "-t", "60", "-C", congestion_control]
+        )
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as client:
             try:
                 yield
@@ -314,7 +316,7 @@ def bulk_flow(line: Line, congestion_control: str) -> Iterator[None]:
 def goodput_bps(line: Line) -> float:
     """What iperf3 receives, of 3 seconds after one."""
     with iperf_server(line.right.pid):
-        command = inside(line.left.pid, ["iperf3", "-c", RIGHT, "-t", "3", "-O", "1", "-J"])
+        command = command_in_namespace(line.left.pid, ["iperf3", "-c", RIGHT, "-t", "3", "-O", "1", "-J"])
         said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         return float(said["end"]["sum_received"]["bits_per_second"])
 

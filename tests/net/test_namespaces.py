@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from testbed.net.fabric.ownership import FabricState, clean, cookies, register
+from testbed.net.fabric.fabric_state import FabricState, clean, cookies, register
 from tests.net.namespaces import Namespace, namespaces
 
 pytestmark = pytest.mark.net

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from testbed.clock import clock_here
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import network_namespace
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE
-from testbed.net.links.wire import DirectionAccount
+from testbed.net.links.link_engine import DirectionStats
+from testbed.net.links.packet_sockets import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 from testbed.spec.topology import TopologySpec
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]
@@ -69,7 +69,7 @@ def arrivals(up: Fabric, flows: Sequence[tuple[str, str]]) -> list[int]:
     return found
 
 
-def books(up: Fabric) -> dict[tuple[str, str], DirectionAccount]:
+def books(up: Fabric) -> dict[tuple[str, str], DirectionStats]:
     assert up.engine is not None
     return up.engine.account().directions
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.net.fabric.ownership import load_all
+from testbed.net.fabric.fabric_state import load_all
 from tests.net.runs import ROOT, command, run_testbed
 
 pytestmark = pytest.mark.net

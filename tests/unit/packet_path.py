@@ -9,7 +9,7 @@ from random import Random
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.reno import RenoGrowth
-from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.events import Event
 from testbed.prediction.packets.link_queue import Line

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from testbed.net.links.paused_link import PausingCarrier, carriers
-from testbed.net.links.wire import DirectionAccount
+from testbed.net.links.link_engine import DirectionStats
+from testbed.net.links.pause import PausableDirection, create_directions
 from testbed.spec.link_direction import Direction, Pause
 
 Key = tuple[str, str]
@@ -47,7 +47,7 @@ class World:
 
     def __init__(self, links: Iterable[dict[str, Any]], routes: Mapping[tuple[str, int], Key]) -> None:
         links = list(links)
-        self.carriers = carriers(links, seed=1)
+        self.carriers = create_directions(links, seed=1)
         self._routes = routes
         self._ends: dict[Key, str | None] = {}
         for one in links:
@@ -86,14 +86,14 @@ class World:
         else:
             self.carriers[self._routes[switch, flow_of(found)]].accept(found, self.now_ns)
 
-    def books(self, key: Key) -> DirectionAccount:
+    def books(self, key: Key) -> DirectionStats:
         """A direction's counters now."""
         return self.carriers[key].account(self.now_ns)
 
     def pausing(self, key: Key) -> bool:
         """Whether the far end has said to stop, and not to go on."""
         carrier = self.carriers[key]
-        assert isinstance(carrier, PausingCarrier)
+        assert isinstance(carrier, PausableDirection)
         return carrier.pausing
 
     @property

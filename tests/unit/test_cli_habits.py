@@ -26,11 +26,10 @@ from testbed.measure.results.errors import RunExists
 from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
 from testbed.measure.results.run_directory import OWNER, RunDirectory
 from testbed.measure.results.run_listing import entries, killed, to_prune
-from testbed.net.doctor.busy_processes import busiest, busy_words
-from testbed.net.fabric.errors import FabricError, UnknownHost
-from testbed.net.fabric.lookup import chosen
-from testbed.net.fabric.ownership import FabricState
-from testbed.processes import process_started
+from testbed.net.doctor.host_resources import describe_busy, find_busiest
+from testbed.net.errors import FabricError, UnknownHost
+from testbed.net.fabric.fabric_state import FabricState, select_fabric
+from testbed.processes import process_start_ticks
 from testbed.show.report import print_summary
 from testbed.show.report.formatting import signed_percent_text
 from testbed.spec.errors import ConfigError
@@ -46,7 +45,7 @@ def fabric(fabric_id: str, topology: str, hosts: str, links: str) -> FabricState
         "hosts": [{"name": name} for name in hosts.split()],
         "wan": [{"name": name} for name in links.split()],
     }
-    started = process_started(os.getpid())
+    started = process_start_ticks(os.getpid())
     assert started is not None
     return FabricState(fabric_id, os.getpid(), started, topology, "up", details=details)
 
@@ -56,15 +55,15 @@ THEIRS = fabric("00bb", "theirs", "north1 south1 east1", "north-south-0")
 
 
 def test_what_only_one_network_has_says_which_is_meant() -> None:
-    assert chosen([MINE], None) is MINE
-    assert chosen([MINE], None, ("nobody",)) is MINE  # who uses it says what is wrong
+    assert select_fabric([MINE], None) is MINE
+    assert select_fabric([MINE], None, ("nobody",)) is MINE  # who uses it says what is wrong
     both = [MINE, THEIRS]
-    assert chosen(both, None, ("west1",)) is MINE
-    assert chosen(both, None, ("north1", "south1")) is THEIRS
-    assert chosen(both, None, ("east1", "west1")) is MINE
-    assert chosen(both, None, link="north-south-0") is THEIRS
-    assert chosen(both, "00bb") is THEIRS
-    assert chosen(both, "mine") is MINE
+    assert select_fabric(both, None, ("west1",)) is MINE
+    assert select_fabric(both, None, ("north1", "south1")) is THEIRS
+    assert select_fabric(both, None, ("east1", "west1")) is MINE
+    assert select_fabric(both, None, link="north-south-0") is THEIRS
+    assert select_fabric(both, "00bb") is THEIRS
+    assert select_fabric(both, "mine") is MINE
 
 
 @pytest.mark.parametrize(
@@ -87,16 +86,16 @@ def test_what_is_not_clear_is_asked(
     asked: str | None, hosts: tuple[str, ...], link: str | None, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error) as caught:
-        chosen([MINE, THEIRS], asked, hosts, link)
+        select_fabric([MINE, THEIRS], asked, hosts, link)
     assert told in str(caught.value)
 
 
 def test_networks_of_one_name_are_told_apart_by_id() -> None:
     twin = fabric("00cc", "mine", "x1", "")
     with pytest.raises(FabricError, match=r"several fabrics are called mine.*00aa \(mine\), 00cc \(mine\)"):
-        chosen([MINE, twin], "mine")
+        select_fabric([MINE, twin], "mine")
     with pytest.raises(FabricError, match="no fabric is up; start one"):
-        chosen([], None)
+        select_fabric([], None)
 
 
 def test_ps_says_whose_networks_are_and_what_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,16 +269,16 @@ def test_who_is_busy_is_named() -> None:
     spinning = subprocess.Popen([sys.executable, "-c", code])
     try:
         deadline_s = time.monotonic() + 15
-        found = busiest(0.3)
+        found = find_busiest(0.3)
         while spinning.pid not in [one.pid for one in found] and time.monotonic() < deadline_s:
-            found = busiest(0.3)
+            found = find_busiest(0.3)
         (mine,) = [one for one in found if one.pid == spinning.pid]
         assert 0.05 <= mine.cores <= 1.5
-        assert f"process {spinning.pid}" in busy_words(found)
+        assert f"process {spinning.pid}" in describe_busy(found)
     finally:
         spinning.kill()
         spinning.wait()
-    assert busy_words([]) == ""
+    assert describe_busy([]) == ""
 
 
 @pytest.mark.parametrize(("status", "ends", "told"), [(0, 0, False), (3, 0, True), (1, 2, False)])

@@ -11,8 +11,8 @@ from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
 from testbed.net.controller.openflow import FlowMod, flow_mod, flow_removal, groups_of, rule_of
-from testbed.net.controller.reconcile import DesiredState, Difference
 from testbed.net.controller.rules import Ecmp, Match, Output, Rule
+from testbed.net.controller.switch_sessions import DesiredState, Difference
 from tests.unit.openflow_switch import entries, entry
 from tests.unit.test_controller_rules import rules
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.net.controller.edges import EdgePorts
-from testbed.net.controller.errors import ControllerError, NoPathError
 from testbed.net.controller.policies import POLICIES
 from testbed.net.controller.policy_view import View
 from testbed.net.controller.rule_compiler import compute_rules
 from testbed.net.controller.rules import Ecmp, Packet
 from testbed.net.controller.table_simulator import Journey, Network, Port, wires
+from testbed.net.errors import ControllerError, NoPathError
 from testbed.spec.topology import Topology, probe_address
 from tests.unit.controller_topologies import Link, edge_ports, topology
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.net.controller.port_reports import PortReport, PortReports
+from testbed.net.controller.switch_sessions import PortReport, PortReports
 
 DOWN = PortReport(1.0, frozenset({(1, 3)}))
 MORE = PortReport(1.5, frozenset({(1, 3), (2, 3)}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.net.paths.losses import control_of
+from testbed.net.paths.losses import find_control
 from testbed.prediction import calibration_run
 from testbed.prediction.step_prediction import predict
 from testbed.spec.scale import Scale
@@ -40,7 +40,7 @@ def step_s(made: Job) -> float:
 
 
 def test_the_model_goes_by_ones_own_response_function(scalable: str) -> None:
-    assert control_of(scalable).window_packets(0.001, 0.04) == pytest.approx(80)
+    assert find_control(scalable).window_packets(0.001, 0.04) == pytest.approx(80)
     own = job("0.1 %", congestion_control="scalable", congestion_models={"scalable": scalable})
     assert own.unmodelled == ()
     assert step_s(own) < step_s(job("0.1 %", congestion_control="reno"))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from testbed.net.doctor import Capability, choose, evidence, probes
-from testbed.net.doctor.capability import NEEDED
-from testbed.net.doctor.capacity import (
+from testbed.net.doctor import Capability, choose, probes
+from testbed.net.doctor import capabilities as evidence
+from testbed.net.doctor.capabilities import NEEDED
+from testbed.net.doctor.host_resources import (
     HostFacts,
     parse_cfs_quota,
     parse_cpu_max,
@@ -19,10 +20,9 @@ from testbed.net.doctor.capacity import (
     parse_memory_left,
     parse_own_groups,
 )
-from testbed.net.doctor.commands import Outcome, run
 from testbed.net.doctor.report import as_json, print_table
-from testbed.net.doctor.throwaway import abandoned_bridges
-from testbed.net.virtual.image import KernelImage
+from testbed.net.doctor.sandbox import Outcome, abandoned_bridges, run
+from testbed.net.virtual.kernel_image import KernelImage
 
 GIB = 1 << 30
 ALL_CAPABILITIES = 0x1FFFFFFFFFF

@@ -16,7 +16,7 @@ from testbed.measure.execution.guest_shard import GuestWork, measure_elsewhere, 
 from testbed.measure.execution.remote_guests import worker_is
 from testbed.measure.execution.request import Request, prepare
 from testbed.measure.results.parts import FINISHED
-from testbed.net.virtual.guest import Ended, GuestSettings
+from testbed.net.virtual.guest import GuestExit, GuestSettings
 from testbed.prediction.executors import EngineError, Processes
 from testbed.prediction.executors.dask_cluster import Cluster, difference
 from testbed.spec.errors import ConfigError
@@ -76,10 +76,10 @@ def test_a_scheduler_without_workers_is_refused() -> None:
 def test_a_shard_comes_from_its_worker_as_it_would_stand_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = Ended(0, 1.5, 2.5, 1 << 20)
+    ended = GuestExit(0, 1.5, 2.5, 1 << 20)
     seen: list[Path] = []
 
-    def measure(work: GuestWork, image: object, shard: object, scenario: object, folder: Path) -> Ended:
+    def measure(work: GuestWork, image: object, shard: object, scenario: object, folder: Path) -> GuestExit:
         (folder / "deep").mkdir(parents=True)
         (folder / "deep" / "samples").write_text(f"{scenario} of {shard}")
         guest_shard.finish(folder, ended)

@@ -13,8 +13,7 @@ import testbed
 from testbed.errors import BadInput, TestbedError
 from testbed.measure.results.errors import RunExists
 from testbed.net.controller import PolicyError
-from testbed.net.links.errors import SettingMismatch
-from testbed.net.virtual.errors import NoKernelError
+from testbed.net.errors import NoKernelError, SettingMismatch
 from testbed.spec.errors import ConfigError, Problem
 from testbed.workload.job.errors import RunError
 

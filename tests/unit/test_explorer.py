@@ -21,7 +21,7 @@ from testbed.cli.experiments.search_confirmation import agreement, confirmation,
 from testbed.cli.experiments.search_log import Keeper
 from testbed.cli.main import app
 from testbed.measure.results.result import Variant
-from testbed.net.virtual.image import CACHE_VARIABLE
+from testbed.net.virtual.kernel_image import CACHE_VARIABLE
 from testbed.prediction.closed_form import Screener
 from testbed.prediction.executors import Processes, WorkStopped
 from testbed.prediction.search import (

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed.net.fabric import ovs_buffers
+from testbed.net.fabric import open_vswitch
 
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "rmem_default"
     path.write_text("212992\n")
-    monkeypatch.setattr(ovs_buffers, "DEFAULT_RECEIVE_BUFFER", path)
+    monkeypatch.setattr(open_vswitch, "DEFAULT_RECEIVE_BUFFER", path)
     return path
 
 
@@ -23,13 +23,13 @@ def test_raised_within_and_put_back_after_an_error_too(default: Path, tmp_path: 
     seen = []
 
     def fail_within() -> None:
-        with ovs_buffers.large_receive_buffers(root):
+        with open_vswitch.large_receive_buffers(root):
             seen.append(default.read_text())
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail_within()
-    assert seen == [str(ovs_buffers.LARGE_BYTES)]
+    assert seen == [str(open_vswitch.LARGE_BYTES)]
     assert default.read_text() == "212992"
     assert list(root.iterdir()) == []
 
@@ -37,15 +37,15 @@ def test_raised_within_and_put_back_after_an_error_too(default: Path, tmp_path: 
 def test_put_back_after_a_kill(default: Path, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "rmem_default").write_text("212992")
-    default.write_text(str(ovs_buffers.LARGE_BYTES))
-    ovs_buffers.restore_after_kill(tmp_path / "state")
+    default.write_text(str(open_vswitch.LARGE_BYTES))
+    open_vswitch.restore_after_kill(tmp_path / "state")
     assert default.read_text() == "212992"
-    ovs_buffers.restore_after_kill(tmp_path / "absent")
+    open_vswitch.restore_after_kill(tmp_path / "absent")
 
 
 def test_a_larger_default_is_left_alone(default: Path, tmp_path: Path) -> None:
     default.write_text("99999999")
     (tmp_path / "state").mkdir()
-    with ovs_buffers.large_receive_buffers(tmp_path / "state"):
+    with open_vswitch.large_receive_buffers(tmp_path / "state"):
         assert default.read_text() == "99999999"
     assert default.read_text() == "99999999"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from testbed.net.fabric.link_state_delay import Carriers
+from testbed.net.fabric.faults import CarrierDelay
 
 
 class Line:
@@ -25,12 +25,12 @@ class Line:
         return done
 
 
-def carriers(down_s: float = 0.01, up_s: float = 0.02) -> tuple[Carriers, Line]:
+def carriers(down_s: float = 0.01, up_s: float = 0.02) -> tuple[CarrierDelay, Line]:
     line = Line()
-    return Carriers(line, down_s, up_s, lambda: line.now_s), line
+    return CarrierDelay(line, down_s, up_s, lambda: line.now_s), line
 
 
-def wait(made: Carriers, line: Line, until_s: float) -> None:
+def wait(made: CarrierDelay, line: Line, until_s: float) -> None:
     """As whoever owns them waits: from one due time to the next."""
     while made.due_s is not None and made.due_s <= until_s:
         line.now_s = made.due_s

@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 
 from testbed.measure.execution.resolve_backend import command_given
-from testbed.net.controller.client import ControllerApi
-from testbed.net.fabric import ownership as states
-from testbed.net.fabric.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
-from testbed.net.fabric.exec_in_host import command_inside
+from testbed.net.controller.process import ControllerApi
+from testbed.net.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
+from testbed.net.fabric import fabric_state as states
+from testbed.net.fabric.fabric_state import CONTROLLER_FILE, FabricState, command_in_host
 from testbed.net.fabric.flow_trace import Flow, Trace, check_trace
-from testbed.net.fabric.live_changes import (
+from testbed.net.fabric.running_fabric import (
     changed_directions,
     controller_of,
-    policy_asked,
-    settings_asked,
+    parse_link_settings,
+    parse_policy_args,
     with_classes,
 )
-from testbed.net.fabric.ownership import CONTROLLER_FILE, FabricState
 from testbed.spec.errors import ConfigError
 from testbed.spec.link_direction import Direction, QueueClass
 from testbed.spec.scale import Scale
@@ -38,7 +37,7 @@ TENTH = Scale(size_scale=10.0)
 def changed(
     link: str, direction: str | None, *settings: str, scale: Scale = TENTH
 ) -> dict[tuple[str, str], Direction]:
-    return changed_directions(NOW, link, direction, settings_asked(settings), TOPOLOGY.mtu, scale)
+    return changed_directions(NOW, link, direction, parse_link_settings(settings), TOPOLOGY.mtu, scale)
 
 
 def test_one_direction_of_a_link_is_changed_in_the_networks_scale_and_the_rest_stays() -> None:
@@ -71,12 +70,12 @@ def test_what_does_not_fit_is_refused(link: str, direction: str | None, setting:
 def test_a_policy_is_asked_for_as_the_controller_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert policy_asked("failover", ["over=te"])["options"] == {"over": "te"}
+    assert parse_policy_args("failover", ["over=te"])["options"] == {"over": "te"}
     with pytest.raises(ConfigError, match="over with policy shortest"):
-        policy_asked("shortest", ["over=ecmp"])
+        parse_policy_args("shortest", ["over=ecmp"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=str(tmp_path / "mine.py")):
-        policy_asked("mine.py:Mine")
+        parse_policy_args("mine.py:Mine")
 
 
 def test_a_policys_queues_are_those_of_wan_links_only() -> None:
@@ -145,10 +144,10 @@ def test_what_needs_root_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_is_run_inside_a_host_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     state = FabricState("ab12", 1, 0.0, pids={"east1": 77}, details={"hosts": [{"name": "east1"}]})
-    assert command_inside(state, "east1", ("true", "-x")) == ["mnexec", "-a", "77", "true", "-x"]
+    assert command_in_host(state, "east1", ("true", "-x")) == ["mnexec", "-a", "77", "true", "-x"]
     with pytest.raises(UnknownHost, match="HOST: got west1, expected one of east1"):
-        command_inside(state, "west1", ["true"], "HOST")
+        command_in_host(state, "west1", ["true"], "HOST")
     with pytest.raises(ProgramNotFound, match="no-such-program: command not found"):
-        command_inside(state, "east1", ["no-such-program"])
+        command_in_host(state, "east1", ["no-such-program"])
     with pytest.raises(ConfigError, match="COMMAND: got nothing, expected a program"):
         command_given([])

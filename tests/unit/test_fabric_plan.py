@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.net.fabric.namespace_setup import bridge_setup, host_setup, probe_setup
+from testbed.net.fabric.namespace_setup import bridge_setup, buffer_sysctls, host_setup, probe_setup
 from testbed.net.fabric.plan import FIRST_WAN_PORT, make_plan
-from testbed.net.fabric.tcp_buffers import buffer_sysctls
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology

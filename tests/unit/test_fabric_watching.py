@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.net.fabric.change_watch import left_out
+from testbed.net.fabric.change_watch import excluded_interfaces
 from testbed.net.fabric.fingerprint import EVERYTHING
 from testbed.net.fabric.plan import make_plan
 from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import SettingMismatch
-from testbed.net.links.htb import HtbClass
-from testbed.net.links.shaped import compare_classes
-from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.interfaces import HtbClass
+from testbed.net.links.shaping import Shape, compare_classes, shape_commands
 from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -26,7 +25,7 @@ WHOLE = HtbClass(12_500_000, 12_500_000, BURST_TICKS, BURST_TICKS, 12_500, 0)
 
 
 def test_of_a_link_that_events_change_both_ends_and_its_fibre_are_left_out() -> None:
-    assert left_out(PLAN, ["east-west-1"], []) == [
+    assert excluded_interfaces(PLAN, ["east-west-1"], []) == [
         (ROOT_NAME, "tb1234e0p4"),
         (ROOT_NAME, "tb1234e1p4"),
         ("wan", "br1"),
@@ -35,24 +34,24 @@ def test_of_a_link_that_events_change_both_ends_and_its_fibre_are_left_out() -> 
         ("wan", "w1a"),
         ("wan", "w1b"),
     ]
-    assert left_out(PLAN, [], []) == []
+    assert excluded_interfaces(PLAN, [], []) == []
 
 
 def test_of_a_leaf_that_goes_down_its_hosts_are_left_out_as_well() -> None:
-    found = left_out(PLAN, [], ["east-leaf"])
+    found = excluded_interfaces(PLAN, [], ["east-leaf"])
     assert {("east-leaf", EVERYTHING), ("east1", EVERYTHING), (ROOT_NAME, "tb1234e0p1")} <= set(found)
     assert not {name for name, _ in found} & {"west-leaf", "west1", "wan"}
 
 
 def test_of_an_edge_that_goes_down_its_links_are_left_out_as_well() -> None:
-    found = set(left_out(PLAN, [], ["east-edge"]))
+    found = set(excluded_interfaces(PLAN, [], ["east-edge"]))
     assert {("east-leaf", EVERYTHING), ("east-probe", EVERYTHING), ("wan", "w0b")} <= found
     assert {(ROOT_NAME, name) for name in PLAN.edges[0].interfaces} <= found
     assert ("west-leaf", EVERYTHING) not in found
 
 
 def test_of_a_card_its_host_and_its_port_are_left_out() -> None:
-    assert left_out(PLAN, [], [], ["east2"]) == [
+    assert excluded_interfaces(PLAN, [], [], ["east2"]) == [
         ("east-leaf", "in-p1"),
         ("east-leaf", "p1"),
         ("east2", EVERYTHING),

@@ -26,7 +26,7 @@ from testbed.measure.fidelity.rank_invariants import (
 )
 from testbed.measure.ranks.host_monitor import HostCounts, HostMonitor, traffic
 from testbed.net.fabric.bridges import CARD, bridges, cables
-from testbed.net.links.counters import NodeCounts, PortCounts
+from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocols, read_protocols
 from testbed.spec.topology import load_topology
 

@@ -29,9 +29,9 @@ from testbed.measure.fidelity.witness_invariants import (
 )
 from testbed.measure.ranks.host_monitor import HostCounts, witnesses
 from testbed.measure.results.summary import StepResult
-from testbed.net.fabric.readback import FabricCounters
+from testbed.net.fabric.running_fabric import FabricCounters
+from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.links.protocol_counters import read_protocols
-from testbed.net.links.wire import DirectionAccount, EngineAccount
 from testbed.prediction.stated_errors import stated_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -339,9 +339,9 @@ def test_state_that_a_replica_gives_away_may_be_under_way_when_its_step_is_over(
     )
 
     def reading(time_s: float, edge: str, sent_bytes: int) -> LinkSample:
-        account = DirectionAccount(0, 0, 0, sent_bytes, 0, 0, 0, 0, 0, 0, 0, 0)
+        account = DirectionStats(0, 0, 0, sent_bytes, 0, 0, 0, 0, 0, 0, 0, 0)
         both = {("east-west-0", way): account for way in ("a_to_b", "b_to_a")}
-        return LinkSample(time_s, FabricCounters((), {}, 0), EngineAccount(time_s, both), edge)
+        return LinkSample(time_s, FabricCounters((), {}, 0), EngineStats(time_s, both), edge)
 
     links = [reading(1.0, "start", 0), reading(2.0, "end", 700), reading(3.0, "start", 700)]
     links.append(reading(4.0, "end", 1500))

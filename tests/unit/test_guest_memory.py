@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.net.errors import VirtualClockError
 from testbed.net.virtual import guest_memory
-from testbed.net.virtual.errors import VirtualClockError
 from testbed.net.virtual.guest_memory import MemoryFile
 
 MIB = 1 << 20

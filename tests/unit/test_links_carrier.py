@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.net.links.link_direction import QUEUE_PARTS, Carrier
+from testbed.net.links.emulated_direction import QUEUE_PARTS, EmulatedDirection
 from testbed.spec.link_direction import Direction, LossBursts
 
 MS = 1_000_000
@@ -20,7 +20,7 @@ def link(rate_bps: float = INSTANT_BPS, delay_s: float = 0.0, **more: Any) -> Di
     return Direction(rate_bps, delay_s, **({"jitter_s": 0.0, "loss": 0.0, "queue_bytes": 1 << 40} | more))
 
 
-def release_all(carrier: Carrier, now_ns: int) -> list[bytes]:
+def release_all(carrier: EmulatedDirection, now_ns: int) -> list[bytes]:
     frames = []
     while (frame := carrier.due(now_ns)) is not None:
         carrier.sent(len(frame))
@@ -34,7 +34,7 @@ def numbered(count: int) -> list[bytes]:
 
 def delays_ns(settings: Direction, count: int = 4000) -> list[int]:
     """Of frames that come far apart."""
-    carrier, found = Carrier(settings, "seed"), []
+    carrier, found = EmulatedDirection(settings, "seed"), []
     for frame in numbered(count):
         arrival = int.from_bytes(frame, "big") * 1000 * MS
         carrier.accept(frame, arrival)
@@ -45,7 +45,7 @@ def delays_ns(settings: Direction, count: int = 4000) -> list[int]:
 
 
 def test_a_frame_leaves_after_its_delay_and_not_before() -> None:
-    carrier = Carrier(link(delay_s=0.005), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.005), "seed")
     carrier.accept(b"one", 1 * MS)
     assert carrier.next_release_ns == 6 * MS
     assert carrier.due(6 * MS - 1) is None
@@ -56,7 +56,7 @@ def test_a_frame_leaves_after_its_delay_and_not_before() -> None:
 @pytest.mark.parametrize("jitter_s", [0.0, 1e-12])
 def test_the_edge_that_a_frame_only_passes_is_left_to_the_next_link(jitter_s: float) -> None:
     here, elsewhere = (bytes.fromhex(f"02000a00000{last}") for last in (1, 2))
-    first, second = (Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed") for _ in range(2))
+    first, second = (EmulatedDirection(link(delay_s=0.005, jitter_s=jitter_s), "seed") for _ in range(2))
     first.lead(300_000, [here])
     second.lead(300_000, [elsewhere])
     # the edge between the two, half of what a link's path adds, is made up for by the second link alone
@@ -64,14 +64,14 @@ def test_the_edge_that_a_frame_only_passes_is_left_to_the_next_link(jitter_s: fl
     assert first.next_release_ns == pytest.approx(6 * MS - 150_000, abs=1)
     second.accept(elsewhere + b"payload", 1 * MS)
     assert second.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
-    alone = Carrier(link(delay_s=0.005, jitter_s=jitter_s), "seed")
+    alone = EmulatedDirection(link(delay_s=0.005, jitter_s=jitter_s), "seed")
     alone.lead(300_000)
     alone.accept(elsewhere + b"payload", 1 * MS)
     assert alone.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
 
 
 def test_frames_are_put_on_the_wire_one_after_the_other_at_the_rate() -> None:
-    carrier = Carrier(link(rate_bps=8e6, delay_s=0.01), "seed")  # a microsecond per byte
+    carrier = EmulatedDirection(link(rate_bps=8e6, delay_s=0.01), "seed")  # a microsecond per byte
     carrier.accept(b"x" * 1000, 0)
     carrier.accept(b"y" * 500, 0)
     carrier.accept(b"z" * 100, 5 * MS)  # the wire has been free since 1.5 ms
@@ -83,7 +83,7 @@ def test_frames_are_put_on_the_wire_one_after_the_other_at_the_rate() -> None:
 
 
 def test_a_full_queue_drops_what_comes_last() -> None:
-    carrier = Carrier(link(rate_bps=8e6, queue_bytes=2500), "seed")
+    carrier = EmulatedDirection(link(rate_bps=8e6, queue_bytes=2500), "seed")
     for letter in b"abcd":
         carrier.accept(bytes([letter]) * 1000, 0)
     books = carrier.account(0)
@@ -96,7 +96,7 @@ def test_a_full_queue_drops_what_comes_last() -> None:
 
 
 def test_a_queue_may_be_limited_in_packets() -> None:
-    carrier = Carrier(link(rate_bps=8e6, queue_packets=3), "seed")
+    carrier = EmulatedDirection(link(rate_bps=8e6, queue_packets=3), "seed")
     for _ in range(5):
         carrier.accept(b"x" * 1000, 0)
     carrier.accept(b"y" * 1000, MS)  # one has left
@@ -105,7 +105,7 @@ def test_a_queue_may_be_limited_in_packets() -> None:
 
 
 def test_queue_occupancy_is_counted_as_arrivals_find_it() -> None:
-    carrier = Carrier(link(rate_bps=8e6, queue_bytes=6400), "seed")
+    carrier = EmulatedDirection(link(rate_bps=8e6, queue_bytes=6400), "seed")
     for _ in range(6):
         carrier.accept(b"x" * 1000, 0)
     counts = carrier.account(0).queue_counts
@@ -124,7 +124,7 @@ def checksum(header: bytes) -> int:
 
 
 def test_from_the_threshold_on_capable_packets_are_marked_with_a_right_checksum() -> None:
-    carrier = Carrier(link(rate_bps=8e6, ecn_bytes=100), "seed")
+    carrier = EmulatedDirection(link(rate_bps=8e6, ecn_bytes=100), "seed")
     plain = IPV4_ECT[:15] + b"\x00" + IPV4_ECT[16:]
     for frame in (IPV4_ECT, IPV4_ECT, IPV4_ECT, plain):
         carrier.accept(frame, 0)
@@ -158,7 +158,7 @@ def test_jitter_has_its_size_and_distribution_whatever_its_correlation(
 
 def test_jitter_never_reorders_and_no_delay_is_negative() -> None:
     assert min(delays_ns(link(delay_s=0.001, jitter_s=0.001, jitter_distribution="normal"))) == 0
-    carrier = Carrier(link(delay_s=0.005, jitter_s=0.004), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.005, jitter_s=0.004), "seed")
     frames = numbered(500)
     for number, frame in enumerate(frames):
         carrier.accept(frame, number * 1000)
@@ -166,7 +166,7 @@ def test_jitter_never_reorders_and_no_delay_is_negative() -> None:
 
 
 def survivors(seed: str, **settings: Any) -> set[bytes]:
-    carrier = Carrier(link(**settings), seed)
+    carrier = EmulatedDirection(link(**settings), seed)
     for frame in numbered(20_000):
         carrier.accept(frame, 0)
     return set(release_all(carrier, 1000 * MS))
@@ -190,7 +190,7 @@ def test_losses_come_in_bursts() -> None:
 
 
 def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:
-    carrier = Carrier(link(duplicate=0.1, corrupt=0.05), "seed")
+    carrier = EmulatedDirection(link(duplicate=0.1, corrupt=0.05), "seed")
     for _ in range(10_000):
         carrier.accept(bytes(64), 0)
     found = release_all(carrier, MS)
@@ -207,7 +207,7 @@ def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:
 
 
 def test_who_overtakes_leaves_at_once_and_the_others_keep_their_order() -> None:
-    carrier = Carrier(link(delay_s=0.005, reorder=0.1), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.005, reorder=0.1), "seed")
     frames = numbered(1000)
     for number, frame in enumerate(frames):
         carrier.accept(frame, number * 1000)
@@ -221,7 +221,7 @@ def test_who_overtakes_leaves_at_once_and_the_others_keep_their_order() -> None:
 
 
 def test_the_books_balance_and_lateness_is_counted() -> None:
-    carrier = Carrier(link(delay_s=0.001), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.001), "seed")
     for _ in range(10):
         carrier.accept(b"x" * 100, 0)
     release_all(carrier, 0)  # nothing is due yet
@@ -254,7 +254,7 @@ def test_with_everything_on_the_books_balance() -> None:
         reorder=0.05,
         corrupt=0.05,
     )
-    carrier = Carrier(settings, "seed")
+    carrier = EmulatedDirection(settings, "seed")
     for number in range(5000):
         carrier.accept(bytes(1000), number * 8_000)
         release_all(carrier, number * 8_000)
@@ -266,7 +266,7 @@ def test_with_everything_on_the_books_balance() -> None:
 
 
 def test_settings_change_in_place_also_back_to_zero() -> None:
-    carrier = Carrier(link(delay_s=0.005), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.005), "seed")
     carrier.accept(b"late", 0)
     carrier.settings = link()
     carrier.accept(b"soon", 1)
@@ -280,7 +280,7 @@ def test_settings_change_in_place_also_back_to_zero() -> None:
 
 
 def test_a_cut_link_loses_what_is_in_it_and_what_comes_until_it_is_mended() -> None:
-    carrier = Carrier(link(delay_s=0.005), "seed")
+    carrier = EmulatedDirection(link(delay_s=0.005), "seed")
     carrier.accept(b"before", 0)
     carrier.cut(0)
     carrier.accept(b"meanwhile", 1 * MS)

@@ -10,12 +10,11 @@ import pytest
 
 from testbed.net.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.net.links.ingress import IngressDelay
+from testbed.net.links.interfaces import Discipline, netem_seed
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import put
-from testbed.net.links.rtnetlink_dumps import Discipline, netem_seed
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaped import named, read_filters
-from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.shaping import Shape, named, read_filters, shape_commands
 from testbed.spec.link_direction import Direction, LossBursts, QueueClass
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from testbed.processes import signals_held
+from testbed.processes import defer_signals
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def caught() -> Iterator[list[int]]:
 
 
 def test_a_signal_takes_effect_after_the_block_and_not_within(caught: list[int]) -> None:
-    with signals_held():
+    with defer_signals():
         signal.raise_signal(signal.SIGTERM)
         assert caught == []
     assert caught == [signal.SIGTERM]
@@ -33,7 +33,7 @@ def test_a_signal_takes_effect_after_the_block_and_not_within(caught: list[int])
 
 def test_it_takes_effect_even_where_the_block_fails(caught: list[int]) -> None:
     def fail() -> None:
-        with signals_held():
+        with defer_signals():
             signal.raise_signal(signal.SIGTERM)
             raise ValueError("half done")
 

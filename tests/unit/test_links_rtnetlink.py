@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from testbed.net.links import rtnetlink_names
+from testbed.net.links import state_diff
+from testbed.net.links.namespace_state import FDB, OFFLOADS, PORT, ROOT, is_permanent, parse, strip_attributes
 from testbed.net.links.netlink import ADDRESS, CLASS, FILTER, FORMS, LINK, NEIGHBOUR, QDISC, ROUTE, attributes
-from testbed.net.links.rtnetlink import FDB, OFFLOADS, PORT, ROOT, cut, lasting, parse
 
 NAMES = {3: "p3", 4: "eth0"}
 TICKS_PER_S = 1e9 / 64
@@ -68,8 +68,8 @@ def said(kind: int, old: bytes | None, new: bytes | None) -> str:
     before, after = (parse(kind, message) if message else None for message in (old, new))
     known = after or before
     assert known is not None
-    name = rtnetlink_names.name_of(known[0], known[1], NAMES)
-    return f"{name}: {rtnetlink_names.difference(known[0], before and before[1], after and after[1])}"
+    name = state_diff.name_of(known[0], known[1], NAMES)
+    return f"{name}: {state_diff.difference(known[0], before and before[1], after and after[1])}"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_neighbours_routes_and_addresses() -> None:
     )
     for state, stays in ((0x80, True), (0x02, False)):
         _, left = parse(NEIGHBOUR, neighbour(b"\2\0\0\0\0\1", state)) or ((), b"")
-        assert lasting(NEIGHBOUR, left) is stays
+        assert is_permanent(NEIGHBOUR, left) is stays
 
     def route(*metrics: bytes, flags: int = 0) -> bytes:
         head = FORMS[ROUTE].pack(socket.AF_INET, 8, 0, 0, 254, 2, 253, 1, flags)
@@ -177,9 +177,9 @@ def test_a_forwarding_entry_is_told_by_its_address() -> None:
 
 
 def test_offloads_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rtnetlink_names, "feature_names", lambda: ("tx-scatter-gather", "", "rx-gro"))
-    assert rtnetlink_names.difference((OFFLOADS, 4), bytes(8), b"\4".ljust(8, b"\0")) == "rx-gro off -> on"
-    assert rtnetlink_names.name_of((OFFLOADS, 4), b"", NAMES) == "offloads of eth0"
+    monkeypatch.setattr(state_diff, "feature_names", lambda: ("tx-scatter-gather", "", "rx-gro"))
+    assert state_diff.difference((OFFLOADS, 4), bytes(8), b"\4".ljust(8, b"\0")) == "rx-gro off -> on"
+    assert state_diff.name_of((OFFLOADS, 4), b"", NAMES) == "offloads of eth0"
 
 
 def test_an_event_in_another_form_differs_only_where_both_tell() -> None:
@@ -188,19 +188,19 @@ def test_an_event_in_another_form_differs_only_where_both_tell() -> None:
         parse(LINK, link() + put(99, b"more")) or ((), b""),
     )
     assert known != told
-    assert not rtnetlink_names.differ(key, known, told)
+    assert not state_diff.differ(key, known, told)
     _, changed = parse(LINK, link(mtu=1500) + put(99, b"more")) or ((), b"")
-    assert rtnetlink_names.differ(key, known, changed)
+    assert state_diff.differ(key, known, changed)
 
 
 def test_what_nobody_has_a_name_for_is_told_by_number() -> None:
     (key, old), (_, new) = (parse(LINK, link() + put(900, part)) or ((), b"") for part in (b"\1", b"\2"))
-    assert rtnetlink_names.difference(key, old, new) == "attribute 900 01 -> 02"
+    assert state_diff.difference(key, old, new) == "attribute 900 01 -> 02"
 
 
 def test_attributes_end_where_the_bytes_do() -> None:
     data = put(1, b"abc") + put(2, b"")
     assert list(attributes(data)) == [(1, b"abc"), (2, b"")]
     assert list(attributes(data + b"\0\0\0\0")) == [(1, b"abc"), (2, b"")]
-    assert cut(data, {1: None}) == put(2, b"")
-    assert cut(data, {1: bytes.upper}) == put(1, b"ABC") + put(2, b"")
+    assert strip_attributes(data, {1: None}) == put(2, b"")
+    assert strip_attributes(data, {1: bytes.upper}) == put(1, b"ABC") + put(2, b"")

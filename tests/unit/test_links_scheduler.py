@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.net.links.class_scheduler import Scheduler
-from testbed.net.links.link_direction import Carrier
+from testbed.net.links.emulated_direction import EmulatedDirection
 from testbed.spec.link_direction import Direction, QueueClass
 
 RATE_BPS = 1e9
@@ -111,14 +111,14 @@ def test_each_class_has_a_queue_of_its_own() -> None:
     assert [in_packets.put(frame(0), 0) is None for _ in range(3)] == [False, False, True]
 
 
-def carrier(*classes: QueueClass, queue_bytes: int = 10**6) -> Carrier:
-    return Carrier(Direction(RATE_BPS, 0.001, 0.0, 0.0, queue_bytes, classes=classes), seed="x")
+def carrier(*classes: QueueClass, queue_bytes: int = 10**6) -> EmulatedDirection:
+    return EmulatedDirection(Direction(RATE_BPS, 0.001, 0.0, 0.0, queue_bytes, classes=classes), seed="x")
 
 
 STRICT = (QueueClass("first", (46,), 0), QueueClass("rest", (), 1))
 
 
-def released(carried: Carrier, until_ns: int) -> list[tuple[int, int]]:
+def released(carried: EmulatedDirection, until_ns: int) -> list[tuple[int, int]]:
     """(when, DSCP) of what comes out, asked whenever the carrier says so."""
     found, now_ns = [], 0
     while (due_ns := carried.next_release_ns) is not None and due_ns <= until_ns:

@@ -12,7 +12,7 @@ import pytest
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.cubic import Cubic, CubicGrowth
 from testbed.net.paths.congestion.reno import Reno, RenoGrowth
-from testbed.net.paths.loss_simulation import FIRST_PACKETS, TIMEOUT_S, LossyWindow
+from testbed.net.paths.losses import FIRST_PACKETS, TIMEOUT_S, LossyWindow
 
 NEVER = 1e-12
 

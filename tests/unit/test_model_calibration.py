@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from testbed.cli.experiments.calibrate import measured_probes
 from testbed.cli.main import app
 from testbed.measure.results.result import Result
-from testbed.net.paths import Lossy, network
+from testbed.net.errors import VirtualClockError
+from testbed.net.paths import LossyConnection, network
 from testbed.net.paths.congestion import LossResponse
-from testbed.net.virtual.errors import VirtualClockError
 from testbed.prediction import calibration_run
 from testbed.prediction.calibration import (
     REAL,
@@ -38,8 +38,8 @@ PACKET = 8948.0
 MADE = {"testbed": "1", "kernel": "6", "created": "today"}
 
 
-def lossy(control: str, loss: float, rtt_s: float = 0.04, **response: float) -> Lossy:
-    return Lossy(control, loss, rtt_s, RATE, PACKET, LossResponse(**response))
+def lossy(control: str, loss: float, rtt_s: float = 0.04, **response: float) -> LossyConnection:
+    return LossyConnection(control, loss, rtt_s, RATE, PACKET, LossResponse(**response))
 
 
 def test_windows_are_the_textbook_s() -> None:
@@ -59,10 +59,10 @@ def test_a_message_within_the_window_leaves_at_the_path_s_rate_a_long_one_by_rou
     assert lossy("bbr", 0.001).least_s(1e9) == pytest.approx(1e9 / RATE)
 
 
-def late_s(connections: Sequence[Lossy], size_bytes: float) -> float:
+def late_s(connections: Sequence[LossyConnection], size_bytes: float) -> float:
     """What losses add to a message's way over these connections side by side."""
     paths = [network.Path(0.02, (), one) for one in connections]
-    return network.Lateness().arrival_s(paths, size_bytes) - 0.02
+    return network.LossDelay().arrival_s(paths, size_bytes) - 0.02
 
 
 def test_a_loss_near_the_end_makes_a_message_late() -> None:

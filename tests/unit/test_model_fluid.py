@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.gc_control import uncollected
+from testbed.gc_control import gc_disabled
 from testbed.prediction.max_min import FEW, Laid, Steps, fair, fair_few
 from testbed.prediction.simulation import simulate
 from testbed.prediction.step_prediction import prepared
@@ -100,7 +100,7 @@ def test_what_was_played_goes_without_a_collector(folded: bool) -> None:
     degrees = {"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 4}
     scenario = load_scenario(SCENARIO).changed({"workload.parallelism": degrees}, "a test")
     step = replace(prepared(job_of(scenario, Scale()), "ring", packets=0), folded=folded)
-    with uncollected():
+    with gc_disabled():
         gc.collect()
         step.play()
         assert gc.collect() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.paths import Network, Path
-from testbed.net.paths.serialisation import serialisation_of
+from testbed.net.paths.hops import serialisation_of
 from testbed.prediction.hop_queues import legs_of
 from testbed.prediction.simulation import simulate
 from testbed.workload.plan import Computing, JobPlan, Message, Operation

@@ -9,12 +9,12 @@ from statistics import mean
 
 import pytest
 
+from testbed.clock import KERNEL_TICK_S
 from testbed.comm.transport.channels import StripeSettings
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.cubic import CubicGrowth
 from testbed.net.paths.congestion.reno import RenoGrowth
-from testbed.net.paths.packet_paths import PacketHop, PacketPath
-from testbed.net.virtual.ticks import TICK_S
+from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
 from testbed.prediction.packets.bbr import Greatest
 from testbed.prediction.packets.frames import Way
@@ -88,7 +88,7 @@ def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
     took_s = path.took_s(10)
     clean_s = Path(0.05).took_s(10)
     assert path.again == 1
-    assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * TICK_S
+    assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * KERNEL_TICK_S
 
 
 @pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth, None])
@@ -97,7 +97,7 @@ def test_a_first_window_that_is_lost_waits_for_the_least_timeout(growth: type[Gr
     took_s = path.took_s(10, growth)
     assert path.again >= 10
     # nothing was heard of data, so that no probe is sent; Linux' least timeout, and packet by packet from then on
-    assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * TICK_S
+    assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * KERNEL_TICK_S
 
 
 def test_a_queue_drops_what_it_has_no_room_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.cubic import CubicGrowth
 from testbed.net.paths.congestion.reno import RenoGrowth
-from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
 from testbed.prediction.packets.bbr_policer import Policed
 from testbed.prediction.packets.link_queue import Line

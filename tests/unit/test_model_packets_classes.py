@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from testbed.net.paths.congestion.cubic import CubicGrowth
-from testbed.net.paths.packet_paths import PacketHop, PacketPath
+from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.events import Event
 from testbed.prediction.packets.class_queues import ClassedLine, Place

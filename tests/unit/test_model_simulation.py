@@ -10,7 +10,7 @@ import pytest
 
 from testbed.comm.collectives import traffic
 from testbed.comm.transport import Software
-from testbed.net.paths import Lossy, Network, Path, network_of
+from testbed.net.paths import LossyConnection, Network, Path, network_of
 from testbed.net.paths.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import Paths
@@ -83,7 +83,9 @@ def test_hosts_of_a_leaf_share_its_uplinks() -> None:
 
 
 def test_who_waits_for_several_messages_waits_for_the_latest_of_them() -> None:
-    lossy = Lossy("bbr", 0.5, 1.0, 1e9, 100.0, LossResponse(recovery=2.0))  # every other message is 2 s late
+    lossy = LossyConnection(
+        "bbr", 0.5, 1.0, 1e9, 100.0, LossResponse(recovery=2.0)
+    )  # every other message is 2 s late
     sends = [(send(0, 25),) for _ in range(4)]
     plan = JobPlan((tuple(recv(peer, 25) for peer in range(1, 5)), *sends))
     paths = {(peer, 0): Path(0.5, ("link",), lossy) for peer in range(1, 5)}
@@ -322,7 +324,7 @@ def test_what_waits_in_its_card_comes_to_the_slower_link_later_by_that() -> None
 
 
 def test_messages_one_behind_the_other_have_one_window_together() -> None:
-    lossy = Lossy("reno", 0.001, 1.0, 1e6, 1000, LossResponse(recovery=0.0))
+    lossy = LossyConnection("reno", 0.001, 1.0, 1e6, 1000, LossResponse(recovery=0.0))
     window = lossy.window_bytes
     assert lossy.least_s(3 * window) == pytest.approx(
         window / 1e6 + 2.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.measure.fidelity.alpha_beta_check import model_agreement
-from testbed.net.paths.alpha_beta import Step, calibration_bytes, ring_all_reduce_s, ring_steps
+from testbed.net.paths.alpha_beta import RingStep, calibration_bytes, ring_all_reduce_s, ring_steps
 from testbed.net.paths.hops import Paths
 from testbed.spec.topology import TopologySpec, load_topology
 
@@ -15,38 +15,38 @@ TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
 
 def test_a_ring_of_equal_steps_takes_what_the_textbook_says() -> None:
-    steps = [Step(delay_s=1e-3, beta_s=1e-8)] * 4
+    steps = [RingStep(delay_s=1e-3, beta_s=1e-8)] * 4
     # 2 (n - 1) rounds, each alpha + s beta + what its two ends cost
     assert ring_all_reduce_s(steps, 1e5, 1e-4) == pytest.approx(6 * (1e-3 + 1e-3 + 1e-4))
 
 
 def test_a_slow_step_sets_the_pace_and_long_ones_add_up() -> None:
-    quick, slow, far = Step(0.0, 1e-9), Step(0.0, 1e-7), Step(1.0, 1e-9)
+    quick, slow, far = RingStep(0.0, 1e-9), RingStep(0.0, 1e-7), RingStep(1.0, 1e-9)
     assert ring_all_reduce_s([quick, quick, quick, slow], 1e6, 0.0) == pytest.approx(6 * 0.1, rel=0.05)
     # a message crosses the far step once in four rounds, and so does the sum that it is part of
     assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0) == pytest.approx(2.0, rel=0.05)
 
 
 def test_one_that_is_broken_off_has_the_rounds_that_it_has() -> None:
-    quick, far = Step(0.0, 1e-9), Step(1.0, 1e-9)
+    quick, far = RingStep(0.0, 1e-9), RingStep(1.0, 1e-9)
     assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0, rounds=3) == pytest.approx(1.0, rel=0.05)
     assert ring_all_reduce_s([quick] * 4, 1e6, 0.0, rounds=6) == ring_all_reduce_s([quick] * 4, 1e6, 0.0)
 
 
 def test_announced_messages_wait_for_their_notes() -> None:
     """A note is on its way as long as a message, and sent once the round before the last has come."""
-    far = [Step(1.0, 0.0)] * 4
+    far = [RingStep(1.0, 0.0)] * 4
     assert ring_all_reduce_s(far, 1e6, 0.0) == pytest.approx(6.0)
     # first the note; then what it costs makes two rounds half a second longer, but for the first two
     assert ring_all_reduce_s(far, 1e6, 0.0, note_s=0.5) == pytest.approx(1.5 + 6.0 + 2 * 0.5)
-    lone = [Step(0.0, 0.0, back_s=0.0)] * 3 + [Step(1.0, 0.0)]
+    lone = [RingStep(0.0, 0.0, back_s=0.0)] * 3 + [RingStep(1.0, 0.0)]
     assert ring_all_reduce_s(lone, 1e6, 0.0) == pytest.approx(2.0)
     # across the long step rounds 0 and 1 are told by 1 s, 2 and 3 as round 0 has come and its note is back, and so on
     assert ring_all_reduce_s(lone, 1e6, 0.0, note_s=0.0) == pytest.approx(6.0)
 
 
 def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
-    near, far = Step(0.0, 1e-6), Step(10.0, 1e-6)
+    near, far = RingStep(0.0, 1e-6), RingStep(10.0, 1e-6)
     ring = [near, far, near, far]
     # six rounds of 10 s, of which a message crosses three far steps one after the other
     assert ring_all_reduce_s(ring, 10e6, 0.0) == pytest.approx(6 * 10 + 3 * 10)
@@ -133,7 +133,7 @@ def test_the_userspace_engine_holds_frames_only_on_links_that_it_carries() -> No
 
 
 def test_the_message_is_long_enough_to_be_measured_and_no_longer_than_the_workloads() -> None:
-    steps = [Step(0.0, 1e-7)] * 3
+    steps = [RingStep(0.0, 1e-7)] * 3
     assert calibration_bytes(steps, 9000, 1e9) == round(0.1 / 4 / 1e-7)
     assert calibration_bytes(steps, 9000, 100_000) == 100_000
     assert calibration_bytes(steps, 9000, 100) == 36_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.net.paths.queues import ShortQueue, short_queues
+from testbed.net.paths.buffer_checks import ShortQueue, short_queues
 from testbed.spec.scenario import load_scenario
 
 SCENARIO = {

@@ -17,7 +17,7 @@ from testbed.comm.transport.datagram.controls.base import Window
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS
 from testbed.contrib.conformance.datagrams import Channel, Fate
-from testbed.net.paths.datagram_recovery import LossyDatagrams, Recovering
+from testbed.net.paths.datagram_recovery import LossyDatagrams, RecoveryForm
 from testbed.net.paths.poisson import poisson_quantile
 
 PACKET_S, ROUND_TRIP_S = 1e-4, 0.0101
@@ -36,7 +36,7 @@ def test_means_are_those_of_the_state_machines(recovery: str) -> None:
         Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).carry(packets)
         for seed in range(60)
     ]
-    form = Recovering(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
+    form = RecoveryForm(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
     # what losses add, not the whole: of 60 messages a mean is uncertain by an eighth or so of it
     added_s = form.mean_s - form.lossless_s
     spread_s = statistics.stdev(took) / math.sqrt(len(took))
@@ -52,7 +52,7 @@ def test_means_are_those_of_the_state_machines(recovery: str) -> None:
 def test_chances_grow_and_quantiles_are_where_they_are_reached(
     recovery: str, packets: int, loss: float
 ) -> None:
-    form = Recovering(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
+    form = RecoveryForm(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
     grown = [form.chance(form.lossless_s + step * ROUND_TRIP_S / 3) for step in range(-1, 60)]
     assert grown[0] == 0
     assert grown[1] > 0 or recovery == "go_back_n" or loss * packets > 1
@@ -65,10 +65,10 @@ def test_chances_grow_and_quantiles_are_where_they_are_reached(
 
 def test_a_group_fails_when_more_is_lost_than_its_parity_mends() -> None:
     exact = sum(math.comb(40, lost) * 0.05**lost * 0.95 ** (40 - lost) for lost in range(9, 41))
-    mds = Recovering("erasure", 32, PACKET_S, ROUND_TRIP_S, 0.05)
+    mds = RecoveryForm("erasure", 32, PACKET_S, ROUND_TRIP_S, 0.05)
     assert mds.group_fails(32) == pytest.approx(exact)
     # a class of xor is four packets of data and one of parity
-    xor = Recovering("xor", 32, PACKET_S, ROUND_TRIP_S, 0.05)
+    xor = RecoveryForm("xor", 32, PACKET_S, ROUND_TRIP_S, 0.05)
     assert xor.group_fails(32) == pytest.approx(1 - (0.95**5 + 5 * 0.05 * 0.95**4) ** 8)
 
 
@@ -77,7 +77,7 @@ def test_the_paper_is_met_within_a_factor_of_two() -> None:
     took = {}
     for recovery in ("selective_repeat", "nack", "erasure"):
         for size in (4 << 20, 128 << 20):
-            form = Recovering(recovery, size // 4096, 4096 * 8 / 400e9, 0.025, 0.01)
+            form = RecoveryForm(recovery, size // 4096, 4096 * 8 / 400e9, 0.025, 0.01)
             took[recovery, size] = form.mean_s + 0.0125, form.quantile_s(0.999) + 0.0125
     mean = took["selective_repeat", 128 << 20][0] / took["erasure", 128 << 20][0]
     tail = took["selective_repeat", 4 << 20][1] / took["erasure", 4 << 20][1]
@@ -87,7 +87,7 @@ def test_the_paper_is_met_within_a_factor_of_two() -> None:
 
 def test_the_model_of_a_step_is_told_the_mean() -> None:
     own = LossyDatagrams("nack", 0.01, ROUND_TRIP_S, 1000 / PACKET_S, 1000)
-    form = Recovering("nack", 64, PACKET_S, ROUND_TRIP_S, 0.01)
+    form = RecoveryForm("nack", 64, PACKET_S, ROUND_TRIP_S, 0.01)
     # what is sent again takes the line, too
     assert own.least_s(64_000) == pytest.approx(64 * PACKET_S / 0.99)
     assert own.late_chance(64_000) * own.mended_s == pytest.approx(form.mean_s - form.lossless_s)
@@ -95,7 +95,7 @@ def test_the_model_of_a_step_is_told_the_mean() -> None:
     back = replace(own, recovery="go_back_n")
     again_s = 0.01 / 0.99 * 3 * ROUND_TRIP_S
     assert back.least_s(64_000) == pytest.approx(64 * PACKET_S + 0.64 * (ROUND_TRIP_S + PACKET_S + again_s))
-    gone_back = Recovering("go_back_n", 64, PACKET_S, ROUND_TRIP_S, 0.01)
+    gone_back = RecoveryForm("go_back_n", 64, PACKET_S, ROUND_TRIP_S, 0.01)
     late_s = back.late_chance(64_000) * back.mended_s
     whole_s = back.least_s(64_000) + late_s + ROUND_TRIP_S / 2
     assert whole_s == pytest.approx(gone_back.mean_s, rel=0.01)
@@ -152,9 +152,9 @@ def test_a_group_that_has_failed_fails_again_when_too_little_of_what_it_lacks_co
             if sum(once) + parity >= 2
         )
         fails, again = fails + chance, again + chance * still
-    assert Recovering("xor", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again == pytest.approx(again / fails)
+    assert RecoveryForm("xor", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again == pytest.approx(again / fails)
     # nine of forty were lost, seven or eight of them data: one is enough
-    assert Recovering("erasure", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again < loss**5
+    assert RecoveryForm("erasure", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again < loss**5
 
 
 def test_losses_are_drawn_about_their_mean() -> None:

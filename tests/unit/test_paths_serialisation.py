@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.net.paths.serialisation import Serialisation, serialisation_of
+from testbed.net.paths.hops import Serialisation, serialisation_of
 
 PAYLOAD = 8948
 

@@ -16,8 +16,8 @@ from testbed.measure.fidelity.pause_invariants import lossless, no_circle
 from testbed.measure.results.pause_result import PausedLink, merged
 from testbed.net.fabric.bridges import HELD_BYTES, cables
 from testbed.net.fabric.plan import make_plan
-from testbed.net.links.wire import DirectionAccount, EngineAccount, wire_from_json, wire_to_json
-from testbed.net.paths.pauses import pausing_circle
+from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json, wire_to_json
+from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.show.exchange.linux_routers import lost
 from testbed.show.report.pauses import pause_rows, pause_words
 from testbed.spec.errors import ConfigError
@@ -141,15 +141,15 @@ def ring(buildings: int, pause: bool = True) -> Topology:
 
 
 def test_a_ring_through_which_packets_go_on_is_a_circle_of_pauses() -> None:
-    circle = pausing_circle(ring(5))
+    circle = find_pause_cycle(ring(5))
     assert circle[0] == circle[-1]
     assert sorted(circle[1:]) == [f"b{number}x" for number in range(5)]
     steps = {(int(one[1]) - int(other[1])) % 5 for one, other in itertools.pairwise(circle)}
     assert steps in ({1}, {4})
-    assert pausing_circle(ring(5, pause=False)) == []
-    assert pausing_circle(ring(3)) == []  # each is everybody's neighbour
-    assert pausing_circle(ring(4)) == []  # who is opposite is reached through the first two alone
-    assert pausing_circle(built(pause={}, planes=2)) == []
+    assert find_pause_cycle(ring(5, pause=False)) == []
+    assert find_pause_cycle(ring(3)) == []  # each is everybody's neighbour
+    assert find_pause_cycle(ring(4)) == []  # who is opposite is reached through the first two alone
+    assert find_pause_cycle(built(pause={}, planes=2)) == []
     found = no_circle(circle)
     assert (found.ok, found.severity) == (False, "caution")
     assert " to ".join(circle) in found.sentence
@@ -161,8 +161,8 @@ def test_overflowing_buffers_make_figures_untrusted() -> None:
     assert lossless(0, 10, "", 0.0).ok
 
 
-def account(pauses: int = 0, paused_s: float = 0.0, peak: int = 0, drops: int = 0) -> DirectionAccount:
-    nothing = DirectionAccount(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+def account(pauses: int = 0, paused_s: float = 0.0, peak: int = 0, drops: int = 0) -> DirectionStats:
+    nothing = DirectionStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     return replace(nothing, pauses=pauses, paused_s=paused_s, buffer_peak_bytes=peak, buffer_drops=drops)
 
 
@@ -170,13 +170,13 @@ def rows_of(topology: Topology, scale: Scale) -> list[dict[str, Any]]:
     keys = [
         (wire.name, which) for wire in make_plan(topology, "tb0").wires() for which in ("a_to_b", "b_to_a")
     ]
-    first = EngineAccount(10.0, dict.fromkeys(keys, account(1, 0.5)))
+    first = EngineStats(10.0, dict.fromkeys(keys, account(1, 0.5)))
     late = {**dict.fromkeys(keys, account(1, 0.5)), ("east-west-0", "a_to_b"): account(5, 1.5, 4000, 2)}
-    return paused_links(topology, first, EngineAccount(14.0, late), scale)
+    return paused_links(topology, first, EngineStats(14.0, late), scale)
 
 
 def test_a_run_says_how_long_each_link_was_paused() -> None:
-    assert paused_links(built(), EngineAccount(0.0), EngineAccount(1.0), Scale()) == []
+    assert paused_links(built(), EngineStats(0.0), EngineStats(1.0), Scale()) == []
     assert pause_invariants(built(), []) == []
     topology = built(pause={"xoff": "1 MB"})
     rows = {(row["link"], row["direction"]): row for row in rows_of(topology, Scale(size_scale=10))}

@@ -14,10 +14,10 @@ from testbed.plugins import (
     PluginError,
     Registry,
     derived_from,
+    disambiguate_names,
     registry,
-    rooted,
-    shortened,
-    told_apart,
+    resolve_file_names,
+    shorten_names,
 )
 
 MINE = """
@@ -105,14 +105,14 @@ def test_a_name_is_given_once(policies: Registry[type[Policy]]) -> None:
 
 def test_things_of_files_have_short_names_that_differ() -> None:
     names = ["ring", "/a/mine.py:tree", "/b/mine.py:tree", "/b/mine.py:trees", "/c/d/mine.py:tree"]
-    assert told_apart(names) == {
+    assert disambiguate_names(names) == {
         "ring": "ring",
         "mine:tree": "/a/mine.py:tree",
         "mine:tree-2": "/b/mine.py:tree",
         "mine:trees": "/b/mine.py:trees",
         "mine:tree-3": "/c/d/mine.py:tree",
     }
-    assert shortened({"algorithms": ["ring", "/a/mine.py:tree"], "trials": 3}) == {
+    assert shorten_names({"algorithms": ["ring", "/a/mine.py:tree"], "trials": 3}) == {
         "algorithms": ["ring", "mine.py:tree"],
         "trials": 3,
     }
@@ -120,7 +120,7 @@ def test_things_of_files_have_short_names_that_differ() -> None:
 
 def test_files_named_in_a_file_are_found_from_its_folder() -> None:
     data = {"policy": {"name": "own/mine.py:Mine"}, "algorithms": ["ring", "other.py:Ring"], "trials": 3}
-    assert rooted(data, Path("/somewhere")) == {
+    assert resolve_file_names(data, Path("/somewhere")) == {
         "policy": {"name": "/somewhere/own/mine.py:Mine"},
         "algorithms": ["ring", "/somewhere/other.py:Ring"],
         "trials": 3,

@@ -13,7 +13,7 @@ from testbed.comm.transport.rdma.card import timeout_exponent
 from testbed.measure.execution.request import check_here
 from testbed.net.fabric.namespace_setup import host_setup
 from testbed.net.fabric.plan import make_plan
-from testbed.net.links import soft_roce
+from testbed.net.links import setup
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import load_topology
@@ -69,18 +69,18 @@ def test_a_kernel_without_soft_roce_says_so_and_one_as_it_comes_why_it_does_not_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "rdma_rxe"
-    monkeypatch.setattr(soft_roce, "_MODULE", module)
-    monkeypatch.setattr(soft_roce, "MOST_UNACKNOWLEDGED", module / "parameters/max_unacked_psns")
-    assert soft_roce.soft_roce_reason() == "this kernel has no soft-RoCE (rdma_rxe)"
+    monkeypatch.setattr(setup, "_MODULE", module)
+    monkeypatch.setattr(setup, "MOST_UNACKNOWLEDGED", module / "parameters/max_unacked_psns")
+    assert setup.soft_roce_reason() == "this kernel has no soft-RoCE (rdma_rxe)"
     module.mkdir()
-    assert "a window of 128 packets" in str(soft_roce.soft_roce_reason())
+    assert "a window of 128 packets" in str(setup.soft_roce_reason())
     (module / "parameters").mkdir()
     (module / "parameters/max_unacked_psns").write_text("128\n")
-    assert soft_roce.soft_roce_reason() is None
+    assert setup.soft_roce_reason() is None
 
 
 def test_a_scenario_by_the_real_clock_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soft_roce, "_MODULE", Path("/nowhere"))
+    monkeypatch.setattr(setup, "_MODULE", Path("/nowhere"))
     scenario = Scenario.model_validate(
         {
             "name": "small",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from testbed.identity_cache import Remembered
+from testbed.caches import IdentityCache
 from testbed.net.controller import PolicyChoice
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.path_inputs import routed
@@ -19,7 +19,7 @@ TWO = {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4}
 
 
 def test_the_very_same_things_come_to_the_same() -> None:
-    known: Remembered[list[int]] = Remembered(2)
+    known: IdentityCache[list[int]] = IdentityCache(2)
     one, like_it, other = [1], [1], [2]
     first = known.of((one, other), list)
     assert known.of((one, other), list) is first
@@ -27,7 +27,7 @@ def test_the_very_same_things_come_to_the_same() -> None:
 
 
 def test_what_was_made_long_ago_is_made_again() -> None:
-    known: Remembered[list[int]] = Remembered(2)
+    known: IdentityCache[list[int]] = IdentityCache(2)
     things: list[list[int]] = [[], [], []]
     first = known.of((things[0],), list)
     known.of((things[1],), list)

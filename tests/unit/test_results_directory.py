@@ -10,7 +10,7 @@ import pytest
 
 from testbed.measure.results.errors import NotWritable, RunExists
 from testbed.measure.results.run_directory import OWNER, RunDirectory
-from testbed.processes import process_started
+from testbed.processes import process_start_ticks
 
 
 def test_a_folder_has_its_name_when_all_is_written(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_somebody_else_writes_at_the_moment_is_refused_and_what_the_dead_le
     tmp_path: Path,
 ) -> None:
     first = RunDirectory(tmp_path / "run")
-    parent = {"pid": os.getppid(), "started": process_started(os.getppid())}
+    parent = {"pid": os.getppid(), "started": process_start_ticks(os.getppid())}
     (first.partial / OWNER).write_text(json.dumps(parent))
     with pytest.raises(RunExists, match="somebody writes it at the moment"):
         RunDirectory(tmp_path / "run")

@@ -22,8 +22,8 @@ from testbed.measure.results.result import (
 )
 from testbed.measure.results.shard_merge import GAP_S, merge_records, merge_variants, merge_verdicts
 from testbed.measure.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
-from testbed.net.fabric.readback import FabricCounters, WanCounters
-from testbed.net.links.wire import DirectionAccount, EngineAccount
+from testbed.net.fabric.running_fabric import FabricCounters, WanCounters
+from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.dry_run import dry_runs
 from testbed.prediction.variant_predictions import predict_all
@@ -201,10 +201,10 @@ def reading(time_s: float, packets: int) -> LinkSample:
     """Of the pair's link: so many frames of 1000 bytes since its engine started, each way."""
     directions = ("a_to_b", "b_to_a")
     wan = tuple(WanCounters("east", "west", 0, direction, packets, packets) for direction in directions)
-    books = DirectionAccount(
+    books = DirectionStats(
         *(packets, 1000 * packets, packets, 1000 * packets, packets, 1000 * packets), *(0, 0, 0, 0, 0, 0)
     )
-    account = EngineAccount(time_s, {("east-west-0", direction): books for direction in directions})
+    account = EngineStats(time_s, {("east-west-0", direction): books for direction in directions})
     return LinkSample(time_s, FabricCounters(wan, {}, 0), account)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.port_drops import port_drops
 from testbed.net.fabric.bridges import CARD, cables
-from testbed.net.fabric.readback import FabricCounters
-from testbed.net.links.counters import NodeCounts, PortCounts
-from testbed.net.links.wire import DirectionAccount, EngineAccount
+from testbed.net.fabric.running_fabric import FabricCounters
+from testbed.net.links.interfaces import NodeCounts, PortCounts
+from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.spec.topology import TopologySpec
 
 SPEC = TopologySpec.model_validate(
@@ -41,14 +41,14 @@ def nodes(dropped: dict[tuple[str, str], int], hosts: bool = False) -> dict[str,
     return {node: NodeCounts(ports) for node, ports in found.items()}
 
 
-def account(time_s: float, up: int) -> EngineAccount:
+def account(time_s: float, up: int) -> EngineStats:
     """The engine carries the leaves' uplinks: so many packets dropped by the first one's queue."""
     directions = {}
     for cable in (cable for cable in CABLES if cable.takes_time):
         for which in ("a_to_b", "b_to_a"):
             dropped = up if cable.a[0] == "east-leaf1" and which == "a_to_b" else 0
-            directions[cable.name, which] = DirectionAccount(0, 0, 0, 0, 0, 0, 0, dropped, 0, 0, 0, 0)
-    return EngineAccount(time_s, directions)
+            directions[cable.name, which] = DirectionStats(0, 0, 0, 0, 0, 0, 0, dropped, 0, 0, 0, 0)
+    return EngineStats(time_s, directions)
 
 
 def sample(time_s: float, edge: str, up: int, **ports: int) -> LinkSample:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInput
-from testbed.net.virtual.errors import VirtualClockError
-from testbed.net.virtual.isolation import seccomp_argument
-from testbed.net.virtual.source_download import PROGRAMS, fetch_source, newest_package, sources_lines
+from testbed.net.errors import VirtualClockError
+from testbed.net.virtual.guest import seccomp_argument
+from testbed.net.virtual.kernel_source import PROGRAMS, fetch_source, newest_package, sources_lines
 
 needs_apt = pytest.mark.skipif(
     any(shutil.which(program) is None for program in PROGRAMS), reason="no apt on this machine"

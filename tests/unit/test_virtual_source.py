@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.net.virtual.build import build
-from testbed.net.virtual.errors import NoKernelError, VirtualClockError
-from testbed.net.virtual.image import KernelImage, find_image, recipe, recipe_text
+from testbed.net.errors import NoKernelError, VirtualClockError
+from testbed.net.virtual.kernel_build import build
+from testbed.net.virtual.kernel_image import KernelImage, find_image, recipe, recipe_text
 from testbed.net.virtual.kernel_patches import CHANGES
-from testbed.net.virtual.source import Source, changes_of, find_source, unpack, version_of
+from testbed.net.virtual.kernel_source import Source, changes_of, find_source, unpack, version_of
 
 LINES = {
     "arch/um/Kconfig": "config HZ\n\tint\n\tdefault 100\n",
@@ -207,13 +207,13 @@ def test_the_newest_image_of_todays_recipe_is_found(tmp_path: Path) -> None:
 
 def test_an_image_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_KERNELS", str(tmp_path / "cache"))
-    monkeypatch.setattr("testbed.net.virtual.build.missing_tools", list)
+    monkeypatch.setattr("testbed.net.virtual.kernel_build.missing_tools", list)
     made = image(tmp_path / "cache" / f"6.1.9-{recipe()}", "6.1.9", recipe())
     assert build(tree(tmp_path), again=False, progress=lambda line, share: None) == (made, False)
 
 
 def test_tools_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.net.virtual.source.shutil.which", lambda name: None)
+    monkeypatch.setattr("testbed.net.virtual.kernel_source.shutil.which", lambda name: None)
     with pytest.raises(VirtualClockError, match="bc binutils bison bzip2 flex gcc make tar xz-utils"):
         build(None, again=False, progress=lambda line, share: None)
 

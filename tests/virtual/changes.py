@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import run_script
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.topology import building_network
 

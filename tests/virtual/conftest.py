@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from testbed.clock import clock_here
-from testbed.net.virtual.errors import NoKernelError
-from testbed.net.virtual.image import find_image
+from testbed.net.errors import NoKernelError
+from testbed.net.virtual.kernel_image import find_image
 from tests.figures import hold_figures
 
 REPOSITORY = Path(__file__).parents[2]

@@ -32,7 +32,7 @@ from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.shards import Shard, ShardRecord
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import LinkError
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.netns import run_script
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from tests.virtual.rank_lies import LIES, SOCKET_OPTIONS

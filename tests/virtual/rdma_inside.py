@@ -21,7 +21,7 @@ from testbed.comm.transport import MeshSettings, Request, Transport, TransportKi
 from testbed.comm.transport.kinds import transport_kind
 from testbed.contrib.conformance import check_transport
 from testbed.net.links.netns import set_network_namespace
-from testbed.net.links.soft_roce import add_soft_roce
+from testbed.net.links.setup import add_soft_roce
 from testbed.spec.scale import UNSCALED
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import options_of

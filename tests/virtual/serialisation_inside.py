@@ -10,8 +10,7 @@ from typing import Any
 
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import network_namespace
-from testbed.net.links.one_way_delay import udp_pair
-from testbed.net.links.packets import receive_stamped
+from testbed.net.links.packet_sockets import receive_stamped, udp_pair
 from testbed.spec.buildings import Host
 from testbed.spec.topology import Topology, TopologySpec
 

@@ -11,10 +11,9 @@ import time
 
 import psutil
 
-from testbed.net.fabric.ownership import FabricState, load_all
-from testbed.net.links.counters import read_node
-from testbed.net.links.namespace_commands import run_script
-from testbed.net.links.netns import network_namespace
+from testbed.net.fabric.fabric_state import FabricState, load_all
+from testbed.net.links.interfaces import read_node
+from testbed.net.links.netns import network_namespace, run_script
 
 DATAGRAMS, DATAGRAM_BYTES = 400, 1400
 STILL_S = 0.08

@@ -12,8 +12,8 @@ from testbed.measure.execution.request import Request
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import hand_over, make_folder
-from testbed.net.virtual.errors import NoKernelError
-from testbed.net.virtual.image import find_image
+from testbed.net.errors import NoKernelError
+from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.calibration import LINK_ENGINE, VIRTUAL, keep_calibration
 from testbed.prediction.calibration_run import Fit, MeasuredProbe, fit, probes
 from testbed.workload.job.errors import RunError

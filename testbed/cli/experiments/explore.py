@@ -19,7 +19,7 @@ from testbed.cli.experiments.successive_halving import RUNGS, halve
 from testbed.measure.execution.request import check_here
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import hand_over
-from testbed.net.paths.queues import short_queues
+from testbed.net.paths.buffer_checks import short_queues
 from testbed.prediction.executors import Engine, Processes
 from testbed.prediction.search import Exploration, NothingFits, Search, Standing, evaluate_tail_s, searched
 from testbed.prediction.search.model_error import model_errors_of, near

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from testbed.errors import BadInput
-from testbed.jsonl_log import KeptLines
+from testbed.jsonl_log import JsonlLog
 from testbed.measure.results.run_directory import make_folder
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible
 from testbed.spec.scenario import Scenario
@@ -33,7 +33,7 @@ class Keeper:
         if lines.exists() and changed_ns(scenario.workload) > lines.stat().st_mtime_ns:
             raise OtherSearch(f"{folder} holds the search of a trace that has changed since")
         file.write_text(text)
-        self._lines = KeptLines(lines)
+        self._lines = JsonlLog(lines)
 
     def close(self) -> None:
         """All is written."""

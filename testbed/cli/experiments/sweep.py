@@ -17,7 +17,7 @@ from testbed.cli.experiments.predict import predict
 from testbed.cli.experiments.run import Listener
 from testbed.cli.experiments.sweep_confirmation import chosen
 from testbed.errors import TestbedError
-from testbed.jsonl_log import KeptLines
+from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.request import check_here
 from testbed.measure.results.committed_work import Work
 from testbed.measure.results.median_interval import median_interval
@@ -229,7 +229,7 @@ def _predicted(planned: Plan, told: Told) -> dict[Place, SweepPoint]:
     }
     scenarios = {place: one for place, one in planned.scenarios.items() if isinstance(one, Scenario)}
     keys = {place: _key(one, made) for place, one in scenarios.items()}
-    with KeptLines(request.folder / PREDICTED) as lines:
+    with JsonlLog(request.folder / PREDICTED) as lines:
         known = {entry["key"]: entry["point"] for entry in lines.known}
         new = [place for place, key in keys.items() if key not in known]
         told(0, len(new), "")

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from testbed.comm.collectives.plan import Plan, Round, Runs, Strand, blocks_of
 from testbed.comm.collectives.registry import Algorithm, Collective, PlanRequest, algorithm_of, collective_of
-from testbed.plugins import PluginError, is_of_file
+from testbed.plugins import PluginError, is_file_name
 
 Held = dict[int, int]
 """By block, whose contributions are in it, a bit per rank."""
@@ -44,7 +44,7 @@ def is_added(collective: str, algorithm: str) -> bool:
         known.algorithms.find(algorithm)
         return False
     made = algorithm_of(known, algorithm)
-    of_file = is_of_file(algorithm) or is_of_file(collective)
+    of_file = is_file_name(algorithm) or is_file_name(collective)
     return of_file or not made.make.__module__.startswith(f"{__package__}.")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from testbed.comm.collectives.plan import Plan, in_channels, reverse
-from testbed.plugins import PluginError, Registry, blamed
+from testbed.plugins import PluginError, Registry, attribute_errors
 
 AUTO = "auto"
 PACKAGE = "testbed.comm.collectives.algorithms"  # whose modules register what the testbed has itself
@@ -91,7 +91,7 @@ def _source(make: MakePlan) -> tuple[Path, int]:
 @lru_cache(maxsize=512)
 def _plan(algorithm: Algorithm, request: PlanRequest) -> Plan:
     file, line = algorithm.source
-    with blamed(f"algorithm {algorithm.name}", file):
+    with attribute_errors(f"algorithm {algorithm.name}", file):
         plan = algorithm.make(request)
         if not isinstance(plan, Plan):
             got = f"{type(plan).__name__} ({file}, line {line})"

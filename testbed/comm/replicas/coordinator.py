@@ -20,7 +20,7 @@ from typing import IO
 from testbed.comm.replicas.loss_policy import Policy
 from testbed.comm.replicas.membership import Membership, Phase
 from testbed.comm.replicas.messages import MOST_BYTES, FromRank, MessageError, pack_message, unpack_message
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 
 _HAND_OVER_BYTES = 256
 RECORDS = "replicas.jsonl"
@@ -137,7 +137,7 @@ def fork_coordinator(
         status = 1
         try:
             ours.close()
-            end_with_parent(signal.SIGKILL)
+            set_parent_death_signal(signal.SIGKILL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with (output / RECORDS).open("a") as records:
                 Coordinator(Membership(replicas, policy), theirs, records).run()

@@ -30,7 +30,7 @@ from testbed.measure.fidelity.similarity import Number, scale_similarity
 from testbed.measure.fidelity.tunnel_invariants import Tunnel
 from testbed.measure.fidelity.verdict import ORDER
 from testbed.measure.results.summary import StepResult
-from testbed.net.fabric.readback import WanCounters
+from testbed.net.fabric.running_fabric import WanCounters
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.topology import Topology

@@ -15,7 +15,7 @@ from testbed.errors import did_you_mean
 from testbed.measure.execution.bench_run import BenchRun, Row
 from testbed.measure.execution.resolve_backend import LOOPBACK_RANKS, guest_settings, size_of
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
-from testbed.plugins import OWN_FILE, Registry, rooted
+from testbed.plugins import OWN_FILE, Registry, resolve_file_names
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.presets import PRESETS, preset_transport
 from testbed.spec.topology import load_topology
@@ -149,7 +149,7 @@ def tuned(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
 
 
 def _named(option: str, value: str, known: Registry[Any], *more: str) -> str:
-    name: str = rooted(value, Path.cwd())
+    name: str = resolve_file_names(value, Path.cwd())
     if known.expected(name) is not None:
         expected = known.expected(name) if OWN_FILE.fullmatch(name) else did_you_mean(value, [*more, *known])
         raise _wrong(option, value, str(expected))

@@ -14,8 +14,8 @@ from testbed.measure.execution.networks import Network
 from testbed.measure.execution.rank_packing import ranks_per_process
 from testbed.measure.fidelity.lower_bound import bottleneck_s
 from testbed.measure.ranks.bench import BenchSpec, Case, numel_for, sent_elements
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.paths.hops import NETEM
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology

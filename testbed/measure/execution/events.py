@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.measure.execution.event_timeline import Change, changes, condition, in_order
 from testbed.net.fabric.faults import Faults
-from testbed.net.links.abrupt_close import forget_connections
+from testbed.processes import suppress_tcp_close
 from testbed.spec.events import DrawnEvent, EventSpec
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
@@ -144,7 +144,7 @@ class EventPlayer:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             if silently:
                 os.kill(pid, signal.SIGSTOP)
-                forget_connections(pid)
+                suppress_tcp_close(pid)
             os.kill(pid, signal.SIGKILL)
         if not silently:
             self._told(rank)

@@ -14,9 +14,9 @@ from typing import Any
 
 from testbed.measure.results.parts import FINISHED
 from testbed.measure.results.shards import Shard
-from testbed.net.virtual.errors import VirtualClockError
-from testbed.net.virtual.guest import Ended, Guest, GuestSettings
-from testbed.net.virtual.image import KernelImage, find_image
+from testbed.net.errors import VirtualClockError
+from testbed.net.virtual.guest import Guest, GuestExit, GuestSettings
+from testbed.net.virtual.kernel_image import KernelImage, find_image
 from testbed.prediction import calibration
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -50,7 +50,7 @@ def measure(
     core: int | None = None,
     told: Told = lambda event: None,
     meanwhile: Callable[[Guest], None] = lambda guest: None,
-) -> Ended:
+) -> GuestExit:
     """Measure a shard in a guest, into its folder, which is made; scenario: its own. RunError, VirtualClockError."""
     folder.mkdir(parents=True)
     own = folder / "scenario.yaml"
@@ -71,7 +71,7 @@ def measure(
     return ended
 
 
-def finish(folder: Path, ended: Ended) -> None:
+def finish(folder: Path, ended: GuestExit) -> None:
     """Mark a shard's record as whole: last of all."""
     written = folder / f".{FINISHED}"
     written.write_text(json.dumps(asdict(ended)))
@@ -91,24 +91,24 @@ def measure_elsewhere(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
         return packed.getvalue()
 
 
-def unpack(packed: bytes, folder: Path) -> Ended:
+def unpack(packed: bytes, folder: Path) -> GuestExit:
     """A shard's folder from its archive; what marks it as whole comes last."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         folder.mkdir(parents=True)
         archive.extractall(folder, [name for name in archive.namelist() if name != FINISHED])
-        ended = Ended(**json.loads(archive.read(FINISHED)))
+        ended = GuestExit(**json.loads(archive.read(FINISHED)))
     finish(folder, ended)
     return ended
 
 
-def read_ended(file: Path) -> Ended:
+def read_ended(file: Path) -> GuestExit:
     """How a finished shard's guest ended."""
-    return Ended(**json.loads(file.read_text()))
+    return GuestExit(**json.loads(file.read_text()))
 
 
 def _booted(
     guest: Guest, shard: Shard, folder: Path, told: Told, meanwhile: Callable[[Guest], None]
-) -> Ended:
+) -> GuestExit:
     complaints: list[str] = []
     pending = ""
 

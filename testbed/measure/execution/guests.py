@@ -19,8 +19,8 @@ from testbed.measure.execution.resource_forecast import Forecast
 from testbed.measure.results.parts import FINISHED, Parts
 from testbed.measure.results.shards import Shard, ShardRecord, cut
 from testbed.measure.results.writer import Carried, ShardTimes
-from testbed.net.virtual.guest import GUEST_PROGRAMS, Ended, Guest, GuestSettings, idlest_cores
-from testbed.net.virtual.image import KernelImage
+from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, idlest_cores
+from testbed.net.virtual.kernel_image import KernelImage
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
@@ -120,7 +120,7 @@ class _Carrying:
         """Where a shard's record is to be."""
         return self.folder / str(shard.number)
 
-    def run(self) -> list[Ended]:
+    def run(self) -> list[GuestExit]:
         """All of them; RunError and VirtualClockError name the shard that failed."""
         pool = ThreadPoolExecutor(len(self.cores))
         futures = [pool.submit(self._run_shard, shard) for shard in self.shards]
@@ -131,7 +131,7 @@ class _Carrying:
             pool.shutdown(wait=True, cancel_futures=True)
         return [future.result() for future in futures]
 
-    def _follow(self, futures: Sequence[Future[Ended]]) -> None:
+    def _follow(self, futures: Sequence[Future[GuestExit]]) -> None:
         """Tell how far all are, until all are done or one has failed."""
         told = -1
         while True:
@@ -149,7 +149,7 @@ class _Carrying:
             if not waiting:
                 return
 
-    def _run_shard(self, shard: Shard) -> Ended:
+    def _run_shard(self, shard: Shard) -> GuestExit:
         folder = self.target(shard)
         if shard.number in self.finished:
             state = self._state[shard.number]

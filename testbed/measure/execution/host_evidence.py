@@ -20,7 +20,7 @@ from testbed.measure.fidelity.packet_balance import building_of, grown, packet_b
 from testbed.measure.fidelity.rank_invariants import BaselineTimes, network_as_before, ranks_awake, stalls
 from testbed.measure.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
-from testbed.net.links.counters import NodeCounts
+from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.events import EventSpec
 from testbed.spec.link_direction import DIRECTIONS, Direction
 from testbed.spec.topology import Topology

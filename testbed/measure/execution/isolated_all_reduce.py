@@ -21,7 +21,7 @@ from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.alpha_beta_check import model_agreement
 from testbed.measure.fidelity.rank_invariants import Attempt, BaselineTimes
 from testbed.net.paths.alpha_beta import (
-    Step,
+    RingStep,
     all_planes,
     calibration_bytes,
     nearest_plane,
@@ -30,7 +30,7 @@ from testbed.net.paths.alpha_beta import (
     worst_plane,
 )
 from testbed.net.paths.hops import NETEM, Paths
-from testbed.net.paths.losses import control_of
+from testbed.net.paths.losses import find_control
 from testbed.spec.buildings import Host
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
@@ -60,7 +60,7 @@ class IsolatedBaseline:
         self._wiring = wiring
         self._lossy = topology.lossy
         sockets = [wiring.congestion_control, *(own.congestion_control for own in transport.sockets)]
-        self._remembers = any(control_of(name).paces for name in sockets if name)
+        self._remembers = any(find_control(name).paces for name in sockets if name)
         # which plane a message takes is the policy's to say, and several connections may take several
         best = all_planes if wiring.transport.takes_several_paths else nearest_plane
         paths = Paths(topology, link_engine)
@@ -114,7 +114,7 @@ class IsolatedBaseline:
             remembers=self._remembers,
         )
 
-    def _model_s(self, ring: Sequence[Step]) -> float:
+    def _model_s(self, ring: Sequence[RingStep]) -> float:
         if not ring:
             return 0.0
         size = len(ring)
@@ -145,7 +145,7 @@ class IsolatedBaseline:
     def _copies(self) -> bool:
         return PROTOCOLS.find(self.software.protocol).copies
 
-    def _through_slots(self, step: Step, piece_bytes: float) -> Step:
+    def _through_slots(self, step: RingStep, piece_bytes: float) -> RingStep:
         """A window of slots smaller than what is under way on a full path makes each message wait for notes."""
         slots, software = self.software.slots, self.software
         windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
@@ -156,13 +156,13 @@ class IsolatedBaseline:
         waits_s = max(0.0, round_s - slots.count * slots.chunk_bytes * step.beta_s)
         return replace(step, delay_s=step.delay_s + windows * waits_s)
 
-    def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
+    def _as_sockets_allow(self, ring: Sequence[RingStep], paced: bool) -> list[RingStep]:
         """Pacing, parity, and windows smaller than what is under way on a full path make bytes take longer.
 
         Where a receiver grants what it is sent, it grants that much of its card, and a message waits for the grant.
         """
         size = len(ring)
-        found: list[Step] = []
+        found: list[RingStep] = []
         if size == 1:
             return found
         for rank, step in enumerate(ring):

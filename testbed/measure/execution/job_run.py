@@ -14,13 +14,13 @@ from testbed.measure.execution.remote_hosts import Launchers
 from testbed.measure.execution.stalls import Stall, StallWatch
 from testbed.measure.execution.step_clock import StepClock
 from testbed.measure.execution.step_edges import StepEdges
-from testbed.net.fabric.change_watch import Watch
+from testbed.net.fabric.change_watch import ChangeWatch
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK
-from testbed.net.fabric.readback import CounterReader, FabricCounters
+from testbed.net.fabric.running_fabric import CounterReader, FabricCounters
 from testbed.net.links import LinkError
-from testbed.net.links.counters import NodeCounts
-from testbed.net.links.wire import EngineAccount
+from testbed.net.links.interfaces import NodeCounts
+from testbed.net.links.link_engine import EngineStats
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.launch_spec import JobSpec
 
@@ -40,7 +40,7 @@ class LinkSample:
 
     time_s: float
     counters: FabricCounters
-    account: EngineAccount
+    account: EngineStats
     edge: str = ""
     switches: Mapping[str, NodeCounts] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class JobRun:
         self.sample_interval_s = sample_interval_s
         self.look_interval_s = look_interval_s
         self.player: EventPlayer | None = None
-        self.watch: Watch | None = None
+        self.watch: ChangeWatch | None = None
         self.stalls: StallWatch | None = None
         self.on_stall: Callable[[Stall], None] = lambda stall: None
         self.on_sample: Callable[[LinkSample], None] = lambda sample: None

@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from testbed.net.links.poll import ready
-from testbed.processes import close_pipes, wait_or_kill
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
 
 STOP_TIMEOUT_S = 2.0
 
@@ -59,7 +58,7 @@ class LauncherProcess:
         """What it has said within this time; None at its end."""
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
-        if not ready([output], timeout_s):
+        if not wait_readable([output], timeout_s):
             return []
         data = os.read(output, 1 << 16)
         if not data:

@@ -8,15 +8,15 @@ from typing import Any
 from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.pause_invariants import lossless, no_circle
 from testbed.net.fabric.bridges import cables
-from testbed.net.links.wire import EngineAccount
-from testbed.net.paths.pauses import pausing_circle
+from testbed.net.links.link_engine import EngineStats
+from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.spec.link_direction import DIRECTIONS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 
 
 def paused_links(
-    topology: Topology, first: EngineAccount, last: EngineAccount, scale: Scale
+    topology: Topology, first: EngineStats, last: EngineStats, scale: Scale
 ) -> list[dict[str, Any]]:
     """Return a `PausedLink` for each link of a network that pauses; none for any other network."""
     if not topology.pauses:
@@ -60,7 +60,7 @@ def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> l
     dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
     return [
         lossless(dropped, pauses, fullest, shares[fullest]),
-        no_circle(pausing_circle(topology)),
+        no_circle(find_pause_cycle(topology)),
     ]
 
 

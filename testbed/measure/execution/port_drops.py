@@ -9,8 +9,8 @@ from typing import Any
 from testbed.measure.execution.job_run import JobRun, LinkSample
 from testbed.measure.fidelity.link_invariants import PortDrops
 from testbed.net.fabric.bridges import CARD, Cable, End, cables
-from testbed.net.links.counters import NodeCounts
-from testbed.net.links.wire import EngineAccount
+from testbed.net.links.interfaces import NodeCounts
+from testbed.net.links.link_engine import EngineStats
 from testbed.spec.link_direction import DIRECTIONS
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
@@ -23,7 +23,7 @@ class PortCounts:
     """What all ports had counted at one moment: those of the kernel's shapers, and those of a link engine."""
 
     nodes: Mapping[str, NodeCounts]
-    account: EngineAccount
+    account: EngineStats
 
     def drops(self, cable: Cable, end: int) -> int:
         """Of the queue at the cable's end a (0) or b (1)."""

@@ -14,7 +14,7 @@ from testbed.measure.execution.program_flight import ProgramFlight
 from testbed.measure.execution.resolve_backend import LOOPBACK_RANKS, command_given
 from testbed.measure.execution.torch_programs import TorchOptions, torch_environment
 from testbed.measure.ranks.programs import Programs
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale

@@ -16,9 +16,9 @@ from testbed.measure.execution.resource_forecast import Forecast
 from testbed.measure.results.parts import FINISHED, Parts
 from testbed.measure.results.shards import Shard, ShardRecord
 from testbed.measure.results.writer import Carried, ShardTimes
-from testbed.net.virtual.errors import VirtualClockError
+from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import GuestSettings
-from testbed.net.virtual.image import KernelImage, find_image
+from testbed.net.virtual.kernel_image import KernelImage, find_image
 from testbed.prediction.calibration import file_in_use
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.scale import Scale

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from testbed.measure.execution.launcher_process import LauncherProcess, launcher_environment
 from testbed.measure.fidelity.tunnel_invariants import Tunnel
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
 from testbed.net.fabric.machines import Machine
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.poll import ready
+from testbed.processes import wait_readable
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.launch_spec import JobSpec
 
@@ -53,7 +53,7 @@ class FarLauncher:
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What it has said within this time; None at its end. FabricError when its machine is gone."""
-        ready([self], timeout_s)
+        wait_readable([self], timeout_s)
         lines = self.machine.lines(self.pid)
         if not lines and self.pid in self.machine.ended:
             return None
@@ -63,7 +63,7 @@ class FarLauncher:
         """How it ended, in words, unless it ended well."""
         deadline = time.monotonic() + timeout_s
         while self.pid not in self.machine.ended and time.monotonic() < deadline:
-            ready([self], 0.1)
+            wait_readable([self], 0.1)
             self.machine.lines(self.pid)
         status = self.machine.ended.get(self.pid)
         if status == 0:
@@ -109,7 +109,7 @@ class Launchers:
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What any of them has said within this time; None when all have ended."""
         if self._live:
-            ready(self._live, timeout_s)
+            wait_readable(self._live, timeout_s)
         found = []
         for part in list(self._live):
             said = part.events(0.0)

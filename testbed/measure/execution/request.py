@@ -26,10 +26,10 @@ from testbed.measure.execution.run import execute
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import refuse_existing
-from testbed.net.links.paused_link import PAUSING_ENGINE
-from testbed.net.links.soft_roce import soft_roce_reason
+from testbed.net.links.pause import PAUSING_ENGINE
+from testbed.net.links.setup import soft_roce_reason
 from testbed.net.virtual.guest import STALL_TIMEOUT_S
-from testbed.net.virtual.image import find_image
+from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Engine
 from testbed.prediction.executors.dask_cluster import Cluster

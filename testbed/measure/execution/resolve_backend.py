@@ -22,8 +22,8 @@ from testbed.measure.fidelity.capacity import (
 )
 from testbed.net import doctor
 from testbed.net.controller import PolicyChoice
-from testbed.net.fabric.errors import FabricError
-from testbed.net.links.paused_link import PAUSING_ENGINE
+from testbed.net.errors import FabricError
+from testbed.net.links.pause import PAUSING_ENGINE
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.policy import parse_policy

@@ -51,10 +51,10 @@ from testbed.measure.results.summary import StepResult, first_start_s, gather_st
 from testbed.measure.results.training_summary import training_summary
 from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.capture import Capture
-from testbed.net.fabric.change_watch import Watch
+from testbed.net.fabric.change_watch import ChangeWatch
+from testbed.net.fabric.fabric_state import clean_abandoned
 from testbed.net.fabric.faults import Faults
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import clean_abandoned
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
 from testbed.prediction.step_prediction import missing_share
@@ -263,7 +263,7 @@ class ShardRun:
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
-        watch: Watch,
+        watch: ChangeWatch,
         captured: list[dict[str, Any]],
         network: NetworkRecord,
         tunnels: Sequence[Tunnel],

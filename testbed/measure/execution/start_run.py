@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from testbed.measure.execution.launcher_process import LauncherProcess
 from testbed.measure.execution.networks import Network
 from testbed.measure.ranks.startup import GroupKind, StartSpec, group_kinds
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import ENVIRONMENT_MARK, clean_abandoned
 from testbed.prediction.startup_cost import Start, StartCosts, StartWay, start_of
 from testbed.workload.job.endpoint_resolution import endpoints_on
 from testbed.workload.job.endpoints import RankEndpoint

@@ -28,7 +28,7 @@ from testbed.measure.fidelity.witness_invariants import (
 from testbed.measure.results.summary import StepResult, undisturbed
 from testbed.net.fabric.bridges import CARD
 from testbed.net.fabric.change_watch import Change
-from testbed.net.links.counters import NodeCounts
+from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import DIRECTIONS
 from testbed.workload.dependency_tracker import orders_of
 from testbed.workload.job.fault_resolution import rank_faults_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.measure.fidelity.verdict import Invariant, graded
 from testbed.net.fabric.bridges import CARD
-from testbed.net.links.counters import NodeCounts
+from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.protocol_counters import ETHERNET_BYTES
 
 HEADERS_BYTES = 52  # of IPv4 and TCP with time stamps, in each of the ranks' packets

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from testbed.net.fabric.bridges import CARD, Bridge, Cable, bridges, cables, card_cables
-from testbed.net.links.counters import NodeCounts, PortCounts
+from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts
 from testbed.spec.topology import Topology
 

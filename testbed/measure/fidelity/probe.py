@@ -14,10 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed.net.links.one_way_delay import End, one_way_times, probe_s, udp_pair
-from testbed.net.links.packets import receive_stamped
-from testbed.net.links.poll import ready
+from testbed.net.links.packet_sockets import End, one_way_times, probe_s, receive_stamped, udp_pair
 from testbed.net.links.shaping import burst_bytes
+from testbed.processes import wait_readable
 from testbed.spec.link_direction import Direction
 from testbed.spec.topology import Topology, probe_address
 
@@ -183,7 +182,7 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:
     """Take in what has arrived, waiting at most `wait_s` for it; whether anything had."""
-    if not ready([receiver], wait_s):
+    if not wait_readable([receiver], wait_s):
         return False
     with contextlib.suppress(BlockingIOError):
         while True:

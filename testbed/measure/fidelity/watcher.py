@@ -19,7 +19,7 @@ from pathlib import Path
 from testbed.measure.fidelity.cputime import read_cpu_times
 from testbed.measure.fidelity.monitor import WINDOW_S
 from testbed.measure.fidelity.processes import OwnProcesses, run_times_kept
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 
 TICK_S = 0.002  # each costs some 30 us of a core: twice as often would take three percent of it
 IN_TIME_S = 0.0002  # lateness below this is the timer's own and not written down
@@ -81,7 +81,7 @@ def main() -> None:
     """Write to the file given as the first argument."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: told.set())
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
     print("watching", flush=True)
     with contextlib.suppress(FileNotFoundError):  # the run directory was discarded under us

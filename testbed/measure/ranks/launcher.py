@@ -29,7 +29,7 @@ from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.replicas.coordinator import Switchboard, fork_coordinator
 from testbed.measure.ranks.background import end
 from testbed.measure.ranks.process import LEFT, Carried, Work, become, in_processes, read_work
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import RankEndpoint
 
 # for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
@@ -298,7 +298,7 @@ class Launcher:
 
 def main() -> int:
     """Run all ranks; 0 when all have finished."""
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     work = read_work(sys.stdin.readline())

@@ -33,7 +33,7 @@ from testbed.measure.ranks.replica_rank import ReplicaRank
 from testbed.measure.ranks.serving_rank import ServingRank
 from testbed.measure.ranks.startup import StartRank, StartSpec
 from testbed.net.links.netns import set_network_namespace
-from testbed.processes import end_with_parent, make_room_for_files
+from testbed.processes import raise_open_file_limit, set_parent_death_signal
 from testbed.workload.job.background import BackgroundHost
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
 from testbed.workload.job.launch_spec import JobSpec
@@ -157,7 +157,7 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
             os.write(pipe, (json.dumps(event) + "\n").encode())
 
     try:
-        end_with_parent(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher's business
         if carried.background is not None:
@@ -176,7 +176,7 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
 def _in_threads(carried: Carried, work: Work, tell: Tell) -> bool:
     """Every rank in a thread; whether all went well."""
     endpoints = carried.ranks
-    make_room_for_files()
+    raise_open_file_limit()
     good: list[int] = []
 
     def carry(endpoint: RankEndpoint) -> None:

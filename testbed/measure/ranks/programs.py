@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from testbed.measure.ranks.pmi import PmiError, PmiSpace
 from testbed.net.links.netns import set_network_namespace
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
 
 MASTER_PORT = 29_400
@@ -125,7 +125,7 @@ class Programs:
             descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
         def enter() -> None:
-            end_with_parent(signal.SIGKILL)
+            set_parent_death_signal(signal.SIGKILL)
             if descriptor is not None:
                 set_network_namespace(descriptor)
 

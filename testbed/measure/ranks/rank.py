@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from testbed.clock import clock_here, private_memory, sleep_until
+from testbed.clock import STEP_ALIGNMENT_S, clock_here, private_memory, sleep_until
 from testbed.comm.collectives import Array, CollectiveTimeout, Communicator
 from testbed.comm.collectives.baseline_ring import BASELINE_RING
 from testbed.comm.flight_recorder import COMPLETED, Recorder
@@ -25,12 +25,11 @@ from testbed.measure.ranks.host_monitor import HostMonitor, resent_here
 from testbed.measure.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.measure.ranks.samples import operation_sample, shared_streams, step_sample
 from testbed.measure.ranks.socket_sampler import SocketSampler
-from testbed.net.virtual.ticks import BEAT_S
 from testbed.workload.job.endpoints import join
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
-BEAT_NS = round(BEAT_S * 1e9)  # of a guest's clock
+BEAT_NS = round(STEP_ALIGNMENT_S * 1e9)  # of a guest's clock
 MOST_AHEAD_NS = 3_000_000_000  # that a step begins after all ranks have come to it
 EXACT_S = 20e-6
 EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from testbed.measure.results.errors import NotWritable, RunExists
-from testbed.processes import process_started
+from testbed.processes import process_start_ticks
 from testbed.version import VERSION
 
 PACKAGES = ("mininet", "numpy", "os-ken", "pydantic", "pyroute2", "scapy", "psutil")
@@ -49,7 +49,7 @@ class RunDirectory:
             raise RunExists(f"{path}: somebody writes it at the moment; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
         make_folder(self.partial, path)
-        write_json(self.partial / OWNER, {"pid": os.getpid(), "started": process_started(os.getpid())})
+        write_json(self.partial / OWNER, {"pid": os.getpid(), "started": process_start_ticks(os.getpid())})
 
     def finish(self) -> None:
         """All is written: give the directory its name."""
@@ -77,7 +77,7 @@ def owner_alive(partial: Path) -> bool:
     owner = _owner(partial)
     if owner is None:
         return time.time() - partial.stat().st_mtime < 1.0  # it is about to say so
-    return bool(process_started(owner["pid"]) == owner["started"])
+    return bool(process_start_ticks(owner["pid"]) == owner["started"])
 
 
 def _ours(partial: Path) -> bool:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from testbed.net.controller.errors import ControllerError, NoPathError, PolicyError
 from testbed.net.controller.process import ControllerProcess
 from testbed.net.controller.rules import Action, Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
+from testbed.net.errors import ControllerError, NoPathError, PolicyError
 
 if TYPE_CHECKING:
     from testbed.net.controller.edges import EdgePorts
     from testbed.net.controller.policies import POLICIES, LinkPolicy, Mark, Policy, Route
     from testbed.net.controller.policy_view import Flow, LinkEnd, View
-    from testbed.net.controller.rule_compiler import Computed, PolicyChoice, compute, compute_rules
+    from testbed.net.controller.rule_compiler import CompiledPolicy, PolicyChoice, compute, compute_rules
 
 # on first use: the controller's own process passes through here and starts faster without them
 _LATER = {
-    **dict.fromkeys(("Computed", "PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
+    **dict.fromkeys(("CompiledPolicy", "PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
     "EdgePorts": "edges",
     **dict.fromkeys(("POLICIES", "LinkPolicy", "Mark", "Policy", "Route"), "policies"),
     **dict.fromkeys(("Flow", "LinkEnd", "View"), "policy_view"),
@@ -30,7 +30,7 @@ _LATER = {
 __all__ = [
     "POLICIES",
     "Action",
-    "Computed",
+    "CompiledPolicy",
     "ControllerError",
     "ControllerProcess",
     "Ecmp",

@@ -33,9 +33,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.net.controller.network_snapshot import Snapshot
+from testbed.net.controller.process import Snapshot
 from testbed.net.controller.rules import Rule, loads
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 
 BACKLOG = 128
 TOKEN_VARIABLE = "TESTBED_CONTROLLER_TOKEN"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 (default) takes a free one"
     )
     options = parser.parse_args(arguments)
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT):
         # at once: there is nothing to undo, and the library's threads cannot be joined
         signal.signal(number, lambda *_: os._exit(0))
@@ -102,9 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     events.report({"event": "listening", **ports})
     try:
         from testbed.net.controller import compat  # noqa: PLC0415
-        from testbed.net.controller.api import handler  # noqa: PLC0415
         from testbed.net.controller.app import RuleInstaller  # noqa: PLC0415
-        from testbed.net.controller.policy_service import PolicyService, rules_for  # noqa: PLC0415
+        from testbed.net.controller.policy_service import (  # noqa: PLC0415
+            PolicyService,
+            handler,
+            rules_for,
+        )
     except ImportError as error:
         events.report({"event": "error", "message": f"the controller library cannot be loaded: {error}"})
         return 2

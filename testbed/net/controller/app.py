@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from testbed.net.controller.bundles import BundleWriter
 from testbed.net.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
-from testbed.net.controller.openflow import FlowEntry, group_of
-from testbed.net.controller.reconcile import DesiredState, Difference
+from testbed.net.controller.openflow import BundleWriter, FlowEntry, group_of
 from testbed.net.controller.rules import Rule, ports_of
-from testbed.net.controller.switch_sessions import Change, Rules, Session
+from testbed.net.controller.switch_sessions import Change, DesiredState, Difference, Rules, Session
 
 Report = Callable[[Mapping[str, Any]], None]
 

@@ -25,7 +25,7 @@ def flow_hash(
     return _finished(found ^ basis)
 
 
-def chosen(numbers: Iterable[int], flow: int) -> int:
+def select_member(numbers: Iterable[int], flow: int) -> int:
     """The one of these numbers, in rising order, that has the highest weight for a flow of this hash."""
     return max(numbers, key=lambda number: _finished(_mixed(_mixed(number, 0), flow) ^ _TWO_WORDS))
 

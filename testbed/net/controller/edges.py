@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.net.controller.errors import ControllerError
 from testbed.net.controller.rules import Match, Output, Rule
+from testbed.net.errors import ControllerError
 from testbed.spec.topology import Topology, probe_address
 
 PROBE_PRIORITY, HOST_PRIORITY, FLOW_PRIORITY, BUILDING_PRIORITY, DROP_PRIORITY = 400, 300, 200, 100, 0

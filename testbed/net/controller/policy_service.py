@@ -1,25 +1,30 @@
-"""What the controller's process steers by: the policy in force, the traffic declared, the links that are down.
+"""The service in the controller's process: policy, declared traffic, failed links, HTTP interface.
 
 It computes; what puts rules into switches is told to. The last good rules stay in force whatever goes wrong here.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from testbed.net.controller.compat import Event, Lock, hub
-from testbed.net.controller.errors import ControllerError, PolicyError
-from testbed.net.controller.network_snapshot import Snapshot
-from testbed.net.controller.port_reports import PortReport, PortReports
+from testbed.net.controller.process import Snapshot
 from testbed.net.controller.rules import Rule, rule_to_data
+from testbed.net.controller.switch_sessions import PortReport, PortReports
+from testbed.net.errors import ControllerError, PolicyError
 
 if TYPE_CHECKING:
     from testbed.net.controller.app import RuleInstaller
-    from testbed.net.controller.rule_compiler import Computed, PolicyChoice
+    from testbed.net.controller.rule_compiler import CompiledPolicy, PolicyChoice
     from testbed.net.controller.switch_sessions import Rules
+
 
 INSTALL_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 10.0
@@ -138,7 +143,7 @@ class PolicyService:
             self._loaded = _Loaded.of(self._snapshot)
         return self._loaded
 
-    def _computed(self, asked: Mapping[str, Any]) -> tuple[_Loaded, Computed]:
+    def _computed(self, asked: Mapping[str, Any]) -> tuple[_Loaded, CompiledPolicy]:
         loaded = self._load().changed(asked, self._links_down())
         return loaded, loaded.computed
 
@@ -146,7 +151,7 @@ class PolicyService:
         ports = self._app.down() if ports is None else ports
         return frozenset(name for name, ends in self._load().ends.items() if ends & ports)
 
-    def _install(self, computed: Computed) -> int:
+    def _install(self, computed: CompiledPolicy) -> int:
         answer: list[str | None] = []
         done = Event()
         before = {dpid: set(own) for dpid, own in self._app.rules.items()}
@@ -218,7 +223,7 @@ class _Loaded:
     choice: PolicyChoice
     view: Any
     edges: Sequence[Any]
-    computed: Computed
+    computed: CompiledPolicy
     policy_replans: bool
     ends: Mapping[str, frozenset[tuple[int, int]]] = field(default_factory=dict)
 
@@ -258,3 +263,65 @@ class _Loaded:
         view = view.without(down if policy_replans else ())
         computed = compute(choice, view, self.edges)
         return _Loaded(choice, view, self.edges, computed, policy_replans, self.ends)
+
+
+MAX_BODY_BYTES = 64 * 1024**2
+TIMEOUT_S = 30.0
+
+
+def handler(service: PolicyService, token: str) -> Callable[[socket.socket, Any], None]:
+    """What answers one connection."""
+
+    class Handler(_Handler):
+        routes: ClassVar[Mapping[tuple[str, str], Callable[[Any], Any]]] = {
+            ("GET", "/policy"): lambda body: service.show(),
+            ("GET", "/rules"): lambda body: service.rules(),
+            ("PUT", "/policy"): service.set,
+            ("POST", "/diff"): service.diff,
+        }
+        expected = f"Bearer {token}"
+
+    def answer(connection: socket.socket, address: Any) -> None:
+        with connection:
+            connection.settimeout(TIMEOUT_S)
+            Handler(connection, address, None)  # type: ignore[arg-type]
+
+    return answer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: ClassVar[Mapping[tuple[str, str], Callable[[Any], Any]]] = {}
+    expected = ""
+
+    def _serve(self) -> None:
+        given = self.headers.get("Authorization", "")
+        if not secrets.compare_digest(given.encode(), self.expected.encode()):
+            return self._say(401, {"error": "the token is missing or wrong"})
+        route = self.routes.get((self.command, self.path))
+        if route is None:
+            return self._say(404, {"error": f"there is no {self.command} {self.path}"})
+        try:
+            size = int(self.headers.get("Content-Length") or 0)
+            if size > MAX_BODY_BYTES:
+                raise ValueError(f"a body of {size} bytes")
+            body = json.loads(self.rfile.read(size)) if size else {}
+            if not isinstance(body, dict):
+                raise ValueError("the body is not an object")
+            return self._say(200, route(body))
+        except (PolicyError, ValueError, TypeError, KeyError) as error:
+            return self._say(400, {"error": str(error)})
+        except ControllerError as error:
+            return self._say(502, {"error": str(error)})
+
+    do_GET = do_PUT = do_POST = _serve
+
+    def _say(self, status: int, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: standard error is for what goes wrong."""

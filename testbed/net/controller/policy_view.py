@@ -10,8 +10,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from testbed.net.controller.ecmp_hash import TCP, UDP
-from testbed.net.controller.errors import NoPathError
 from testbed.net.controller.rules import Match, Packet, Ports
+from testbed.net.errors import NoPathError
 from testbed.spec.topology import Topology, host_address
 
 TCP_FLOW, ROCE = "tcp", "roce"

@@ -1,8 +1,9 @@
-"""The controller's process, seen from the one who starts it."""
+"""The controller's process as its parent sees it: start, stop, HTTP client, network snapshot."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -11,15 +12,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from testbed.net.controller.client import ControllerApi
-from testbed.net.controller.errors import ControllerError
-from testbed.net.controller.network_snapshot import Snapshot
 from testbed.net.controller.rules import Rule, dumps
+from testbed.net.errors import ControllerError, PolicyError
 from testbed.processes import close_pipes, wait_or_kill
+from testbed.spec.control_delays import INSTANT, Control
+
+if TYPE_CHECKING:
+    from testbed.net.controller.edges import EdgePorts
+    from testbed.net.controller.policy_view import Flow
+    from testbed.spec.topology import Topology
+
 
 LISTEN_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -130,7 +136,7 @@ class ControllerProcess:
     def steer(
         self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[str, Any]:
-        """Put a policy in force (see testbed.net.controller.api), also for when the process is revived."""
+        """Put a policy in force (see testbed.net.controller.policy_service), also for when the process is revived."""
         assert self._snapshot is not None
         asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
         answer = self.api.set(asked)
@@ -238,3 +244,87 @@ class ControllerProcess:
 
     def _last_words(self) -> str:
         return "; it said:\n" + "\n".join(self._lines) if self._lines else ""
+
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ControllerApi:
+    """A running controller's interface at 127.0.0.1.
+
+    Methods raise PolicyError for what was asked, ControllerError for all else; the policy in force stays.
+    """
+
+    port: int
+    token: str
+
+    def show(self) -> dict[str, Any]:
+        """The policy in force, with its notes and queues, and how many rules each bridge should hold."""
+        return self._ask("GET", "/policy")
+
+    def rules(self) -> dict[str, Any]:
+        """All rules with packet and byte counts, by bridge."""
+        return self._ask("GET", "/rules")
+
+    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Install another policy; returns once all switches have its rules."""
+        return self._ask("PUT", "/policy", asked)
+
+    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What `set` would change."""
+        return self._ask("POST", "/diff", asked)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Authorization": f"Bearer {self.token}"})
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ControllerError(
+                f"the controller does not answer: {error or type(error).__name__}"
+            ) from error
+        finally:
+            connection.close()
+        if response.status == 200:
+            return answer
+        kind = PolicyError if response.status == 400 else ControllerError
+        raise kind(answer["error"])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A network and what is known about it, as JSON carries it; its times are those of `control_delays.Control`."""
+
+    topology: Mapping[str, Any]
+    edges: Sequence[Mapping[str, Any]]
+    policy: Mapping[str, Any]
+    flows: Sequence[Mapping[str, Any]] = ()
+    seed: int = 0
+    down: Sequence[str] = ()
+    reaction_s: float = 0.0
+    rule_s: float = 0.0
+
+
+def snapshot_of(
+    topology: Topology,
+    edges: Sequence[EdgePorts],
+    policy: Mapping[str, Any],
+    flows: Iterable[Flow] = (),
+    seed: int = 0,
+    control: Control = INSTANT,
+) -> Snapshot:
+    """The same from the forms that policies take; policy: see `PolicyChoice.to_data`."""
+    from testbed.net.controller.edges import edges_to_data  # noqa: PLC0415 (the process itself starts faster without)
+
+    return Snapshot(
+        asdict(topology),
+        edges_to_data(edges),
+        dict(policy),
+        [asdict(flow) for flow in flows],
+        seed,
+        reaction_s=control.reaction_s,
+        rule_s=control.rule_s,
+    )

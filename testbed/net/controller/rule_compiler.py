@@ -21,7 +21,6 @@ from testbed.net.controller.edges import (
     fixed_rules,
     link_ports,
 )
-from testbed.net.controller.errors import ControllerError, PolicyError
 from testbed.net.controller.policies import POLICIES, Mark, Policy, Route
 from testbed.net.controller.policies.base import MAX_RANK
 from testbed.net.controller.policy_view import View, both_ways
@@ -39,7 +38,8 @@ from testbed.net.controller.rules import (
     SetDscp,
 )
 from testbed.net.controller.table_simulator import AmbiguousRulesError, Network, wires
-from testbed.plugins import PluginError, told
+from testbed.net.errors import ControllerError, PolicyError
+from testbed.plugins import PluginError, describe_exception
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import Topology
 
@@ -82,7 +82,7 @@ class PolicyChoice:
 
 
 @dataclass(frozen=True)
-class Computed:
+class CompiledPolicy:
     """What a policy comes to: rules by datapath id, queues of every WAN link; empty for one queue."""
 
     rules: Mapping[int, Sequence[Rule]]
@@ -102,10 +102,12 @@ def _errors_of(name: str) -> Iterator[None]:
     except ControllerError as error:
         raise PolicyError(f"policy {name}: {error}") from error
     except Exception as error:
-        raise PolicyError(f"policy {name}: {told(error, Path(name.rpartition(':')[0]))}") from error
+        raise PolicyError(
+            f"policy {name}: {describe_exception(error, Path(name.rpartition(':')[0]))}"
+        ) from error
 
 
-def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts]) -> Computed:
+def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts]) -> CompiledPolicy:
     """What a policy comes to in this network, now.
 
     NoPathError when two buildings are not joined though no link is down; PolicyError when what the policy says does not
@@ -126,7 +128,7 @@ def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts
         notes = {
             key: value for key in ("bound", "reached") if (value := getattr(policy, key, None)) is not None
         }
-    return Computed(rules, classes, notes)
+    return CompiledPolicy(rules, classes, notes)
 
 
 def compute_rules(

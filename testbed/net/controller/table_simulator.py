@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.errors import TestbedError
-from testbed.net.controller.ecmp_hash import chosen
+from testbed.net.controller.ecmp_hash import select_member
 from testbed.net.controller.edges import EdgePorts
 from testbed.net.controller.rules import Ecmp, FastFailover, Goto, Output, Packet, Rule, SetDscp
 from testbed.spec.topology import Topology
@@ -93,7 +93,7 @@ class Switch:
             return None
         if isinstance(action, FastFailover):
             return alive[0][1]
-        return action.ports[chosen((index for index, _ in alive), packet.flow_hash(action.seed))]
+        return action.ports[select_member((index for index, _ in alive), packet.flow_hash(action.seed))]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What this host can do: probes with evidence, and the link engine and datapath that a run would use here."""
 
-from testbed.net.doctor.capability import Capability, Choice, choose
-from testbed.net.doctor.capacity import HostFacts, host_facts
+from testbed.net.doctor.capabilities import Capability, Choice, choose
+from testbed.net.doctor.host_resources import HostFacts, host_facts
 from testbed.net.doctor.probes import probe_all
 from testbed.net.doctor.report import report
 

@@ -20,19 +20,21 @@ import psutil
 
 from testbed.clock import clock_here
 from testbed.comm.transport.rdma.devices import import_pyverbs
-from testbed.net.doctor import evidence
-from testbed.net.doctor.capability import Capability
-from testbed.net.doctor.capacity import host_facts
-from testbed.net.doctor.commands import Outcome, locate, run
-from testbed.net.doctor.throwaway import (
+from testbed.net.doctor import capabilities
+from testbed.net.doctor.capabilities import Capability
+from testbed.net.doctor.host_resources import host_facts
+from testbed.net.doctor.sandbox import (
+    Outcome,
     inside,
+    locate,
     remove_abandoned_bridges,
+    run,
     throwaway_bridges,
     throwaway_namespace,
 )
-from testbed.net.virtual.errors import NoKernelError
+from testbed.net.errors import NoKernelError
 from testbed.net.virtual.guest import GUEST_PROGRAMS
-from testbed.net.virtual.image import KernelImage, find_image
+from testbed.net.virtual.kernel_image import KernelImage, find_image
 
 PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
 RDMA_PROGRAMS = ("ibv_devices", "ibv_rc_pingpong", "rping", "rdma")
@@ -70,7 +72,7 @@ def probe_all() -> list[Capability]:
             *_guarded(["Ryu"], _ryu),
             *_guarded(["congestion controls"], _congestion_controls),
             *_guarded(["MPTCP"], _mptcp),
-            *_guarded(["cgroups"], lambda: [evidence.cgroups(Path("/proc/self/mounts").read_text())]),
+            *_guarded(["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]),
             *_guarded(["cores", "free memory"], _size),
             *_guarded(["clock"], _clock),
             *_guarded(["virtual clock"], _virtual_clock),
@@ -97,32 +99,32 @@ def _is_root() -> bool:
 def _root() -> list[Capability]:
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-    return [evidence.root(os.geteuid(), effective)]
+    return [capabilities.root(os.geteuid(), effective)]
 
 
 def _programs() -> list[Capability]:
     hint = "make setup installs them"
     needed, useful = ({name: locate(name) for name in names} for names in (PROGRAMS, TOOLS))
     return [
-        evidence.programs("programs", needed, hint),
-        evidence.programs("measuring tools", useful, f"optional: {hint}"),
+        capabilities.programs("programs", needed, hint),
+        capabilities.programs("measuring tools", useful, f"optional: {hint}"),
     ]
 
 
 def _mnexec() -> list[Capability]:
     path = locate("mnexec")
-    return [evidence.mnexec(path, run([path, "-n", "true"]) if path and _is_root() else None)]
+    return [capabilities.mnexec(path, run([path, "-n", "true"]) if path and _is_root() else None)]
 
 
 def _kernel() -> list[Capability]:
     names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
     if not _is_root():
-        return [evidence.only_root(name) for name in names]
+        return [capabilities.only_root(name) for name in names]
     try:
         with throwaway_namespace() as pid:
             return [Capability(names[0], True, "one made and removed"), *_in_namespace(pid)]
     except OSError as error:
-        refused = evidence.attempt(names[0], Outcome(1, message=str(error)))
+        refused = capabilities.attempt(names[0], Outcome(1, message=str(error)))
         return [refused, *(Capability(name, None, "no namespace to try it in") for name in names[1:])]
 
 
@@ -137,10 +139,10 @@ def _in_namespace(pid: int) -> list[Capability]:
     htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
     netem, netem_seen = _netem(pid, interfaces[1])
     return [
-        evidence.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
-        evidence.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
-        evidence.attempt("HTB", htb, f"reads back: {htb_seen}", MODULE_HINT.format("sch_htb")),
-        evidence.attempt(
+        capabilities.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
+        capabilities.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
+        capabilities.attempt("HTB", htb, f"reads back: {htb_seen}", MODULE_HINT.format("sch_htb")),
+        capabilities.attempt(
             "netem",
             netem,
             f"reads back: {netem_seen}",
@@ -169,11 +171,11 @@ def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
 def _packet_sockets() -> list[Capability]:
     name = "packet sockets"
     if not _is_root():
-        return [evidence.only_root(name)]
+        return [capabilities.only_root(name)]
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()  # protocol 0 receives nothing
     except OSError as error:
-        return [evidence.attempt(name, Outcome(1, message=str(error.strerror)))]
+        return [capabilities.attempt(name, Outcome(1, message=str(error.strerror)))]
     return [Capability(name, True, "a socket can be made")]
 
 
@@ -183,7 +185,7 @@ def _open_vswitch() -> list[Capability]:
     switch = run(["ovs-appctl", "--timeout=5", "-t", "ovs-vswitchd", "version"])
     processes = [item.info["name"] for item in psutil.process_iter(["name"])]
     running = [name for name in ("ovsdb-server", "ovs-vswitchd") if name in processes]
-    daemon = evidence.open_vswitch(_is_root(), database, server, switch, running)
+    daemon = capabilities.open_vswitch(_is_root(), database, server, switch, running)
     if not daemon.status:
         why = "Open vSwitch does not answer" if _is_root() else "only root can try"
         return [daemon, *(Capability(f"{kind} datapath", None, why) for kind in ("system", "netdev"))]
@@ -193,16 +195,18 @@ def _open_vswitch() -> list[Capability]:
 def _datapaths() -> list[Capability]:
     remove_abandoned_bridges()
     in_use = run(["ovs-appctl", "--timeout=5", "dpif/show"]).output
-    seen = {kind: evidence.datapath(kind, in_use, None, "") for kind in ("system", "netdev")}
+    seen = {kind: capabilities.datapath(kind, in_use, None, "") for kind in ("system", "netdev")}
     untried = [kind for kind, capability in seen.items() if capability.status is None]
     if untried:
         with throwaway_bridges(untried) as bridges:
             for kind, bridge in bridges.items():
                 port = run(["ovs-vsctl", "--timeout=5", "get", "interface", bridge, "ofport"])
                 reason = (
-                    evidence.last_words(run(["ovs-dpctl", "dump-dps"]).message) if kind == "system" else ""
+                    capabilities.last_words(run(["ovs-dpctl", "dump-dps"]).message)
+                    if kind == "system"
+                    else ""
                 )
-                seen[kind] = evidence.datapath(kind, in_use, port.output if port.ok else "", reason)
+                seen[kind] = capabilities.datapath(kind, in_use, port.output if port.ok else "", reason)
     return list(seen.values())
 
 
@@ -212,8 +216,8 @@ def _os_ken(importing: subprocess.Popen[str]) -> Capability:
         output, message = importing.communicate(timeout=IMPORT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         late = Outcome(None, message=f"still importing after {IMPORT_TIMEOUT_S:g} s")
-        return evidence.controller_library("os-ken", late, hint)
-    return evidence.controller_library(
+        return capabilities.controller_library("os-ken", late, hint)
+    return capabilities.controller_library(
         "os-ken", Outcome(importing.returncode, output.strip(), message.strip()), hint
     )
 
@@ -230,7 +234,7 @@ def _congestion_controls() -> list[Capability]:
     available, default = (
         folder / f"tcp_{name}" for name in ("available_congestion_control", "congestion_control")
     )
-    return [evidence.congestion_controls(available.read_text(), default.read_text())]
+    return [capabilities.congestion_controls(available.read_text(), default.read_text())]
 
 
 def _mptcp() -> list[Capability]:
@@ -238,8 +242,8 @@ def _mptcp() -> list[Capability]:
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_MPTCP).close()
     except OSError as error:
-        return [evidence.mptcp(error.strerror, "")]
-    return [evidence.mptcp(None, switch.read_text() if switch.exists() else "")]
+        return [capabilities.mptcp(error.strerror, "")]
+    return [capabilities.mptcp(None, switch.read_text() if switch.exists() else "")]
 
 
 def _virtual_clock() -> list[Capability]:
@@ -251,7 +255,7 @@ def _virtual_clock() -> list[Capability]:
     except NoKernelError as error:
         image, message = None, str(error).splitlines()[0]
     missing = [name for name in GUEST_PROGRAMS if locate(name) is None]
-    return [evidence.virtual_clock(platform.machine(), image, message, missing)]
+    return [capabilities.virtual_clock(platform.machine(), image, message, missing)]
 
 
 def _rdma() -> list[Capability]:
@@ -269,12 +273,12 @@ def _rdma() -> list[Capability]:
         image: KernelImage | None = find_image()
     except NoKernelError:
         image = None
-    return [evidence.rdma(image, programs, lacking)]
+    return [capabilities.rdma(image, programs, lacking)]
 
 
 def _size() -> list[Capability]:
     facts = host_facts()
-    return [evidence.cores(facts), evidence.memory(facts)]
+    return [capabilities.cores(facts), capabilities.memory(facts)]
 
 
 def _clock() -> list[Capability]:
@@ -285,4 +289,6 @@ def _clock() -> list[Capability]:
         time.sleep(SLEEP_S)
         lateness_s.append(time.monotonic() - began - SLEEP_S)
     resolution_s = time.clock_getres(time.CLOCK_MONOTONIC)
-    return [evidence.clock(resolution_s, source.read_text().strip() if source.exists() else "", lateness_s)]
+    return [
+        capabilities.clock(resolution_s, source.read_text().strip() if source.exists() else "", lateness_s)
+    ]

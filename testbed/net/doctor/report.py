@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed.net.doctor.capability import Capability, Choice, choose
+from testbed.net.doctor.capabilities import Capability, Choice, choose
 from testbed.net.doctor.probes import probe_all
 
 _WORDS = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.net.links.ingress import IngressDelay
+from testbed.net.links.link_engine import LinkWire
 from testbed.net.links.shaping import Shape
-from testbed.net.links.wire import LinkWire
 from testbed.spec.buildings import Building, Clos, Host
 from testbed.spec.link_direction import Direction
 from testbed.spec.topology import Topology, building_network

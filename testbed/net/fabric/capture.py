@@ -1,23 +1,23 @@
-"""Captures of WAN links: what enters each direction, before its queue, and what leaves it at its end."""
+"""Packet captures of WAN links at both ends of each direction, merged into one pcapng file."""
 
 from __future__ import annotations
 
+import heapq
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from testbed.net.fabric.pcapng import merge
 from testbed.net.links import LinkError, LinkWire
-from testbed.net.links.namespace_commands import inside
-from testbed.net.links.poll import ready
-from testbed.processes import close_pipes, wait_or_kill
+from testbed.net.links.netns import command_in_namespace
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
 
 SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning of the payload
 BUFFER_KIB = 16_384
@@ -91,7 +91,7 @@ class Capture:
     def _start(self, point: _Point) -> subprocess.Popen[str]:
         command = ["tcpdump", "-i", point.interface, "-Q", point.flow, "-w", "-", "-Z", "root", "-n"]
         command += ["-s", str(SNAP_BYTES), "-B", str(BUFFER_KIB), "--time-stamp-precision=nano"]
-        command = inside(self._pid, ["setpriv", "--pdeathsig", "TERM", *command])
+        command = command_in_namespace(self._pid, ["setpriv", "--pdeathsig", "TERM", *command])
         try:
             # the file is opened here: tcpdump would give it to another user, which not every file system allows
             with point.file.open("wb") as file:
@@ -104,7 +104,7 @@ class Capture:
         assert point.process.stderr is not None
         said = ""
         while "listening on" not in said:
-            readable = ready([point.process.stderr], START_TIMEOUT_S)
+            readable = wait_readable([point.process.stderr], START_TIMEOUT_S)
             line = point.process.stderr.readline() if readable else ""
             if not line:
                 raise LinkError(f"cannot capture link {point.link}: {said.strip() or 'no word from tcpdump'}")
@@ -130,7 +130,7 @@ class Capture:
                 for point in self._points
                 if (point.link, point.direction) == (link, direction)
             }
-            counts = merge(own, self._folder / f"{link}.{direction}{SUFFIX}")
+            counts = merge_captures(own, self._folder / f"{link}.{direction}{SUFFIX}")
             for end, packets in counts.items():
                 record = {"link": link, "direction": direction, "end": end, "packets": packets}
                 self.records.append({**record, "missed": missed[link, direction, end]})
@@ -143,3 +143,60 @@ class Capture:
                     wait_or_kill(point.process, 2.0)
                 close_pipes(point.process)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+_PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"
+_PCAP_HEADER_BYTES = 24
+_PCAP_RECORD = struct.Struct("<IIII")
+_SECTION = struct.pack("<IHHq", 0x1A2B3C4D, 1, 0, -1)
+_ETHERNET = 1
+_IF_NAME, _IF_TSRESOL, _END = 2, 9, 0
+
+Packet = tuple[int, bytes, int]  # nanoseconds since the epoch, what was kept, bytes on the wire
+
+
+def read_pcap(path: Path) -> Iterator[Packet]:
+    """The packets of a capture with nanoseconds; one cut off in the middle ends it. ValueError for another format."""
+    with path.open("rb") as file:
+        if file.read(_PCAP_HEADER_BYTES)[:4] != _PCAP_NANOSECONDS:
+            raise ValueError(f"{path}: not a capture with nanoseconds, least significant byte first")
+        while len(header := file.read(_PCAP_RECORD.size)) == _PCAP_RECORD.size:
+            seconds, nanoseconds, kept, length = _PCAP_RECORD.unpack(header)
+            data = file.read(kept)
+            if len(data) < kept:
+                return
+            yield seconds * 1_000_000_000 + nanoseconds, data, length
+
+
+def merge_captures(sources: Mapping[str, Path], target: Path) -> dict[str, int]:
+    """Write one pcapng with an interface per source; returns the number of packets of each."""
+    counts = dict.fromkeys(sources, 0)
+
+    def of(number: int, path: Path) -> Iterator[tuple[int, int, bytes, int]]:
+        return ((time_ns, number, data, length) for time_ns, data, length in read_pcap(path))
+
+    names = list(sources)
+    with target.open("wb") as file:
+        file.write(_block(0x0A0D0D0A, _SECTION))
+        for name in names:
+            options = _option(_IF_NAME, name.encode()) + _option(_IF_TSRESOL, b"\x09") + _option(_END, b"")
+            file.write(_block(1, struct.pack("<HHI", _ETHERNET, 0, 0) + options))
+        streams = [of(number, sources[name]) for number, name in enumerate(names)]
+        for time_ns, number, data, length in heapq.merge(*streams, key=lambda packet: packet[0]):
+            counts[names[number]] += 1
+            head = struct.pack("<IIIII", number, time_ns >> 32, time_ns & 0xFFFFFFFF, len(data), length)
+            file.write(_block(6, head + _padded(data)))
+    return counts
+
+
+def _block(kind: int, body: bytes) -> bytes:
+    size = struct.pack("<I", len(body) + 12)
+    return struct.pack("<I", kind) + size + body + size
+
+
+def _option(code: int, value: bytes) -> bytes:
+    return struct.pack("<HH", code, len(value)) + _padded(value)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)

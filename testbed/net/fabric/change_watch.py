@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from testbed.net.fabric.bridges import CARD
-from testbed.net.fabric.edge_tables import EdgeTables
 from testbed.net.fabric.fingerprint import EVERYTHING, WatchedNamespace
-from testbed.net.fabric.machine_operations import MachineOperations
+from testbed.net.fabric.namespaces import MachineOperations
+from testbed.net.fabric.open_vswitch import EdgeTables
 from testbed.net.fabric.plan import WAN_NODE, Plan
 from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import LinkError
@@ -25,7 +25,7 @@ class Change:
     words: str
 
 
-class Watch:
+class ChangeWatch:
     """The fingerprint of a fabric, taken now. `look` from time to time; what it has found stands in `changes`.
 
     by_node: where each node is, `here` for those that it does not name. links, switches, cards: those that events
@@ -48,7 +48,7 @@ class Watch:
             sends = settings.interfaces == (CARD,) or settings.pid is None
             namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, sends)
             watched.setdefault(by_node.get(settings.name, here), []).append(namespace)
-        changing = left_out(plan, links, switches, cards)
+        changing = excluded_interfaces(plan, links, switches, cards)
         self._machines = list(watched)
         self._tables: EdgeTables | None = None
         with _told():
@@ -95,7 +95,7 @@ def _told() -> Iterator[None]:
         raise LinkError(f"the kernel does not tell what it holds of the network: {error}") from error
 
 
-def left_out(
+def excluded_interfaces(
     plan: Plan, links: Collection[str], switches: Collection[str], cards: Collection[str] = ()
 ) -> list[tuple[str, str]]:
     """(namespace, interface) of all that changes when links, switches and hosts' cards do."""

@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 
 from testbed.net.controller import PolicyChoice
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
+from testbed.net.fabric.fabric_state import FabricState, clean
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.ownership import FabricState, clean
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 

@@ -11,8 +11,8 @@ import select
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from testbed.net.links import rtnetlink_names
-from testbed.net.links.rtnetlink import OFFLOADS, Event, Key, Namespace, State, lasting
+from testbed.net.links import state_diff
+from testbed.net.links.namespace_state import OFFLOADS, Event, Key, Namespace, State, is_permanent
 from testbed.net.links.socket_table import SocketTable
 from testbed.net.links.sysctl import Parameters
 
@@ -128,15 +128,13 @@ class Fingerprint:
             now = namespace.offloads(key[1])
             if before == now:
                 words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
-        if new is not None and not lasting(key[0], new) and old is None:
+        if new is not None and not is_permanent(key[0], new) and old is None:
             return words
         if new is None and old is None:
             return words
-        if old is not None and new is not None and not rtnetlink_names.differ(key, old, new):
+        if old is not None and new is not None and not state_diff.differ(key, old, new):
             return words
-        words = self._words(
-            name, namespace, key, rtnetlink_names.difference(key, old, new), new or old or b""
-        )
+        words = self._words(name, namespace, key, state_diff.difference(key, old, new), new or old or b"")
         self._told.add((name, key))
         if new is None:
             del known[key]
@@ -153,8 +151,8 @@ class Fingerprint:
             old, new = known.get(key), found.get(key)
             if old == new:
                 continue
-            what = rtnetlink_names.difference(key, old, new)
-            if what == rtnetlink_names.UNNAMED and (name, key) in self._told:
+            what = state_diff.difference(key, old, new)
+            if what == state_diff.UNNAMED and (name, key) in self._told:
                 continue  # answers tell in another form what an event has told
             if words := self._words(name, namespace, key, what, new or old or b""):
                 yield words
@@ -172,7 +170,7 @@ class Fingerprint:
         """None for what is left out."""
         if {(name, namespace.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
             return None
-        return f"{name}: {rtnetlink_names.name_of(key, left, namespace.names)}: {what}"
+        return f"{name}: {state_diff.name_of(key, left, namespace.names)}: {what}"
 
     def _written(self) -> Iterator[str]:
         for name, parameter, value in self._parameters.written():

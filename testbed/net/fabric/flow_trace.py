@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.errors import did_you_mean
-from testbed.net.fabric.errors import need_root
-from testbed.net.fabric.ownership import FabricState
+from testbed.net.errors import need_root
+from testbed.net.fabric.fabric_state import FabricState
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.packets import packet_socket, receive_stamped
-from testbed.net.links.poll import ready
+from testbed.net.links.packet_sockets import packet_socket, receive_stamped
+from testbed.processes import wait_readable
 from testbed.spec.errors import ConfigError, Problem
 
 PAUSE_S = 0.02
@@ -149,7 +149,7 @@ class _Watch:
         """Note what passes within the time, or until so many have arrived."""
         deadline = time.monotonic() + wait_s
         while self.trace.arrived != enough and (left_s := deadline - time.monotonic()) > 0:
-            found = ready([*self._links, self._end], left_s)
+            found = wait_readable([*self._links, self._end], left_s)
             # links before the host, which sees a packet last
             for one in sorted(found, key=lambda one: one is self._end):
                 with contextlib.suppress(BlockingIOError):

@@ -19,19 +19,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
 from testbed.net.fabric.fingerprint import WatchedNamespace
-from testbed.net.fabric.machine_operations import MachineOperations
-from testbed.net.fabric.namespaces_child import keep_files_apart
+from testbed.net.fabric.namespace_holder import keep_files_apart
+from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.tunnel import TunnelSocket, answer
 from testbed.net.fabric.verify import NamespaceSettings
 from testbed.net.links import LinkError
 from testbed.net.links.ingress import IngressDelay
+from testbed.net.links.link_engine import classes_from_json
 from testbed.net.links.netns import network_namespace
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape
-from testbed.net.links.wire import classes_from_json
-from testbed.processes import close_pipes, end_with_parent, wait_or_kill
+from testbed.processes import close_pipes, set_parent_death_signal, wait_or_kill
 
 END_TIMEOUT_S = 3.0
 FOLDER = Path("/mnt")  # there everywhere, and another one for the agent and what it starts
@@ -202,7 +202,7 @@ def _settings(data: dict[str, Any]) -> NamespaceSettings:
 
 def main() -> None:
     """Answer until the end of standard input."""
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     agent = Agent()

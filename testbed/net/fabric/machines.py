@@ -22,15 +22,14 @@ from typing import IO, Any
 
 import psutil
 
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
 from testbed.net.fabric.fingerprint import WatchedNamespace
-from testbed.net.fabric.machine_operations import MachineOperations
+from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.verify import NamespaceSettings
 from testbed.net.links import LinkError
-from testbed.net.links.counters import NodeCounts
-from testbed.net.links.poll import ready
+from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.setup import Setup
-from testbed.processes import close_pipes, wait_or_kill
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
 
 STOP_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 60.0
 SSH_OPTIONS = ("-q", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
@@ -141,7 +140,7 @@ class Machine(MachineOperations):
         assert process is not None
         assert process.stdout is not None
         if b"\n" not in self._pending:
-            if not ready([process.stdout], timeout_s):
+            if not wait_readable([process.stdout], timeout_s):
                 return None
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
@@ -192,7 +191,7 @@ class Machine(MachineOperations):
 
     def lines(self, pid: int) -> list[str]:
         """What a program that was started there has printed since the last call."""
-        while b"\n" in self._pending or ready([self], 0.0):
+        while b"\n" in self._pending or wait_readable([self], 0.0):
             self._read(0)
         return self._lines.pop(pid, [])
 

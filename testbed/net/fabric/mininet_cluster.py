@@ -9,7 +9,7 @@ from mininet.examples.cluster import RemoteLink, RemoteMixin
 from mininet.node import Node
 
 from testbed.net.fabric.machines import Machine
-from testbed.net.fabric.nodes import EdgeSwitch, KernelBridge, QuickNode, QuietHost, VethLink
+from testbed.net.fabric.mininet_nodes import EdgeSwitch, KernelBridge, NamespaceNode, PlannedHost, VethLink
 
 
 class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
@@ -22,10 +22,10 @@ class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
         super().__init__(name, **there, operations=operations, **parameters)
 
     shell_options = "-c"  # it must not leave SSH's terminal, which ends with what was started in it
-    startShell = QuickNode.startShell  # RemoteMixin's would start it at once
+    startShell = NamespaceNode.startShell  # RemoteMixin's would start it at once
 
 
-class RemoteHost(_Remote, QuietHost):
+class RemoteHost(_Remote, PlannedHost):
     """A host on another machine."""
 
 

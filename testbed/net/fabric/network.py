@@ -13,37 +13,36 @@ from types import TracebackType
 from typing import Any
 
 from testbed.net.controller import ControllerError, ControllerProcess, Flow, PolicyChoice, View, compute
-from testbed.net.controller.network_snapshot import snapshot_of
+from testbed.net.controller.process import snapshot_of
+from testbed.net.errors import FabricError
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.assembly import Switched, assemble
-from testbed.net.fabric.change_watch import Watch
-from testbed.net.fabric.errors import FabricError
-from testbed.net.fabric.machine_operations import MachineOperations
-from testbed.net.fabric.machine_placement import MachinePlacement
-from testbed.net.fabric.machines import Machine
-from testbed.net.fabric.ovs_buffers import large_receive_buffers
-from testbed.net.fabric.ownership import (
+from testbed.net.fabric.assembly import MachinePlacement, Switched, assemble
+from testbed.net.fabric.change_watch import ChangeWatch
+from testbed.net.fabric.fabric_state import (
     CONTROLLER_FILE,
     STATE_ROOT,
     FabricState,
     clean,
     cookies,
-    marked,
+    mark_child_processes,
     register,
     write_private,
 )
-from testbed.net.fabric.readback import describe, engine_of, inspect
+from testbed.net.fabric.machines import Machine
+from testbed.net.fabric.namespaces import MachineOperations
+from testbed.net.fabric.open_vswitch import large_receive_buffers
+from testbed.net.fabric.running_fabric import describe, engine_of, inspect
 from testbed.net.fabric.selftest import far_ends, path_excess, try_transfers
 from testbed.net.fabric.tunnel import TunnelMeasurement
 from testbed.net.fabric.verify import namespace_settings
 from testbed.net.links import LinkEngine, LinkError
-from testbed.net.links.counters import NodeCounts
-from testbed.net.links.namespace_commands import inside
-from testbed.net.links.paused_link import PAUSING_ENGINE
-from testbed.net.links.readback import asked_of, compare_settings
-from testbed.net.links.soft_roce import packets_sent, soft_roce_reason
-from testbed.processes import process_started, signals_held
+from testbed.net.links.interfaces import NodeCounts
+from testbed.net.links.link_engine import compare_settings, requested_settings
+from testbed.net.links.netns import command_in_namespace
+from testbed.net.links.pause import PAUSING_ENGINE
+from testbed.net.links.setup import packets_sent, soft_roce_reason
+from testbed.processes import defer_signals, process_start_ticks
 from testbed.spec.control_delays import INSTANT, Control
 from testbed.spec.link_direction import Direction, QueueClass
 from testbed.spec.scale import UNSCALED, Scale
@@ -58,7 +57,7 @@ class Fabric:
 
     `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other paths to a host.
     `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
-    building is (testbed.net.fabric.machine_placement). `control`: how long switches and controller take once it is up.
+    building is (testbed.net.fabric.assembly). `control`: how long switches and controller take once it is up.
     `rdma`: whether hosts' cards have verbs, which takes a kernel whose soft-RoCE knows namespaces.
     `progress` is called with one short line per phase; `events` gets what the controller tells. Mininet's own object
     is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
@@ -102,7 +101,7 @@ class Fabric:
         self.rdma = rdma
         self.placement: MachinePlacement | None = None
         self._operations_by_node: dict[str, MachineOperations] = {}
-        self._watch: Watch | None = None
+        self._watch: ChangeWatch | None = None
         self.tunnels: list[TunnelMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
 
@@ -149,7 +148,7 @@ class Fabric:
             self.rdma,
         )
         try:
-            with marked(self._state.id):
+            with mark_child_processes(self._state.id):
                 self._build()
         except (LinkError, ControllerError) as error:
             self.down()
@@ -234,9 +233,9 @@ class Fabric:
 
     def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
         """What every direction of a link should be set to, by (link name, direction), once `queue` was called."""
-        wan = asked_of(self.plan.wan_wires())
+        wan = requested_settings(self.plan.wan_wires())
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
-        return queued if wan_only else {**asked_of(self.plan.wires()), **queued}
+        return queued if wan_only else {**requested_settings(self.plan.wires()), **queued}
 
     def _namespace_pids(self) -> list[int]:
         """One process id in each namespace of ours (the edges live in the root namespace, which is not)."""
@@ -316,7 +315,7 @@ class Fabric:
 
     def command(self, host: str, arguments: list[str]) -> list[str]:
         """The command line that runs `arguments` inside a host."""
-        return inside(self.state.pids[host], arguments)
+        return command_in_namespace(self.state.pids[host], arguments)
 
     def probe_pids(self) -> dict[str, int]:
         """Process id of each building's probe node."""
@@ -324,11 +323,11 @@ class Fabric:
 
     def watch(
         self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
-    ) -> Watch:
+    ) -> ChangeWatch:
         """Take its fingerprint; events change these links and switches, and these hosts' cards. LinkError."""
         assert self.placement is not None
-        with marked(self.state.id):
-            self._watch = Watch(
+        with mark_child_processes(self.state.id):
+            self._watch = ChangeWatch(
                 self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches, cards
             )
         return self._watch
@@ -361,7 +360,7 @@ class Fabric:
         if self.placement is not None and (words := self.placement.failure()):
             return words
         for name, pid in self.state.pids.items():
-            if process_started(pid) is None:
+            if process_start_ticks(pid) is None:
                 return f"the namespace of {name} is gone: its process {pid} ended"
         return None
 
@@ -369,7 +368,7 @@ class Fabric:
         """Take everything away; harmless when repeated. Signals wait until it is done."""
         if self._state is None:
             return
-        with signals_held():
+        with defer_signals():
             if self._watch is not None:
                 self._watch.close()
                 self._watch = None

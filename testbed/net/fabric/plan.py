@@ -19,8 +19,8 @@ from functools import cached_property
 from testbed.net.controller.edges import EdgePorts
 from testbed.net.fabric.bridges import Bridge, Cable, End, bridges, cables
 from testbed.net.links.ingress import IngressDelay
+from testbed.net.links.link_engine import LinkWire
 from testbed.net.links.shaping import Shape
-from testbed.net.links.wire import LinkWire
 from testbed.spec.topology import Topology
 from testbed.spec.wan_links import WanLink
 

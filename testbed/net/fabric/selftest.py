@@ -17,10 +17,10 @@ import socket
 import time
 from dataclasses import dataclass
 
-from testbed.net.fabric.errors import FabricError
+from testbed.net.errors import FabricError
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import network_namespace
-from testbed.net.links.one_way_delay import one_way_times, probe_s
+from testbed.net.links.packet_sockets import one_way_times, probe_s
 from testbed.spec.topology import probe_address
 
 TRANSFER_BYTES = 64 * 1024

@@ -12,9 +12,13 @@ import struct
 import time
 from dataclasses import dataclass
 
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE
-from testbed.net.links.packets import PACKET_IGNORE_OUTGOING, SOL_PACKET
-from testbed.net.links.poll import ready
+from testbed.net.links.packet_sockets import (
+    PACKET_IGNORE_OUTGOING,
+    SO_RCVBUFFORCE,
+    SO_SNDBUFFORCE,
+    SOL_PACKET,
+)
+from testbed.processes import wait_readable
 
 ETHERTYPE = 0x88B5  # for local experiments (IEEE 802)
 ANYBODY, NOBODY = b"\xff" * 6, b"\x02" + b"\0" * 5
@@ -72,7 +76,7 @@ class TunnelSocket:
 
     def receive(self, timeout_s: float) -> tuple[bytes, int, float, int] | None:
         """(what, number, figure, bytes) of the next frame; None if there is none in this time."""
-        if not ready([self._socket], timeout_s):
+        if not wait_readable([self._socket], timeout_s):
             return None
         frame = self._socket.recv(1 << 16)
         *_, what, number, figure = HEADER.unpack(frame[: HEADER.size])

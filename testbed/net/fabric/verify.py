@@ -9,22 +9,14 @@ from functools import partial
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
 from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
-from testbed.net.fabric.tcp_buffers import buffer_sysctls
 from testbed.net.links import SettingMismatch, network_namespace
 from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, device, verify_ingress_delays
+from testbed.net.links.interfaces import Discipline, Interface, disciplines, interfaces, route_rto_min_ms
 from testbed.net.links.netlink import Netlink
-from testbed.net.links.offload import switched_on
-from testbed.net.links.rtnetlink_dumps import (
-    Discipline,
-    Interface,
-    disciplines,
-    interfaces,
-    shortest_timeouts_ms,
-)
-from testbed.net.links.setup import SEGMENTS, known_sysctls, read_sysctl
-from testbed.net.links.shaped import verify_shapes
-from testbed.net.links.shaping import Shape, kinds
+from testbed.net.links.setup import SEGMENTS, enabled_offloads, known_sysctls, read_sysctl
+from testbed.net.links.shaping import Shape, qdisc_kinds, verify_shapes
 
 ROOT_NAME = "the root namespace"
 # what the kernel gives an interface by itself, where none was asked for
@@ -110,7 +102,7 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
             (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
         ):
             wan |= {inner: ["ingress", "netem"], device(inner): ["netem"]}
-            found.setdefault(node, {})[outer] = sorted(kinds(Shape.of(direction)))
+            found.setdefault(node, {})[outer] = sorted(qdisc_kinds(Shape.of(direction)))
     return found
 
 
@@ -120,7 +112,7 @@ def _verify_disciplines(
     """Interfaces have the queueing disciplines that were asked for, and no others."""
     asked = {name: list(found) for name, found in settings.carried.items()}
     for interface, shape in settings.shapes.items():
-        asked.setdefault(interface, []).extend(kinds(shape))
+        asked.setdefault(interface, []).extend(qdisc_kinds(shape))
     for interface in settings.ingress_delays:
         asked.setdefault(interface, []).append("ingress")
         asked |= {device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
@@ -144,7 +136,7 @@ def verify_offloads(settings: NamespaceSettings) -> None:
     """No interface there hands on larger packets than go over the wire. SettingMismatch."""
     with network_namespace(settings.pid):
         for interface in settings.interfaces:
-            if on := switched_on(interface):
+            if on := enabled_offloads(interface):
                 raise SettingMismatch(f"{settings.name}: {interface}", on[0], "off", "on")
 
 
@@ -164,7 +156,7 @@ def verify(settings: NamespaceSettings) -> None:
         verify_shapes(netlink, settings.shapes, settings.mtu, on)
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
-        if settings.rto_min_ms is not None and settings.rto_min_ms not in shortest_timeouts_ms(netlink):
+        if settings.rto_min_ms is not None and settings.rto_min_ms not in route_rto_min_ms(netlink):
             raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "none such")
         for key, value in known_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:

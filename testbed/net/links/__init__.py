@@ -1,11 +1,11 @@
 """Links: what a packet meets between two nodes. Rate and queue (HTB), delay, jitter and loss (link engines)."""
 
-from testbed.net.links.errors import LinkError, SettingMismatch
+from testbed.net.errors import LinkError, SettingMismatch
+from testbed.net.links.link_engine import DirectionStats, LinkEngine, LinkWire
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.wire import DirectionAccount, LinkEngine, LinkWire
 
 __all__ = [
-    "DirectionAccount",
+    "DirectionStats",
     "LinkEngine",
     "LinkError",
     "LinkWire",

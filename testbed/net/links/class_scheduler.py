@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Waiting(Generic[T]):
+class QueuedItem(Generic[T]):
     """What waits: since when, its size on the wire, itself, where it came from."""
 
     came: float
@@ -79,7 +79,7 @@ class _Queue(Generic[T]):
     __slots__ = ("deficit", "frames", "guarantee", "limit", "priority", "size", "weight")
 
     def __init__(self, settings: QueueClass, rate: float, burst_bytes: float) -> None:
-        self.frames: deque[Waiting[T]] = deque()
+        self.frames: deque[QueuedItem[T]] = deque()
         self.size = 0
         self.priority = settings.priority
         self.weight = max(settings.share, LEAST_WEIGHT)
@@ -120,7 +120,7 @@ class ClassQueues(Generic[T]):
         """Which queue is that of packets with a DSCP: its place among the classes."""
         return self._by_dscp[dscp]
 
-    def enter(self, number: int, waiting: Waiting[T]) -> int | None:
+    def enter(self, number: int, waiting: QueuedItem[T]) -> int | None:
         """Take it into that queue; the bytes there with it, or None when there is no room.
 
         Where somebody keeps account of it, it is theirs whether there is room.
@@ -148,7 +148,7 @@ class ClassQueues(Generic[T]):
                 times.append(queue.limit.ready_at(ready) if queue.limit else ready)
         return min(times, default=None)
 
-    def pop(self, now: float) -> Waiting[T]:
+    def pop(self, now: float) -> QueuedItem[T]:
         """What goes now; `now` is what `next_at` gave, or later."""
         ready = [
             queue
@@ -233,7 +233,7 @@ class Scheduler(ClassQueues[bytes]):
 
     def put(self, frame: bytes, arrival_ns: float, origin: Origin | None = None) -> int | None:
         """Take it in; see `enter`."""
-        return self.enter(self.number_of(frame), Waiting(arrival_ns, len(frame), frame, origin))
+        return self.enter(self.number_of(frame), QueuedItem(arrival_ns, len(frame), frame, origin))
 
     def take(self, now_ns: float) -> bytes:
         """The frame that goes now; see `pop`."""

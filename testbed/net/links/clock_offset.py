@@ -14,17 +14,17 @@ import sys
 from types import FrameType
 
 from testbed.net.links.netns import shift_monotonic_clock
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 
 
 def main() -> None:
     """Its exit status is the module's; 128 + n where signal n ended that."""
     seconds, module, *arguments = sys.argv[1:]
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     shift_monotonic_clock(float(seconds))
     child = os.fork()
     if child == 0:
-        end_with_parent(signal.SIGTERM)
+        set_parent_death_signal(signal.SIGTERM)
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return

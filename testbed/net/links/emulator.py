@@ -25,12 +25,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.clock import clock_here
-from testbed.net.links.link_direction import Carrier
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE
-from testbed.net.links.packets import ANCILLARY_BYTES, SOL_PACKET, TIMESPEC, packet_socket
-from testbed.net.links.paused_link import LATE_S, carriers
-from testbed.net.links.wire import direction_from_json, direction_to_json
-from testbed.processes import end_with_parent
+from testbed.net.links.emulated_direction import EmulatedDirection
+from testbed.net.links.link_engine import direction_from_json, direction_to_json
+from testbed.net.links.packet_sockets import (
+    ANCILLARY_BYTES,
+    SO_RCVBUFFORCE,
+    SO_SNDBUFFORCE,
+    SOL_PACKET,
+    TIMESPEC,
+    packet_socket,
+)
+from testbed.net.links.pause import LATE_S, create_directions
+from testbed.processes import set_parent_death_signal
 
 PACKET_STATISTICS = 6
 PR_SET_TIMERSLACK = 29
@@ -45,7 +51,7 @@ REALTIME_PRIORITY = 10
 class Port:
     """A packet socket on one interface and the carrier of the frames that come in there."""
 
-    def __init__(self, interface: str, carrier: Carrier) -> None:
+    def __init__(self, interface: str, carrier: EmulatedDirection) -> None:
         self.carrier = carrier
         self.socket = packet_socket(interface)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
@@ -74,7 +80,7 @@ class Port:
 class Route:
     """A carrier, where its frames come in, where they leave; when the next one is due, as it was last asked."""
 
-    carrier: Carrier
+    carrier: EmulatedDirection
     entry: Port
     exit: Port
     due_ns: int | None = None
@@ -84,7 +90,7 @@ class Emulator:
     """All links of one fabric."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
-        self.carriers = carriers(
+        self.carriers = create_directions(
             configuration["links"], configuration["seed"], LATE_S if clock_here() is None else 0.0
         )
         self._receivers: dict[int, Port] = {}
@@ -186,7 +192,7 @@ class Emulator:
 
 def main() -> None:
     """Read the configuration, open the ports, say `ready`, carry frames."""
-    end_with_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle: it stops us in good order
     configuration = json.loads(sys.stdin.readline())

@@ -12,7 +12,7 @@ _PARETO_MEAN = PARETO_SHAPE / (PARETO_SHAPE - 1)
 _PARETO_DEVIATION = math.sqrt(PARETO_SHAPE / (PARETO_SHAPE - 2)) / (PARETO_SHAPE - 1)
 
 
-class Fibre:
+class Impairments:
     """Loss, corruption, duplication, overtaking and jitter of one direction.
 
     Every kind of decision has a generator of its own: the same seed and the same sequence of packets give the same

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.net.links.errors import SettingMismatch
+from testbed.net.errors import SettingMismatch
+from testbed.net.links.interfaces import Discipline, netem_delay_and_loss, netem_rate, redirect_targets
+from testbed.net.links.link_engine import SHARE_TOLERANCE, TOLERANCES
 from testbed.net.links.netlink import Netlink
-from testbed.net.links.readback import SHARE_TOLERANCE, TOLERANCES
-from testbed.net.links.rtnetlink_dumps import Discipline, netem_ills, netem_rate, redirected
 from testbed.net.links.setup import Setup
 
 PREFIX = "in-"
@@ -131,12 +131,12 @@ def verify_ingress_delays(
         rate = None if options is None else netem_rate(options)
         if options is None or rate != delay.bytes_per_second:
             raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, rate)
-        delay_s, loss = netem_ills(options)
+        delay_s, loss = netem_delay_and_loss(options)
         if abs(delay_s - delay.delay_s) > TOLERANCES["delay_s"]:
             raise SettingMismatch(interface, "delay in", delay.delay_s, delay_s)
         if abs(loss - delay.loss) > SHARE_TOLERANCE:
             raise SettingMismatch(interface, "loss in", delay.loss, loss)
-        leads = [names.get(to, "nowhere") for to in redirected(netlink, indexes[interface], INGRESS)]
+        leads = [names.get(to, "nowhere") for to in redirect_targets(netlink, indexes[interface], INGRESS)]
         wanted = [*([CUT_THROUGH_DEVICE] if delay.passes else []), device(interface)]
         if leads != wanted:
             raise SettingMismatch(interface, "frames in go to", wanted, leads)

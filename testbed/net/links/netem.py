@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from testbed.net.links.errors import LinkError, SettingMismatch
+from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.ingress import (
     IngressDelay,
     add_ingress_delays,
@@ -26,16 +26,35 @@ from testbed.net.links.ingress import (
     device,
     verify_ingress_delays,
 )
-from testbed.net.links.namespace_commands import run_script
+from testbed.net.links.interfaces import (
+    Discipline,
+    Interface,
+    disciplines,
+    interfaces,
+    isolate_bridge_ports,
+    netem_seed,
+    set_interfaces_up,
+)
+from testbed.net.links.link_engine import (
+    DirectionStats,
+    EngineStats,
+    LinkWire,
+    compare_settings,
+    link_interfaces,
+    requested_settings,
+)
 from testbed.net.links.netlink import FORMS, QDISC, Netlink, Request
-from testbed.net.links.netns import network_namespace
-from testbed.net.links.ports import isolate, set_up
-from testbed.net.links.readback import asked_of, compare_settings
-from testbed.net.links.rtnetlink_dumps import Discipline, Interface, disciplines, interfaces, netem_seed
+from testbed.net.links.netns import network_namespace, run_script
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaped import named, read_counters, read_filters, read_shape, verify_classes
-from testbed.net.links.shaping import Shape, shape_commands
-from testbed.net.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
+from testbed.net.links.shaping import (
+    Shape,
+    named,
+    read_counters,
+    read_filters,
+    read_shape,
+    shape_commands,
+    verify_classes,
+)
 from testbed.spec.link_direction import Direction, LossBursts
 
 SMALLEST_FRAME_BYTES = 64
@@ -78,7 +97,7 @@ class NetemEngine:
         self._wires = wires
         self._mtu = mtu
         self._seed = seed
-        self._asked = asked_of(wires)
+        self._asked = requested_settings(wires)
         self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
         self._dark: set[str] = set()  # links that `darken` has cut
         self._cut: set[str] = set()  # links that were ever cut, by their names
@@ -220,7 +239,7 @@ class NetemEngine:
         links_there = interfaces(netlink)
         qdiscs = self._netems(links_there)
         for link in links:
-            isolate(netlink, carrying(self._wires, link), True)
+            isolate_bridge_ports(netlink, link_interfaces(self._wires, link), True)
         self._dark |= set(links)
         self._cut |= set(links)
         indexes = {found.name: found.index for found in links_there}
@@ -237,11 +256,11 @@ class NetemEngine:
     def set_carrier(self, link: str, up: bool) -> None:
         """Take its ports of the bridge down or up; the kernel forgets what a port that goes down holds."""
         if up and link in self._dark:
-            isolate(self._wan_netlink(), carrying(self._wires, link), False)
+            isolate_bridge_ports(self._wan_netlink(), link_interfaces(self._wires, link), False)
             self._dark.discard(link)
         if not up:
             self._cut.add(link)
-        set_up(self._pid, carrying(self._wires, link), up)
+        set_interfaces_up(self._pid, link_interfaces(self._wires, link), up)
 
     def seeded(self) -> bool:
         """Whether losses and jitter come from the seed: before Linux 6.6 each netem draws a seed of its own.
@@ -271,7 +290,7 @@ class NetemEngine:
     ) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""
 
-    def account(self) -> EngineAccount:
+    def account(self) -> EngineStats:
         """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`.
 
         Frames that vanished count as `cut` on links that were cut: the kernel does not count them itself.
@@ -294,7 +313,7 @@ class NetemEngine:
             vanished = came - out - lost - held
             twice = max(0, -vanished) if ports.key in self._doubled else 0
             cut = max(0, vanished) if ports.key[0] in self._cut else 0
-            directions[ports.key] = DirectionAccount(
+            directions[ports.key] = DirectionStats(
                 in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
                 crossed_packets=came,
@@ -310,7 +329,7 @@ class NetemEngine:
                 cut=cut,
                 queue_bytes=shaper.waiting_bytes,
             )
-        return EngineAccount(time_s=time.monotonic(), directions=directions)
+        return EngineStats(time_s=time.monotonic(), directions=directions)
 
     def _netems(self, links: Iterable[Interface]) -> dict[str, Discipline]:
         """Each netem in the WAN namespace, which has these links, by its interface."""

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.net.links.errors import LinkError
+from testbed.net.errors import LinkError
 
 # linux/rtnetlink.h: what a new one of each kind is told by; to be deleted is one more, to ask for all two more
 LINK, ADDRESS, ROUTE, NEIGHBOUR, RULE, QDISC, CLASS, FILTER = 16, 20, 24, 28, 32, 36, 40, 44

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
-from testbed.net.links.errors import LinkError
-from testbed.net.links.htb import HtbClass
+from testbed.net.errors import LinkError
+from testbed.net.links.interfaces import HtbClass
 from testbed.net.links.netlink import (
     ADDRESS,
     CLASS,

@@ -1,4 +1,4 @@
-"""Enter another process's network namespace for the length of a `with` block; have children see another clock.
+"""Network namespaces: enter one for a `with` block, run commands in one, shift its clock for children.
 
 A socket belongs for its whole life to the namespace in which it was made, so one process can hold sockets in many
 namespaces: enter, open, leave. `os.setns` exists only from Python 3.12 on; this calls setns(2) itself.
@@ -11,9 +11,12 @@ import ctypes
 import errno
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from testbed.net.errors import LinkError
 
 CLONE_NEWNET, CLONE_NEWTIME = 0x40000000, 0x00000080
 SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8
@@ -95,3 +98,40 @@ def namespace_cookie(pid: int) -> int | None:
                 raise
             return None
     return int.from_bytes(cookie, sys.byteorder)
+
+
+TIMEOUT_S = 30
+
+
+def command_in_namespace(pid: int | None, arguments: list[str]) -> list[str]:
+    """The command line that runs `arguments` in the namespaces of process `pid` (None: right here)."""
+    return arguments if pid is None else ["mnexec", "-a", str(pid), *arguments]
+
+
+def run_script(pid: int | None, commands: list[str]) -> str:
+    """Run shell commands one after the other, stopping at the first that fails; returns what they printed.
+
+    Raises LinkError with the command's own words when one fails, prints to standard error, or hangs.
+    """
+    if not commands:
+        return ""
+    script = "\n".join(commands) + "\n"
+    try:
+        done = subprocess.run(
+            command_in_namespace(pid, ["sh", "-e"]),
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise LinkError(f"cannot run {error.filename}: not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise LinkError(f"no end after {TIMEOUT_S} s: {script.strip()}") from error
+    complaint = done.stderr.strip()
+    if done.returncode != 0 or complaint:
+        raise LinkError(
+            f"failed ({done.returncode}): {complaint or 'no message'}\n  while running: {script.strip()}"
+        )
+    return done.stdout

@@ -1,4 +1,4 @@
-"""All that is to be set in one network namespace, and the quick way to set it: few messages, and fewer programs.
+"""Set up one network namespace with few netlink messages: sysctls, commands, offloads, soft-RoCE.
 
 A network of 64 hosts is some six thousand settings. As one program each they take seconds under the real clock, and
 minutes under the virtual one, where a program costs 45 ms. So what hosts have many of goes to the kernel in batches,
@@ -7,19 +7,22 @@ and what is left to few programs, each with many commands.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import functools
 import os
+import socket
+import struct
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from testbed.net.links import offload
-from testbed.net.links.errors import LinkError
-from testbed.net.links.namespace_commands import TIMEOUT_S
-from testbed.net.links.netlink import Netlink, Request
+from testbed.net.errors import LinkError
+from testbed.net.links.netlink import Netlink, Request, put, text
 from testbed.net.links.netlink_requests import Indexes, translate
-from testbed.net.links.netns import network_namespace
-from testbed.net.links.soft_roce import add_soft_roce
+from testbed.net.links.netns import TIMEOUT_S, network_namespace
 
 SEGMENTS = 1  # that TCP may put into one packet, for the kernel to cut
 _SYSCTLS = Path("/proc/sys")
@@ -53,15 +56,15 @@ class Setup:
         with network_namespace(pid), Netlink() as netlink:
             for key, value in known_sysctls(self.sysctls).items():
                 write_sysctl(key, value)
-            carry_out(netlink, [("ip", line) for line in self.ip])
-            batch("bridge", self.bridge)
-            offload.switch_off(self.plain)
-            carry_out(netlink, [("tc", line) for line in self.tc])
+            apply_commands(netlink, [("ip", line) for line in self.ip])
+            run_batch("bridge", self.bridge)
+            disable_offloads(self.plain)
+            apply_commands(netlink, [("tc", line) for line in self.tc])
             for name, interface in self.soft_roce:
                 add_soft_roce(name, interface)
 
 
-def carry_out(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> None:
+def apply_commands(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> None:
     """(program, command) after command here, over netlink where we know how to say it; LinkError names what failed."""
     requests: list[Request] = []
     lines: list[str] = []
@@ -69,7 +72,7 @@ def carry_out(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> None:
 
     def flush() -> None:  # one of both is empty
         netlink.carry_out(requests)
-        batch(last, lines)
+        run_batch(last, lines)
         requests.clear()
         lines.clear()
 
@@ -86,7 +89,7 @@ def carry_out(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> None:
     flush()
 
 
-def batch(program: str, commands: Iterable[str]) -> None:
+def run_batch(program: str, commands: Iterable[str]) -> None:
     """Run many commands of `ip`, `bridge` or `tc` here; LinkError with its own words at the first that fails."""
     lines = list(commands)
     if not lines:
@@ -135,3 +138,122 @@ def read_sysctl(key: str) -> str:
 
 def _path(key: str) -> Path:
     return _SYSCTLS / key.replace(".", "/")
+
+
+SIOCETHTOOL = 0x8946
+GET_FEATURES, GET_STRINGS, FEATURE_STRINGS, FEATURE_WORDS = 0x3A, 0x1B, 4, 2
+# name as `ethtool -k` has it: (command that reads, command that sets); the order matters, as scatter-gather is needed
+# by segmentation, which therefore goes first
+OFFLOADS = {
+    "tcp-segmentation-offload": (0x1E, 0x1F),
+    "generic-segmentation-offload": (0x23, 0x24),
+    "generic-receive-offload": (0x2B, 0x2C),
+    "scatter-gather": (0x18, 0x19),
+    "tx-checksumming": (0x16, 0x17),
+}
+
+
+class Asker(Protocol):
+    """A socket of any family, or what has one."""
+
+    def fileno(self) -> int:
+        """Its number."""
+
+
+def disable_offloads(interfaces: Iterable[str]) -> None:
+    """All of them, on interfaces of the present network namespace. LinkError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for interface in interfaces:
+            for name, (_, setter) in OFFLOADS.items():
+                _call(asker, interface, name, setter, 0)
+
+
+def enabled_offloads(interface: str) -> list[str]:
+    """Names of the offloads that are on, on an interface of the present network namespace. LinkError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        return [name for name, (getter, _) in OFFLOADS.items() if _call(asker, interface, name, getter, 0)]
+
+
+def features(asker: Asker, interface: str) -> bytes:
+    """Which of all the kernel's offloads are on, a bit each, on an interface of the socket's namespace. OSError."""
+    answer = ctypes.create_string_buffer(
+        struct.pack("=II", GET_FEATURES, FEATURE_WORDS).ljust(8 + 16 * FEATURE_WORDS, b"\0"),
+        8 + 16 * FEATURE_WORDS,
+    )
+    _ioctl(asker, interface, answer)
+    # of each word: available, requested, active, never changed
+    return b"".join(answer.raw[16 * word + 16 : 16 * word + 20] for word in range(FEATURE_WORDS))
+
+
+@functools.cache
+def feature_names() -> tuple[str, ...]:
+    """Their names, from the lowest bit on, as `ethtool -k` has them. OSError."""
+    size = 32 * 32 * FEATURE_WORDS
+    answer = ctypes.create_string_buffer(
+        struct.pack("=III", GET_STRINGS, FEATURE_STRINGS, 32 * FEATURE_WORDS).ljust(12 + size, b"\0"),
+        12 + size,
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        _ioctl(asker, "lo", answer)
+    names = (answer.raw[12 + at : 44 + at] for at in range(0, size, 32))
+    return tuple(name.rstrip(b"\0").decode() for name in names)
+
+
+def _ioctl(asker: Asker, interface: str, answer: ctypes.Array[ctypes.c_char]) -> None:
+    request = struct.pack("16sP", interface.encode(), ctypes.addressof(answer)).ljust(40, b"\0")
+    fcntl.ioctl(asker, SIOCETHTOOL, request)
+
+
+def _call(asker: socket.socket, interface: str, name: str, command: int, value: int) -> int:
+    answer = ctypes.create_string_buffer(struct.pack("=II", command, value), 8)
+    try:
+        _ioctl(asker, interface, answer)
+    except OSError as error:
+        raise LinkError(f"{interface}: {name}: {os.strerror(error.errno or 0)}") from error
+    return int(struct.unpack("=II", answer.raw)[1])
+
+
+NETLINK_RDMA = 20
+_NEW_LINK = 5 << 10 | 3  # RDMA_NL_NLDEV, RDMA_NLDEV_CMD_NEWLINK
+_DEVICE, _INTERFACE, _KIND = 2, 51, 65  # RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME, _LINK_TYPE
+_DEVICES = Path("/sys/class/infiniband")
+_MODULE = Path("/sys/module/rdma_rxe")
+MOST_UNACKNOWLEDGED = _MODULE / "parameters/max_unacked_psns"
+
+
+def soft_roce_reason() -> str | None:
+    """Why this machine's hosts can have no such cards, each in its namespace; None where they can.
+
+    What tells a kernel that looks for routes, and listens, in the namespace of a card's interface, is our own change
+    beside it: that its window is a parameter.
+    """
+    if not _MODULE.exists():
+        return "this kernel has no soft-RoCE (rdma_rxe)"
+    if not MOST_UNACKNOWLEDGED.exists():
+        return (
+            "this kernel's soft-RoCE has a window of 128 packets and, before Linux 7.2, works in the first network "
+            "namespace only"
+        )
+    return None
+
+
+def add_soft_roce(name: str, interface: str) -> None:
+    """Give an interface of this network namespace a card of that name, whose counters are never old. LinkError."""
+    body = put(_DEVICE, text(name)) + put(_KIND, text("rxe")) + put(_INTERFACE, text(interface))
+    with Netlink(NETLINK_RDMA) as netlink:
+        netlink.carry_out([Request(_NEW_LINK, 0, body, f"rdma link add {name} type rxe netdev {interface}")])
+    # as it comes, who reads them within 10 ms of somebody else gets what that one got
+    lifespan = _counters(name) / "lifespan"
+    try:
+        lifespan.write_text("0")
+    except OSError as error:
+        raise LinkError(f"{lifespan}: cannot be set to 0: {os.strerror(error.errno or 0)}") from error
+
+
+def packets_sent(name: str) -> int:
+    """By a card, so far; IP counts them, but none of its protocols does. OSError where there is no such card."""
+    return int((_counters(name) / "sent_pkts").read_text())
+
+
+def _counters(name: str) -> Path:
+    return _DEVICES / name / "ports/1/hw_counters"

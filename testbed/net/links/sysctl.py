@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.net.links.netns import network_namespace
-from testbed.processes import make_room_for_files
+from testbed.processes import raise_open_file_limit
 
 ROOT = Path("/proc/sys/net")
 # Of the machine what its namespaces share (in ipv4 these alone), of a namespace what connections go by
@@ -81,7 +81,7 @@ class Parameters:
         """Watch the namespace of process `pid` from now on."""
         wanted = folders(interfaces)
         own = len(self._open) + len(wanted) + FILES_PER_NAMESPACE * (len(self._pids) + 1)
-        make_room_for_files(own + SPARE_FILES)
+        raise_open_file_limit(own + SPARE_FILES)
         self._pids[namespace], self._folders[namespace] = pid, []
         with network_namespace(pid):
             for folder in wanted:

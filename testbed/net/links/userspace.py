@@ -14,19 +14,20 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from testbed.net.links.errors import LinkError
-from testbed.net.links.namespace_commands import inside
-from testbed.net.links.ports import set_up
-from testbed.net.links.readback import asked_of, compare_settings
-from testbed.net.links.wire import (
-    DirectionAccount,
-    EngineAccount,
+from testbed.net.errors import LinkError
+from testbed.net.links.interfaces import set_interfaces_up
+from testbed.net.links.link_engine import (
+    DirectionStats,
+    EngineStats,
     LinkWire,
-    carrying,
+    compare_settings,
     direction_from_json,
     direction_to_json,
+    link_interfaces,
+    requested_settings,
     wire_to_json,
 )
+from testbed.net.links.netns import command_in_namespace
 from testbed.processes import close_pipes, wait_or_kill
 from testbed.spec.link_direction import Direction
 
@@ -96,7 +97,7 @@ class UserspaceEngine:
         }
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
-            inside(self._pid, [sys.executable, "-m", "testbed.net.links.emulator"]),
+            command_in_namespace(self._pid, [sys.executable, "-m", "testbed.net.links.emulator"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -111,7 +112,7 @@ class UserspaceEngine:
         if not line:
             raise LinkError(f"the link engine did not start: {self.failure() or 'no word within its time'}")
         self.realtime = bool(json.loads(line)["realtime"])
-        compare_settings(asked_of(self._wires), self.settings())
+        compare_settings(requested_settings(self._wires), self.settings())
 
     def settings(self) -> dict[tuple[str, str], Direction]:
         """What each direction is set to, as the emulator says."""
@@ -128,7 +129,7 @@ class UserspaceEngine:
 
     def set_carrier(self, link: str, up: bool) -> None:
         """Take the emulator's interfaces down or up; what it holds of a link that is cut is lost."""
-        set_up(self._pid, carrying(self._wires, link), up)
+        set_interfaces_up(self._pid, link_interfaces(self._wires, link), up)
         ask(self._control, "settings", **{"mended" if up else "cut": [link]})
 
     def seeded(self) -> bool:
@@ -147,7 +148,7 @@ class UserspaceEngine:
         leads = [(*key, excess, list(ends.get(key, ()))) for key, excess in excess_s.items()]
         ask(self._control, "settings", leads=leads)
 
-    def account(self) -> EngineAccount:
+    def account(self) -> EngineStats:
         """All counters, as the emulator tells them."""
         reply = ask(self._control, "account")
         directions = {}
@@ -155,8 +156,8 @@ class UserspaceEngine:
             for which, item in both.items():
                 for key in ("queue_counts", "lateness_bounds_s", "lateness_counts"):
                     item[key] = tuple(item[key])
-                directions[name, which] = DirectionAccount(**item)
-        return EngineAccount(time_s=reply["time_s"], directions=directions)
+                directions[name, which] = DirectionStats(**item)
+        return EngineStats(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:
         """How the emulator ended, if it has."""

@@ -16,8 +16,15 @@ from typing import NamedTuple
 
 from testbed.comm.collectives.baseline_ring import baseline_rounds
 from testbed.comm.collectives.plan_executor import AHEAD
-from testbed.net.paths.hops import Hop, Paths, Planes, packet_payload_bytes, passage
-from testbed.net.paths.serialisation import NOTHING_HELD, Serialisation
+from testbed.net.paths.hops import (
+    NOTHING_HELD,
+    Hop,
+    Paths,
+    Planes,
+    Serialisation,
+    packet_payload_bytes,
+    passage,
+)
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import Direction
 from testbed.spec.topology import Topology
@@ -28,7 +35,7 @@ LEAST_PACKETS = 4  # per message
 
 
 @dataclass(frozen=True)
-class Step:
+class RingStep:
     """From one rank of a ring to the next: delays in seconds, seconds per byte of payload, what holds frames.
 
     back_s: until an acknowledgement has come the other way; None: the delays as there.
@@ -81,7 +88,7 @@ def all_planes(planes: Sequence[Direction]) -> Direction:
     return replace(nearest_plane(planes), rate_bps=sum(plane.rate_bps for plane in planes))
 
 
-def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[Step]:
+def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[RingStep]:
     """The ring's steps, from each host to the next and from the last to the first; figures as in the topology."""
     after = [*hosts[1:], *hosts[:1]]
     return [_step(paths, one, other, planes) for one, other in zip(hosts, after, strict=True)]
@@ -113,14 +120,14 @@ def _both_ways(paths: Paths, one: Host, other: Host, planes: Planes) -> tuple[li
     return there, back
 
 
-def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
+def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> RingStep:
     return step_of(paths.topology, *_both_ways(paths, one, other, planes))
 
 
-def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
+def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> RingStep:
     """Of a path and of the one that acknowledgements take; hops of one link each."""
     forth, returned = passage(topology, there), passage(topology, back)
-    return Step(
+    return RingStep(
         forth.delay_s,
         # packets follow each other through all parts at once: only the slowest takes its time per byte
         8 / forth.rate_bps * frame_per_payload(topology),
@@ -134,7 +141,7 @@ def frame_per_payload(topology: Topology) -> float:
     return (topology.mtu + ETHERNET_HEADER_BYTES) / packet_payload_bytes(topology)
 
 
-def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> int:
+def calibration_bytes(steps: Sequence[RingStep], mtu: int, largest_bytes: float) -> int:
     """Size of a message between neighbours of the ring for which bytes take some TRANSFER_S in all.
 
     No larger than those of the workload itself, which are what memory was made for, but for some packets.
@@ -145,7 +152,7 @@ def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> 
 
 
 def ring_all_reduce_s(
-    steps: Sequence[Step],
+    steps: Sequence[RingStep],
     message_bytes: float,
     overhead_s: float,
     pieces: int = 1,

@@ -28,7 +28,7 @@ _NEGLIGIBLE = 1e-7
 
 
 @dataclass(frozen=True)
-class Recovering:
+class RecoveryForm:
     """One message on an empty path.
 
     packets: of data; packet_s: of one on the path's slowest link; loss: chance that one is lost. data, parity: of a
@@ -183,7 +183,7 @@ class Recovering:
 
 @dataclass(frozen=True)
 class LossyDatagrams:
-    """As `losses.Lossy`, of a pair that sends datagrams: `Recovering`, as the model of a step asks for it.
+    """As `losses.Lossy`, of a pair that sends datagrams: `RecoveryForm`, as the model of a step asks for it.
 
     path_rate: bytes per second of the path. most_packets: of a window that reacts to losses; infinite for one that does
     not. late: whether losses are counted that make messages late. What mending takes on average is told as one time,
@@ -226,11 +226,11 @@ class LossyDatagrams:
         queued_s = self.standing_bytes / self.path_rate
         return RTO_ROUND_TRIPS * (self.rtt_s + queued_s) - queued_s
 
-    def form(self, packets: int, followed: float) -> Recovering:
+    def form(self, packets: int, followed: float) -> RecoveryForm:
         """Of a message, so large a share of which is followed by a round trip's packets."""
         queued_s = followed * self.standing_bytes / self.path_rate
         packet_s = self.packet_bytes / self.path_rate
-        return Recovering(
+        return RecoveryForm(
             self.recovery, packets, packet_s, self.rtt_s, self.loss, self.data, self.parity, queued_s
         )
 
@@ -272,7 +272,7 @@ class LossyDatagrams:
         return blind + (1 - blind) * self.loss / (1 - self.loss)
 
     def late_chance(self, size_bytes: float, busy_s: float = 0.0) -> float:
-        """How often a message ends later by `mended_s`, so that it does by as much as `Recovering` says on average."""
+        """How often a message ends later by `mended_s`, so that it does by what `RecoveryForm` says on average."""
         packets = max(1, math.ceil(size_bytes / self.packet_bytes))
         if not self.late:
             return 0.0
@@ -282,7 +282,7 @@ class LossyDatagrams:
 
 
 @lru_cache(maxsize=10_000)
-def _late_s(form: Recovering) -> float:
+def _late_s(form: RecoveryForm) -> float:
     return form.mean_s - form.lossless_s
 
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from random import Random
 
+from testbed.caches import IdentityCache
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.wire import HEADER_BYTES
-from testbed.identity_cache import Remembered
-from testbed.net.fabric.tcp_buffers import send_buffer_bytes
+from testbed.net.fabric.namespace_setup import send_buffer_bytes
 from testbed.net.paths.alpha_beta import frame_per_payload, nearest_plane
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.hops import NETEM, Paths, passage
-from testbed.net.paths.losses import Lossy
-from testbed.net.paths.packet_paths import PacketPath
-from testbed.net.paths.serialisation import NOTHING_HELD, Serialisation
+from testbed.net.paths.hops import NETEM, NOTHING_HELD, PacketPath, Paths, Serialisation, passage
+from testbed.net.paths.losses import LossyConnection
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import Topology
@@ -35,7 +33,7 @@ class Path:
 
     delay_s: float
     parts: tuple[str, ...]
-    lossy: Lossy | LossyDatagrams | None = None
+    lossy: LossyConnection | LossyDatagrams | None = None
     serialisation: Serialisation = NOTHING_HELD
 
     def latency_s(self, size_bytes: float) -> float:
@@ -49,7 +47,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Lateness:
+class LossDelay:
     """What losses do to messages that are spread evenly over paths: by the mean, or as `draw` has it for each."""
 
     draw: Random | None = None
@@ -82,7 +80,7 @@ Members = tuple[int, ...]
 """The ranks of a group."""
 
 
-class Hashed:
+class CachedHash:
     """Values that take a while to hash, hashed once."""
 
     def __init__(self, values: tuple[object, ...]) -> None:
@@ -92,7 +90,7 @@ class Hashed:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Hashed) and self._values == other._values)
+        return self is other or (isinstance(other, CachedHash) and self._values == other._values)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,9 @@ class Network:
     def likeness(self) -> Hashable:
         """Equal for networks that are the same, with all in the same order: whoever is asked first is part of that."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return Hashed(tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values))
+        return CachedHash(
+            tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values)
+        )
 
     @cached_property
     def mends(self) -> bool:
@@ -189,7 +189,7 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
     return _networks.of((topology, *hosts), made, link_engine)
 
 
-_networks: Remembered[Network] = Remembered(2)  # a search asks for the same one again and again
+_networks: IdentityCache[Network] = IdentityCache(2)  # a search asks for the same one again and again
 
 
 def _network_of(topology: Topology, hosts: Sequence[Host], link_engine: str) -> Network:

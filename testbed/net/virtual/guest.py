@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.clock import CLOCK_VARIABLE, CpuTime
-from testbed.net.virtual.errors import VirtualClockError
+from testbed.errors import BadInput
+from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest_memory import MemoryFile, pieces_reason, too_many_pieces
-from testbed.net.virtual.image import KernelImage
-from testbed.net.virtual.isolation import seccomp_argument
+from testbed.net.virtual.kernel_image import SECCOMP_SINCE, KernelImage, parse_version
 
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
 # The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
@@ -80,7 +80,7 @@ class GuestSettings:
 
 
 @dataclass(frozen=True)
-class Ended:
+class GuestExit:
     """How a guest ended: the command's exit status, virtual seconds since boot, wall seconds it took, memory used."""
 
     status: int
@@ -109,7 +109,7 @@ class Guest:
         stdout: Callable[[str], None],
         stderr: Callable[[str], None],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> Ended:
+    ) -> GuestExit:
         """Run it to its end, handing on what it says; `meanwhile` is called twenty times a second.
 
         VirtualClockError when the guest crashes, stalls, or is out of memory, with its last lines.
@@ -250,7 +250,7 @@ class Guest:
 
     def _ended(
         self, process: subprocess.Popen[bytes], control: Path, wall_s: float, used_bytes: int | None
-    ) -> Ended:
+    ) -> GuestExit:
         try:
             outcome = json.loads((control / "outcome.json").read_text())
         except (OSError, ValueError):
@@ -261,7 +261,7 @@ class Guest:
             )
         if outcome["status"] == -signal.SIGKILL:  # nobody asks for that: the guest's kernel did
             raise VirtualClockError(self._post_mortem(process, control))
-        return Ended(outcome["status"], outcome["uptime_s"], wall_s, used_bytes)
+        return GuestExit(outcome["status"], outcome["uptime_s"], wall_s, used_bytes)
 
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
@@ -337,3 +337,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+SECCOMP_VARIABLE = "TESTBED_GUEST_SECCOMP"
+WORDS = ("auto", "on", "off")
+
+
+def seccomp_argument(version: str) -> list[str]:
+    """The guest kernel's argument for it: as the environment variable says, else where the machine allows it. BadInput.
+
+    A kernel that knows no such thing gets none, and traces.
+    """
+    word = os.environ.get(SECCOMP_VARIABLE) or WORDS[0]
+    if word not in WORDS:
+        raise BadInput(where=SECCOMP_VARIABLE, got=word, expected=", ".join(WORDS))
+    return [f"seccomp={word}"] if parse_version(version) >= SECCOMP_SINCE else []

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from testbed.net.virtual.errors import VirtualClockError
+from testbed.net.errors import VirtualClockError
 
 SHARED_MEMORY = Path("/dev/shm")
 MOST_PIECES = Path("/proc/sys/vm/max_map_count")

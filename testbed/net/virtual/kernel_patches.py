@@ -34,18 +34,144 @@ a second, for a host may sleep): by itself that mode notices computing only by i
 hours. And a tick that the host brings late counts as a tick, as it comes: half of what was computed on two idle cores,
 nine tenths on busy ones, were not counted. Here all is that has passed until it came.
 
-What is changed of the random generator is in `kernel_patches_random`, of soft-RoCE in `kernel_patches_rdma`.
+The random generator:
+As it comes, the generator mixes the kernel's command line into its pool, and each interrupt: when it came and which
+instruction it interrupted. Where programs stop by a filter (seccomp), the end of each is an interrupt; where they are
+traced (ptrace), it is none. So one program more, or the other way to stop them, changed every number that was drawn
+afterwards. Here neither is mixed in: the pool has what the host gives, which comes from the seed.
+
+As it comes, programs and the kernel draw from one stream of numbers. A program that draws once more, such as another
+Python, would change every port, sequence number and key that is drawn afterwards, and so would Open vSwitch's names for
+its rows, and with them the order in which it works. Here each process has a stream of its own, by the seed and its
+place in the tree of processes: the second child of the first, say. And each program that starts gets 16 random bytes,
+for its C library: here they are constant.
+
+Soft-RoCE (rxe):
+As it comes, a queue pair may have 128 packets on their way, which is what one building needs: 512 KiB, or 0.2 Gbit/s
+over 10 ms each way. Here it is a parameter of the module, and a quarter of the sequence numbers unless said otherwise,
+which is what reliable connections allow for: an acknowledgement may be half of the numbers behind.
+
+As it comes before 7.2, rxe looks for routes and listens in the first network namespace only. Here each namespace has a
+socket of its own for its port, 4791, and routes are looked for where the device's interface is.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.net.virtual.kernel_patches_random import RANDOM
-from testbed.net.virtual.kernel_patches_rdma import NAMESPACES, NAMESPACES_SINCE, WINDOW
-from testbed.net.virtual.ticks import TICKS
+from testbed.clock import KERNEL_TICK_HZ
 
 Changes = dict[Path, dict[str, str]]
+
+RANDOM: Changes = {
+    Path("drivers/char/random.c"): {
+        r"\t_mix_pool_bytes\(command_line, strlen\(command_line\)\);\n": "",
+        # in 6.1 the state is an array, and handed on without `&`
+        r"\tcrng_make_state\((&?chacha_state), \(u8 \*\)&chacha_state(\.x)?\[4\],\s+CHACHA_KEY_SIZE\);\n": (
+            "\tif (!programs_keyed) {\n"
+            "\t\t_get_random_bytes(programs_key, sizeof(programs_key));\n"
+            "\t\tprograms_keyed = true;\n"
+            "\t}\n"
+            "\tmemcpy(key, programs_key, sizeof(key));\n"
+            "\tkey[0] ^= current->signal->random_place;\n"
+            "\tkey[1] ^= ++current->signal->random_draws;\n"
+            "\tcrng_fast_key_erasure((u8 *)key, \\1, (u8 *)&chacha_state\\2[4], CHACHA_KEY_SIZE);\n"
+        ),
+        r"(?m)^(static ssize_t get_random_bytes_user\(.*\n\{\n)": (
+            "static u8 programs_key[CHACHA_KEY_SIZE];\nstatic bool programs_keyed;\n\n"
+            r"\1\tu64 key[CHACHA_KEY_SIZE / sizeof(u64)];"
+            "\n"
+        ),
+    },
+    Path("include/linux/sched/signal.h"): {
+        r"(?m)^(struct signal_struct \{)\n": r"\1" "\n\tu64 random_place, random_children, random_draws;\n"
+    },
+    Path("kernel/fork.c"): {
+        r"\n\tsig->nr_threads = 1;\n": (
+            "\n\tsig->nr_threads = 1;\n"
+            "\tsig->random_place =\n"
+            "\t\t(current->signal->random_place + ++current->signal->random_children) * 0x9e3779b97f4a7c15ull;\n"
+        )
+    },
+    Path("kernel/irq/handle.c"): {r"\n\tadd_interrupt_randomness\(desc->irq_data\.irq\);": ""},
+    Path("fs/binfmt_elf.c"): {
+        r"get_random_bytes\(k_rand_bytes, sizeof\(k_rand_bytes\)\);": (
+            "memset(k_rand_bytes, 0x5a, sizeof(k_rand_bytes));"
+        )
+    },
+}
+"""Of all versions."""
+
+NAMESPACES_SINCE = (7, 2)
+"""The oldest version looked at in which rxe knows namespaces."""
+
+_RXE = Path("drivers/infiniband/sw/rxe")
+
+WINDOW: Changes = {
+    _RXE / "rxe_req.c": {
+        r'#include "rxe_queue\.h"\n': (
+            '#include "rxe_queue.h"\n'
+            "#include <linux/moduleparam.h>\n"
+            "\n"
+            "static unsigned int rxe_max_unacked_psns = 1 << 22;\n"
+            "module_param_named(max_unacked_psns, rxe_max_unacked_psns, uint, 0644);\n"
+        ),
+        r"\bRXE_MAX_UNACKED_PSNS\b": "rxe_max_unacked_psns",
+    },
+}
+
+NAMESPACES: Changes = {
+    _RXE / "rxe_net.c": {
+        r"static struct rxe_recv_sockets recv_sockets;": (
+            "#include <net/netns/generic.h>\n\nstatic unsigned int rxe_sockets_id;"
+        ),
+        r"ip_route_output_key\(&init_net, ": "ip_route_output_key(dev_net(ndev), ",
+        r"lookup_flow\(sock_net\(recv_sockets\.sk6->sk\),\s*recv_sockets\.sk6->sk, ": (
+            "lookup_flow(dev_net(ndev), NULL, "
+        ),
+        r"static int rxe_net_ipv4_init\(void\)\n\{(.|\n)*?\n\}\n": (
+            "static void rxe_sockets_close(struct net *net)\n"
+            "{\n"
+            "\tstruct rxe_recv_sockets *sockets = net_generic(net, rxe_sockets_id);\n"
+            "\n"
+            "\trxe_release_udp_tunnel(sockets->sk6);\n"
+            "\trxe_release_udp_tunnel(sockets->sk4);\n"
+            "}\n"
+        ),
+        r"static int rxe_net_ipv6_init\(void\)\n\{(.|\n)*?\n\}\n": (
+            "static int rxe_sockets_open(struct net *net)\n"
+            "{\n"
+            "\tstruct rxe_recv_sockets *sockets = net_generic(net, rxe_sockets_id);\n"
+            "\tstruct socket *made = rxe_setup_udp_tunnel(net, htons(ROCE_V2_UDP_DPORT), false);\n"
+            "\n"
+            "\tif (IS_ERR(made))\n"
+            "\t\treturn PTR_ERR(made);\n"
+            "\tsockets->sk4 = made;\n"
+            "#if IS_ENABLED(CONFIG_IPV6)\n"
+            "\tmade = rxe_setup_udp_tunnel(net, htons(ROCE_V2_UDP_DPORT), true);\n"
+            "\tsockets->sk6 = IS_ERR(made) ? NULL : made;\n"
+            "#endif\n"
+            "\treturn 0;\n"
+            "}\n"
+            "\n"
+            "static struct pernet_operations rxe_sockets_ops = {\n"
+            "\t.init = rxe_sockets_open,\n"
+            "\t.exit = rxe_sockets_close,\n"
+            "\t.id = &rxe_sockets_id,\n"
+            "\t.size = sizeof(struct rxe_recv_sockets),\n"
+            "};\n"
+        ),
+        r"\trxe_release_udp_tunnel\(recv_sockets\.sk6\);\n\trxe_release_udp_tunnel\(recv_sockets\.sk4\);\n": (
+            "\tunregister_pernet_subsys(&rxe_sockets_ops);\n"
+        ),
+        r"\trecv_sockets\.sk6 = NULL;\n\n\terr = rxe_net_ipv4_init\(\);\n\tif \(err\)\n\t\treturn err;\n"
+        r"\terr = rxe_net_ipv6_init\(\);\n\tif \(err\)\n\t\tgoto err_out;\n": (
+            "\terr = register_pernet_subsys(&rxe_sockets_ops);\n\tif (err)\n\t\treturn err;\n"
+        ),
+    },
+}
+"""Only where the source is older than NAMESPACES_SINCE."""
+
 """Per file: pattern of each line, and what comes in its place."""
 
 FIXED_REGISTERS = (6, 13)
@@ -115,7 +241,7 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
 CHANGES: Changes = {
     **WINDOW,
     **RANDOM,
-    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {TICKS}"},
+    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {KERNEL_TICK_HZ}"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",
         r"packet_time_ns\(u64 len, const struct": "packet_time_ns(u64 len, struct",

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from testbed.user_cache import user_cache
+from testbed.caches import user_cache
 
 HEADER, CODE = "engine.h", "engine.c"
 FLAGS = (

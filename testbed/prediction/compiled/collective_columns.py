@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.identity_cache import Remembered
+from testbed.caches import IdentityCache
 from testbed.net.paths.network import Ends
-from testbed.plugins import is_of_file
+from testbed.plugins import is_file_name
 from testbed.prediction.message_list import SizedStage, sized
 from testbed.prediction.symmetry import alone_key
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -34,13 +34,13 @@ class Call(NamedTuple):
     kind: NDArray[np.int32]
 
 
-_known: Remembered[Call] = Remembered(1024)  # searches have the same ones on many networks
+_known: IdentityCache[Call] = IdentityCache(1024)  # searches have the same ones on many networks
 
 
 def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
     """A collective of one of the plan's groups."""
     algorithm = algorithm_taken(operation, plan.near_of(operation.group), itemsize, plan.tuning)
-    if is_of_file(operation.collective) or is_of_file(algorithm):  # which may be another by now
+    if is_file_name(operation.collective) or is_file_name(algorithm):  # which may be another by now
         return _made(plan, operation, itemsize)
     _, members = plan.groups[operation.group]
     key = alone_key(plan, operation, members, dscp=0), itemsize

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import partial
 
+from testbed.caches import IdentityCache
 from testbed.comm.transport import Software
-from testbed.identity_cache import Remembered
 from testbed.net.paths.network import Members, Network
 from testbed.prediction.compiled.network_columns import Ways
 from testbed.prediction.compiled.simulation import Fold, Outcome, play
@@ -20,7 +20,7 @@ from testbed.prediction.symmetry import (
 )
 from testbed.workload.plan import GroupCollective, JobPlan
 
-_alone: Remembered[JobPlan] = Remembered(256)  # collectives, which searches have on many networks
+_alone: IdentityCache[JobPlan] = IdentityCache(256)  # collectives, which searches have on many networks
 
 
 class _NotPlain(Exception):

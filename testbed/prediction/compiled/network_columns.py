@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.net.paths.network import Ends, Lateness, Network, PartShares
+from testbed.net.paths.network import Ends, LossDelay, Network, PartShares
 from testbed.prediction.compiled.collective_columns import Call, call_of
 from testbed.prediction.fluid import held_bytes
 from testbed.prediction.hop_queues import legs_of
@@ -17,7 +17,7 @@ from testbed.prediction.symmetry import alone_key, software_of
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import firsts
 
-MEAN = Lateness()
+MEAN = LossDelay()
 
 
 def is_plain(network: Network) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from testbed.gc_control import collect_seldom
+from testbed.gc_control import set_infrequent_gc
 from testbed.prediction.executors.base import Function, Workers
 from testbed.prediction.executors.errors import WorkStopped
-from testbed.processes import end_with_parent
+from testbed.processes import set_parent_death_signal
 
 FEW = 24  # items that are done before other processes have started
 AT_ONCE = 4  # that a process is handed together
@@ -81,9 +81,9 @@ _WORK: list[tuple[Function, Any]] = []  # of a process that works
 
 
 def _begin(function: Function, common: Any) -> None:
-    end_with_parent(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it is told, and ends its processes
-    collect_seldom()
+    set_infrequent_gc()
     _WORK[:] = [(function, common)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from testbed.net.paths.loss_simulation import FIRST_PACKETS
+from testbed.net.paths.losses import FIRST_PACKETS
 from testbed.prediction.packets.bbr_policer import Policed
 from testbed.prediction.packets.congestion_control import PACE_SHARE, Control, Heard
 from testbed.prediction.packets.delivery_rate import Rates, Sample, Stamp

@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from testbed.net.links.class_scheduler import ClassQueues, Waiting
-from testbed.net.paths.packet_paths import PacketHop
+from testbed.net.links.class_scheduler import ClassQueues, QueuedItem
+from testbed.net.paths.hops import PacketHop
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.packets.link_queue import Line
 
@@ -32,7 +32,7 @@ class ClassedLine:
 
     def take(self, agenda: Agenda, number: int, size_bytes: int, leave: Leave) -> bool:
         """A frame comes, to that class's queue: whether there is room."""
-        if self._queues.enter(number, Waiting(agenda.now_s, size_bytes, leave)) is None:
+        if self._queues.enter(number, QueuedItem(agenda.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
         if self._wakes_s > self._wire.free_s:  # else somebody waits for the wire, and it goes on then

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
-from testbed.net.paths.loss_simulation import FIRST_PACKETS, LEAST_PACKETS
+from testbed.net.paths.losses import FIRST_PACKETS, LEAST_PACKETS
 from testbed.prediction.packets.delivery_rate import Stamp
 from testbed.prediction.packets.slow_start import HyStart
 

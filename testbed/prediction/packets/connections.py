@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from testbed.clock import STEP_ALIGNMENT_S
 from testbed.comm.transport.channels import StripeSettings
+from testbed.net.paths.hops import PacketHop
 from testbed.net.paths.network import ANY, Ends, Network
-from testbed.net.paths.packet_paths import PacketHop
-from testbed.net.virtual.ticks import BEAT_S
 from testbed.prediction.connection_state import NOTHING_KEPT, Before, Kept
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.events import Event
@@ -62,7 +62,7 @@ class PacketConnections:
                 come()  # nobody sends that way later on
 
         self._heard_word = (ranks - 1, 0), 0, 0
-        begins_s = (self.agenda.now_s // BEAT_S + 2) * BEAT_S
+        begins_s = (self.agenda.now_s // STEP_ALIGNMENT_S + 2) * STEP_ALIGNMENT_S
         for rank in range(ranks):
             for _ in range(before.pieces):
                 self.agenda.at(begins_s, partial(go, rank, before.messages))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from testbed.net.paths.loss_simulation import DELAYED_S, TIMEOUT_S
+from testbed.net.paths.losses import DELAYED_S, TIMEOUT_S
 
 QUICK = 16  # acknowledgements, `TCP_MAX_QUICKACKS`
 FIRST_WINDOW_BYTES = 65_535

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from random import Random
 
-from testbed.net.paths.packet_paths import PacketHop
+from testbed.net.paths.hops import PacketHop
 
 
 class Line:

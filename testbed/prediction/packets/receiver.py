@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from testbed.net.paths.loss_simulation import DELAYED_S, DUPLICATES
-from testbed.net.virtual.ticks import TICK_S
+from testbed.clock import KERNEL_TICK_S
+from testbed.net.paths.losses import DELAYED_S, DUPLICATES
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.packets.delayed_ack import Delaying
 from testbed.prediction.packets.frames import Entrance, Way
@@ -134,7 +134,7 @@ class Receiver:
 
     def _set_alarm(self) -> None:
         agenda = self.agenda
-        jiffy = int(agenda.now_s / TICK_S)
+        jiffy = int(agenda.now_s / KERNEL_TICK_S)
         if jiffy != self._jiffy:  # else it goes off with the last one
             self._jiffy = jiffy
             self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_S), next(agenda.number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from testbed.net.paths.loss_simulation import TIMEOUT_S
+from testbed.net.paths.losses import TIMEOUT_S
 from testbed.prediction.packets.frames import Entrance
 from testbed.prediction.packets.receiver import ACKNOWLEDGEMENT_BYTES
 

@@ -14,9 +14,9 @@ from functools import partial
 from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.net.fabric.tcp_buffers import IN_CARD_BYTES
-from testbed.net.paths.loss_simulation import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
-from testbed.net.paths.packet_paths import PacketPath
+from testbed.net.fabric.namespace_setup import IN_CARD_BYTES
+from testbed.net.paths.hops import PacketPath
+from testbed.net.paths.losses import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
 from testbed.prediction.event_queue import Agenda
 from testbed.prediction.events import Event, SendBuffer
 from testbed.prediction.packets.bbr import Bbr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from testbed.net.virtual.ticks import TICK_S
+from testbed.clock import KERNEL_TICK_S
 from testbed.prediction.event_queue import Agenda
 
 LEAST_S = 2e-3  # `TCP_TIMEOUT_MIN_US`
@@ -15,11 +15,11 @@ COARSER, FIRST_LEVEL = 8, 63
 
 def timer_s(now_s: float, seconds: float) -> float:
     """When a timer that is set now goes off: never early, so a bucket of the wheel later at the least."""
-    ahead = math.ceil(seconds / TICK_S)
+    ahead = math.ceil(seconds / KERNEL_TICK_S)
     apart, ends = 1, FIRST_LEVEL
     while ahead >= ends:
         apart, ends = apart * COARSER, ends * COARSER
-    return (int(now_s / TICK_S) + ahead + apart) // apart * apart * TICK_S
+    return (int(now_s / KERNEL_TICK_S) + ahead + apart) // apart * apart * KERNEL_TICK_S
 
 
 class Timer:

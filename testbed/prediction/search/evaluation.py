@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.gc_control import uncollected
-from testbed.identity_cache import Remembered
-from testbed.plugins import shortened
+from testbed.caches import IdentityCache
+from testbed.gc_control import gc_disabled
+from testbed.plugins import shorten_names
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.closed_form import Changes, replicas, sequences
 from testbed.prediction.dry_run import check_memory
@@ -112,7 +112,7 @@ def check_modelled(scenario: Scenario) -> None:
 
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
-    with uncollected():
+    with gc_disabled():
         return _evaluated(scenario, configuration)
 
 
@@ -169,7 +169,7 @@ def _calibration(scenario: Scenario) -> Calibration:
     return _calibrations.of((scenario,), lambda: find_calibration(VIRTUAL))
 
 
-_calibrations: Remembered[Calibration] = Remembered(1)
+_calibrations: IdentityCache[Calibration] = IdentityCache(1)
 
 
 class _Planned:
@@ -284,5 +284,5 @@ def short(path: str) -> str:
 
 
 def _shown(value: object) -> str:
-    value = shortened(value)
+    value = shorten_names(value)
     return value if isinstance(value, str) else json.dumps(value)

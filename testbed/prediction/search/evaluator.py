@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.gc_control import seldom_collected
+from testbed.gc_control import infrequent_gc
 from testbed.prediction.executors import Engine, Processes, Workers
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, evaluate
 from testbed.spec.formatting import time_text
@@ -89,7 +89,7 @@ class Tries:
 
     def __enter__(self) -> Tries:
         with ExitStack() as stack:
-            stack.enter_context(seldom_collected())
+            stack.enter_context(infrequent_gc())
             self._workers = stack.enter_context(self.engine.workers(evaluate, self.scenario))
             self._entered = stack.pop_all()
         return self

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.measure.results.records import sample_of
-from testbed.plugins import short
+from testbed.plugins import short_name
 from testbed.show.live.jsonl_tail import records
 from testbed.show.live.page_data import Json
 from testbed.show.report.charts import drawn_operations
@@ -45,5 +45,5 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
             columns["start_s"].append(round(one.start_s - zero_s, 7))
             columns["end_s"].append(round(one.end_s - zero_s, 7))
             columns["kind"].append(kinds.setdefault(kind, len(kinds)))
-            columns["name"].append(names.setdefault(f"{short(one.operation)} {one.name}", len(names)))
+            columns["name"].append(names.setdefault(f"{short_name(one.operation)} {one.name}", len(names)))
     return {**columns, "kinds": list(kinds), "names": list(names), "ranks": sorted(ranks), "rows": rows}

@@ -8,7 +8,7 @@ from typing import Any
 from testbed.measure.results.rates import rates_of
 from testbed.measure.results.records import JsonObject
 from testbed.measure.results.result import Variant
-from testbed.net.paths.queues import ShortQueue
+from testbed.net.paths.buffer_checks import ShortQueue
 from testbed.prediction.search import Configuration
 from testbed.prediction.search.baselines import AS_GIVEN
 from testbed.prediction.search.evaluation import short

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, Sample
-from testbed.plugins import short
+from testbed.plugins import short_name
 from testbed.show.report.data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
 from testbed.show.report.formatting import percent_text, time_text
 from testbed.show.report.interval_rows import pack_rows
@@ -239,9 +239,10 @@ class _Mark:
     def tooltip(self) -> str:
         """What it is, or the first and the last are."""
         first, last = self.samples[0], self.samples[-1]
-        words = f"rank {first.rank}, {short(first.operation)} {first.name}"
+        words = f"rank {first.rank}, {short_name(first.operation)} {first.name}"
         if last is not first:
-            words = f"rank {first.rank}, {len(self.samples)} of {short(first.operation)}, {first.name} to {last.name}"
+            operation = short_name(first.operation)
+            words = f"rank {first.rank}, {len(self.samples)} of {operation}, {first.name} to {last.name}"
         return f"{words}: {time_text(sum(sample.duration_s for sample in self.samples))}"
 
 

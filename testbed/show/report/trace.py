@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.measure.results.records import JsonObject, Sample
-from testbed.plugins import short
+from testbed.plugins import short_name
 from testbed.show.report.counters import counter_events
 from testbed.show.report.data import RECEIVE, WHOLE_STEP, RunData, communicates
 from testbed.show.report.interval_rows import pack_rows
@@ -111,8 +111,8 @@ def _complete(sample: Sample, stream: int) -> JsonObject:
     }
     return {
         "ph": "X",
-        "name": sample.name or short(sample.operation),
-        "cat": short(sample.operation),
+        "name": sample.name or short_name(sample.operation),
+        "cat": short_name(sample.operation),
         "pid": sample.rank,
         "tid": stream,
         "ts": start_us,

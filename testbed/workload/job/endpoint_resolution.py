@@ -16,7 +16,7 @@ from testbed.comm.transport.kinds.striped import LEAST_OUTSTANDING, PACKET_BYTES
 from testbed.net.fabric.plan import Multipath
 from testbed.net.paths.alpha_beta import empty_paths
 from testbed.net.paths.hops import Paths
-from testbed.plugins import blamed
+from testbed.plugins import attribute_errors
 from testbed.spec.background_traffic import BackgroundTrafficSpec
 from testbed.spec.base_model import Strict
 from testbed.spec.buildings import Host
@@ -60,7 +60,7 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
 def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
     """What the kind of transport is made with, emulated: its own keys of `transport`, and `options`. PluginError."""
     kind = TRANSPORTS.find(spec.kind)
-    with blamed(f"transport {spec.kind}", source_of(kind)):
+    with attribute_errors(f"transport {spec.kind}", source_of(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}
         plain = {
             key: value.model_dump() if isinstance(value, Strict) else value for key, value in own.items()

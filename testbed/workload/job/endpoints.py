@@ -36,7 +36,7 @@ from testbed.comm.transport.wire import ConnectionKey
 from testbed.workload.job.socket_rules import SocketRules
 
 if TYPE_CHECKING:
-    from testbed.net.paths.alpha_beta import Step
+    from testbed.net.paths.alpha_beta import RingStep
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
@@ -140,7 +140,7 @@ class Wiring:
         return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
 
     def slowest_byte_s(
-        self, rank: int, peer: int, key: ConnectionKey, step: Step, *, paced: bool, ruled: bool = True
+        self, rank: int, peer: int, key: ConnectionKey, step: RingStep, *, paced: bool, ruled: bool = True
     ) -> float:
         """What a byte takes at least on one connection, as its sockets allow.
 

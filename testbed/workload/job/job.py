@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from testbed.caches import IdentityCache
 from testbed.comm.collectives import between_groups
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS, TrafficClass
-from testbed.identity_cache import Remembered
 from testbed.net.controller import Flow
 from testbed.net.paths.congestion import CONGESTION_CONTROLS
 from testbed.net.paths.hops import NETEM
@@ -27,7 +27,7 @@ from testbed.workload.job.socket_rules import Planned
 from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 # a search declares the same plan's traffic to one policy after the other
-_declared: Remembered[list[Flow]] = Remembered(8)
+_declared: IdentityCache[list[Flow]] = IdentityCache(8)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from testbed.plugins import PluginError, Registry, blamed
+from testbed.plugins import PluginError, Registry, attribute_errors
 from testbed.workload.schedules.actions import (
     FORWARD,
     INPUT,
@@ -250,7 +250,7 @@ def make_schedule(
     request = ScheduleRequest(
         ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s, named
     )
-    with blamed(f"schedule {name}", Path(entry.source[0])):
+    with attribute_errors(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
     searched = made if isinstance(made, Searched) else None
     if searched is not None:

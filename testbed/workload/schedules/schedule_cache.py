@@ -9,7 +9,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from testbed.user_cache import user_cache
+from testbed.caches import user_cache
 from testbed.workload.schedules.actions import read_csv, write_csv
 from testbed.workload.schedules.base import ScheduleRequest, Searched
 

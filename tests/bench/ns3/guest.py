@@ -23,9 +23,8 @@ from typing import Any
 
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import network_namespace
-from testbed.net.links.one_way_delay import SO_RCVBUFFORCE, SO_SNDBUFFORCE, udp_pair
-from testbed.net.links.packets import receive_stamped
-from testbed.net.links.readback import asked_of
+from testbed.net.links.link_engine import requested_settings
+from testbed.net.links.packet_sockets import SO_RCVBUFFORCE, SO_SNDBUFFORCE, receive_stamped, udp_pair
 from testbed.spec.topology import TopologySpec
 from tests.bench.ns3.cells import (
     ACCESS_BPS,
@@ -104,7 +103,7 @@ class Network:
         prober = [host for host in fabric.topology.hosts if host.building == "east"][-1]
         self.prober = pids[prober.name], prober.ip
         (self.link,) = [wan.name for wan in fabric.topology.wan if {wan.a, wan.b} == {"east", "west"}]
-        self.asked = asked_of(fabric.plan.wan_wires())
+        self.asked = requested_settings(fabric.plan.wan_wires())
 
     def change(self, delay_s: float, queue_frames: int, loss: float) -> None:
         """Set the slow link, the way back without loss and with room."""

@@ -14,7 +14,7 @@ from testbed.comm.transport.base import TrafficClass, Transport
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.plugins import PluginError, Registry, blamed, derived_from
+from testbed.plugins import PluginError, Registry, attribute_errors, derived_from
 from testbed.spec.scale import Scale
 
 
@@ -197,5 +197,5 @@ def source_of(thing: type) -> Path:
 def transport_kind(name: str, options: Mapping[str, Any]) -> TransportKind:
     """Of a name, or of FILE.py:NAME. options: emulated. PluginError, with the file's line that raised."""
     kind = TRANSPORTS.find(name)
-    with blamed(f"transport {name}", source_of(kind)):
+    with attribute_errors(f"transport {name}", source_of(kind)):
         return kind(**options)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.net.controller.errors import PolicyError
 from testbed.net.controller.policy_view import Flow, LinkEnd, View
 from testbed.net.controller.rules import Match
+from testbed.net.errors import PolicyError
 from testbed.plugins import Registry, derived_from
 from testbed.spec.link_direction import QueueClass
 
@@ -128,7 +128,7 @@ def by_rate(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
     return [end for weight, end in zip(best, ends, strict=True) for _ in range(weight)]
 
 
-def dealt(view: View, flows: Iterable[Flow], spread: Any) -> Iterable[Route]:
+def spread_round_robin(view: View, flows: Iterable[Flow], spread: Any) -> Iterable[Route]:
     """Connections dealt out to links in turn, at every building on their way.
 
     Both directions of a connection are dealt alike. spread: from the parallel links to the next building to the order

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed.errors import did_you_mean
-from testbed.net.controller.errors import PolicyError
 from testbed.net.controller.policies.base import FLOW_RANK, MAX_RANK, POLICIES, Policy, Route
 from testbed.net.controller.policies.multipath import Ecmp, Wcmp
 from testbed.net.controller.policy_view import Flow, View, both_ways
 from testbed.net.controller.rules import Match
+from testbed.net.errors import PolicyError
 
 MAX_PATHS = 32
 MAX_MOVES = 1000

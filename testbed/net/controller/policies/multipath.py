@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.net.controller.policies.base import POLICIES, LinkPolicy, Policy, Route, by_rate, dealt, nearest
+from testbed.net.controller.policies.base import (
+    POLICIES,
+    LinkPolicy,
+    Policy,
+    Route,
+    by_rate,
+    nearest,
+    spread_round_robin,
+)
 from testbed.net.controller.policy_view import LinkEnd, View, both_ways
 
 
@@ -55,7 +63,7 @@ class QpAware(Policy):
     def routes(self, view: View) -> Iterable[Route]:
         """Ecmp's, and one for each declared connection at each building on its way."""
         yield from Ecmp().routes(view)
-        yield from dealt(view, both_ways(view.crossing), nearest)
+        yield from spread_round_robin(view, both_ways(view.crossing), nearest)
 
 
 @POLICIES.register("spray")
@@ -74,7 +82,7 @@ class Spray(Policy):
         for here, there in view.pairs():
             links = tuple(end.name for end in by_rate(view.towards(here, there)))
             yield Route(here, view.to(there), links, comment=f"to {there} on all links")
-        yield from dealt(view, both_ways(view.crossing), lambda ends: interleaved(by_rate(ends)))
+        yield from spread_round_robin(view, both_ways(view.crossing), lambda ends: interleaved(by_rate(ends)))
 
 
 def interleaved(ends: Sequence[LinkEnd]) -> list[LinkEnd]:

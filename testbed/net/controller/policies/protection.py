@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.errors import did_you_mean
-from testbed.net.controller.errors import PolicyError
 from testbed.net.controller.policies.base import POLICIES, Mark, Policy, Route
 from testbed.net.controller.policy_view import LinkEnd, View
+from testbed.net.errors import PolicyError
 from testbed.spec.link_direction import QueueClass
 
 FIRST_JOB_DSCP = 40

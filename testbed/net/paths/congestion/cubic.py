@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from testbed.clock import KERNEL_TICK_HZ, KERNEL_TICK_S
 from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, WholeGrowth
 from testbed.net.paths.congestion.reno import Reno
-from testbed.net.virtual.ticks import TICK_S, TICKS
 
 CUBIC, CUBIC_POWER = 1.054, 0.75
 LEFT, WHOLE = 717, 1024  # of a window after a loss: RFC 9438's 0.7
@@ -15,7 +15,7 @@ SCALE = 410  # RFC 9438's 0.4 packets per cubic second, `bic_scale` times ten
 CUBED = 40  # binary places of the cubic's figures
 # eighths of a window that are acknowledged for each packet by which Reno's would be larger (`beta_scale`)
 AS_RENO = 15
-STANDS = TICKS // 32  # jiffies that Linux keeps what it found while the window is the same
+STANDS = KERNEL_TICK_HZ // 32  # jiffies that Linux keeps what it found while the window is the same
 MOST_ACKNOWLEDGED, FIRST_ACKNOWLEDGED = 100, 20  # for one packet: windows; packets where no loss was met
 LEAST_ACKNOWLEDGED = 2
 
@@ -47,7 +47,7 @@ class CubicGrowth(WholeGrowth):
     def each(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
         """Towards what the cubic says of a round trip later, no more than half a packet for each acknowledged."""
         self._acknowledged += acknowledged
-        waited = now_s // TICK_S - self._found_s // TICK_S
+        waited = now_s // KERNEL_TICK_S - self._found_s // KERNEL_TICK_S
         if window == self._found_for and waited <= STANDS:
             return self._each
         if self._since_s is None or waited:
@@ -61,7 +61,7 @@ class CubicGrowth(WholeGrowth):
             self._since_s, self._as_reno, self._acknowledged = now_s, window, acknowledged
             self._aim = max(window, self._met)
             self._back = round(((self._aim - window << CUBED) / SCALE) ** (1 / 3))
-        later_s = math.ceil(rtt_s / TICK_S) * TICK_S
+        later_s = math.ceil(rtt_s / KERNEL_TICK_S) * KERNEL_TICK_S
         off = int((now_s - self._since_s + later_s) * TICKS_S) - self._back
         further = SCALE * abs(off) ** 3 >> CUBED
         aim = self._aim + (further if off > 0 else -further)

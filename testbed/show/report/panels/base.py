@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from testbed.errors import BadInput
 from testbed.measure.results.records import JsonObject
-from testbed.plugins import Registry, blamed, derived_from
+from testbed.plugins import Registry, attribute_errors, derived_from
 from testbed.show.report.data import RunData, load_run
 from testbed.show.report.svg import standalone
 
@@ -36,7 +36,7 @@ class Panel(ABC):
     def image(cls, name: str, run: RunData, variant: JsonObject) -> ET.Element | None:
         """What it draws, which is well-formed XML; None where the run has no records for it. PluginError."""
         source = Path(getattr(sys.modules[cls.__module__], "__file__", None) or cls.__module__)
-        with blamed(f"panel {name}", source):
+        with attribute_errors(f"panel {name}", source):
             markup = cls.draw(run, variant)
             return ET.fromstring(markup) if markup else None
 

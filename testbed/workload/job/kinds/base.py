@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.net.paths.hops import NETEM
-from testbed.plugins import PluginError, Registry, blamed
+from testbed.plugins import PluginError, Registry, attribute_errors
 from testbed.spec.buildings import Host
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -97,7 +97,7 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
             where=where, got=f"options that do not fit ({error})", expected=_taken(make)
         ) from None
     try:
-        with blamed(f"workload {name}", Path(file)):
+        with attribute_errors(f"workload {name}", Path(file)):
             made: Any = make(request, **options)
     except PlanProblem as error:
         if error.where in inspect.signature(make).parameters:

@@ -1,0 +1,164 @@
+"""Cores and memory that this process may use, and the processes that keep the host busy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CGROUPS = Path("/sys/fs/cgroup")
+NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Cores this process may run on, its share of their time (cores, None = all of it), memory in bytes, kernel."""
+
+    cores: int
+    cpu_quota: float | None
+    memory_total_bytes: int
+    memory_available_bytes: int
+    kernel: str
+    machine: str
+
+
+def host_facts() -> HostFacts:
+    """Look at the machine now."""
+    total, available = parse_meminfo(Path("/proc/meminfo").read_text())
+    group = _own_groups()
+    quota = parse_cpu_max(_read(group["cpu"] / "cpu.max")) or parse_cfs_quota(
+        _read(group["cpu"] / "cpu.cfs_quota_us"), _read(group["cpu"] / "cpu.cfs_period_us")
+    )
+    limit, used = (
+        (_read(group["memory"] / "memory.max"), _read(group["memory"] / "memory.current"))
+        if (group["memory"] / "memory.max").exists()
+        else (
+            _read(group["memory"] / "memory.limit_in_bytes"),
+            _read(group["memory"] / "memory.usage_in_bytes"),
+        )
+    )
+    left = parse_memory_left(limit, used)
+    return HostFacts(
+        cores=len(os.sched_getaffinity(0)),
+        cpu_quota=quota,
+        memory_total_bytes=total,
+        memory_available_bytes=available if left is None else min(available, left),
+        kernel=platform.release(),
+        machine=platform.machine(),
+    )
+
+
+def parse_meminfo(text: str) -> tuple[int, int]:
+    """(total, available) bytes from /proc/meminfo."""
+    fields = {line.split(":")[0]: line.split(":")[1].split() for line in text.splitlines() if ":" in line}
+    return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Cores' worth of time from cgroup v2's cpu.max ("200000 100000" is 2.0); None for "max" or nothing."""
+    quota, _, period = text.partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def parse_cfs_quota(quota_us: str, period_us: str) -> float | None:
+    """The same from cgroup v1's two files, where -1 means no limit."""
+    return int(quota_us) / int(period_us) if quota_us.isdigit() and period_us.isdigit() else None
+
+
+def parse_memory_left(limit: str, used: str) -> int | None:
+    """Bytes up to a cgroup's limit; None when it has none."""
+    if not limit.isdigit() or not used.isdigit() or int(limit) >= NO_LIMIT_BYTES:
+        return None
+    return max(0, int(limit) - int(used))
+
+
+def parse_own_groups(text: str, root: Path) -> dict[str, Path]:
+    """Folders of this process's cpu and memory groups, from /proc/self/cgroup; v1's per controller, else v2's."""
+    unified = root
+    found = {}
+    for line in text.splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if controllers == "":
+            unified = root / path.lstrip("/")
+        for controller in set(controllers.split(",")) & {"cpu", "memory"}:
+            found[controller] = root / controller / path.lstrip("/")
+    return {controller: found.get(controller, unified) for controller in ("cpu", "memory")}
+
+
+def _own_groups() -> dict[str, Path]:
+    groups = parse_own_groups(_read(Path("/proc/self/cgroup")), CGROUPS)
+    # In a container whose cgroup namespace is the host's, the path is not there and the mount's root is the own group.
+    return {
+        name: path if path.exists() else (CGROUPS / name if (CGROUPS / name).exists() else CGROUPS)
+        for name, path in groups.items()
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+LOOK_S = 0.5
+LEAST_SHARE = 0.05  # of a core
+MOST = 3
+
+
+@dataclass(frozen=True)
+class BusyProcess:
+    """A process, and which part of a core it took."""
+
+    pid: int
+    name: str
+    cores: float
+
+
+def find_busiest(look_s: float = LOOK_S) -> list[BusyProcess]:
+    """The processes of others that take most of this machine's cores now, the busiest first; takes `look_s`."""
+    before = _times()
+    time.sleep(look_s)
+    after = _times()
+    found = []
+    for pid, used_s in after.items():
+        cores = (used_s - before.get(pid, used_s)) / look_s
+        if pid != os.getpid() and cores >= LEAST_SHARE:
+            with contextlib.suppress(psutil.Error):
+                found.append(BusyProcess(pid, _words(psutil.Process(pid)), cores))
+    return sorted(found, key=lambda one: -one.cores)[:MOST]
+
+
+def describe_busy(found: Sequence[BusyProcess]) -> str:
+    """For people; empty where nobody is."""
+    if not found:
+        return ""
+    each = ", ".join(f"{one.name} (process {one.pid}, {one.cores:.1f} cores)" for one in found)
+    return f"Busy here at the moment: {each}."
+
+
+def _times() -> dict[int, float]:
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found
+
+
+def _words(process: psutil.Process) -> str:
+    """Its name, of an interpreter with what it runs."""
+    command = process.cmdline()
+    script = next((os.path.basename(word) for word in command[1:] if not word.startswith("-")), "")
+    if "-c" in command[1:2]:
+        script = "-c"  # and a whole program in one word
+    name = process.name()
+    return (
+        f"{name} {script}" if script and name.startswith(("python", "bash", "sh", "node", "java")) else name
+    )

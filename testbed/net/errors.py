@@ -1,0 +1,76 @@
+"""Errors of the emulated network: links, fabric, controller and virtual clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from testbed.errors import BadInput, TestbedError, did_you_mean
+
+
+class LinkError(TestbedError):
+    """A link could not be set up, or it broke while in use."""
+
+
+class SettingMismatch(LinkError):
+    """A setting read back from the system differs from what was asked."""
+
+    def __init__(self, where: str, setting: str, asked: object, found: object) -> None:
+        super().__init__(
+            f"{where}: {setting}: asked for {asked}, the system has {found}",
+            where=f"{where}: {setting}",
+            got=str(found),
+            expected=str(asked),
+        )
+
+
+class FabricError(TestbedError):
+    """The network could not be built as asked, or it broke."""
+
+
+class UnknownHost(BadInput, ValueError):
+    """A network has no host of that name."""
+
+
+class ProgramNotFound(FabricError):
+    """A host has no such program; status as shells have it."""
+
+    status = 127
+
+
+def need_root(doing: str) -> None:
+    """FabricError unless this process is root's. doing: such as "changing a link"."""
+    if os.geteuid() != 0:
+        raise FabricError(f"{doing} needs root: run it through sudo")
+
+
+def check_host(name: str, hosts: Sequence[str], where: str = "host") -> None:
+    """UnknownHost, with the nearest name, unless it is one of these. where: the argument that names it."""
+    if name not in hosts:
+        raise UnknownHost(where=where, got=name, expected=f"one of {did_you_mean(name, hosts)}")
+
+
+class ControllerError(TestbedError):
+    """Rules could not be computed, or the controller could not put them into the switches."""
+
+
+class NoPathError(ControllerError):
+    """A topology leaves two buildings without any path between them."""
+
+
+class PolicyError(ControllerError, BadInput):
+    """A policy cannot be had, or what it says does not fit the network. The network goes on under its last rules."""
+
+
+class VirtualClockError(TestbedError):
+    """The kernel cannot be built, or a guest did not do what it should; the message is meant for people."""
+
+
+class NoKernelError(VirtualClockError):
+    """There is no kernel for the virtual clock on this machine yet."""
+
+    def __init__(self, looked: str) -> None:
+        super().__init__(
+            f"the virtual clock needs its kernel, which is not built yet (looked in {looked})",
+            hint="build it once, in about five minutes: make virtual",
+        )

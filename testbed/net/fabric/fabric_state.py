@@ -1,0 +1,325 @@
+"""State files of fabrics, written before anything is made: a killed fabric can be found and removed.
+
+Each fabric has an id of four hexadecimal digits and a folder `/run/testbed/<id>`. All its interfaces and bridges in the
+root namespace are named `tb<id>...`, all its processes carry `TESTBED_FABRIC=<id>` in their environment or live in its
+network namespaces. Cleaning goes by these marks only, never by program names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyroute2 import IPRoute
+
+from testbed.clock import clock_here
+from testbed.errors import did_you_mean
+from testbed.net.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
+from testbed.net.fabric.open_vswitch import restore_after_kill
+from testbed.net.links.netns import command_in_namespace, namespace_cookie
+from testbed.processes import process_start_ticks
+
+STATE_ROOT = Path("/run/testbed")
+ENVIRONMENT_MARK = "TESTBED_FABRIC"
+CONTROLLER_FILE = "controller.json"  # in a fabric's folder: where its controller listens, and the token
+KILL_WAIT_S = 5.0
+GONE_WAIT_S = 20.0  # a busy machine's Open vSwitch takes its time
+
+
+@dataclasses.dataclass
+class FabricState:
+    """One fabric's entry: who owns it, and what it made. `phase` is building, up, failed or closing.
+
+    `namespaces` has the cookies of its nodes' network namespaces.
+    """
+
+    id: str
+    owner_pid: int
+    owner_started: float
+    topology: str = ""
+    phase: str = "building"
+    failure: str | None = None
+    pids: dict[str, int] = dataclasses.field(default_factory=dict)
+    namespaces: list[int] = dataclasses.field(default_factory=list)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where this fabric's state, sockets and logs lie."""
+        return STATE_ROOT / self.id
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its interfaces and bridges in the root namespace begin with."""
+        return f"tb{self.id}"
+
+    def owner_alive(self) -> bool:
+        """Whether the very process that made this entry still runs."""
+        return process_start_ticks(self.owner_pid) == self.owner_started
+
+    def save(self) -> None:
+        """Write the entry, all or nothing."""
+        draft = self.folder / "state.json.new"
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        draft.replace(self.folder / "state.json")
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def register(topology: str) -> FabricState:
+    """A new entry with an id that no other fabric has, owned by this process.
+
+    The id is random, but counted in a guest: switches' names have it, and Open vSwitch works in the order of names.
+    """
+    STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+    numbers = itertools.count()
+    while True:
+        fabric_id = secrets.token_hex(2) if clock_here() is None else f"{next(numbers):04x}"
+        try:
+            (STATE_ROOT / fabric_id).mkdir()
+        except FileExistsError:
+            continue
+        started = process_start_ticks(os.getpid())
+        assert started is not None
+        state = FabricState(fabric_id, os.getpid(), started, topology)
+        state.save()
+        return state
+
+
+def load_all() -> list[FabricState]:
+    """Every entry on this machine, oldest first; one that was never written whole belongs to a dead owner."""
+    entries = []
+    for folder in sorted(STATE_ROOT.glob("*/"), key=lambda path: path.stat().st_mtime):
+        try:
+            entries.append(FabricState(**json.loads((folder / "state.json").read_text())))
+        except (OSError, ValueError, TypeError):
+            if time.time() - folder.stat().st_mtime > 1.0:  # younger: its owner is about to write it
+                entries.append(
+                    FabricState(folder.name, 0, 0.0, phase="failed", failure="its state was not written")
+                )
+    return entries
+
+
+def load_live() -> list[FabricState]:
+    """The entries whose owners are alive, whatever their phase, oldest first."""
+    return [state for state in load_all() if state.owner_alive()]
+
+
+def clean(state: FabricState) -> list[str]:
+    """Remove everything that belongs to one fabric; returns what was removed, one line each. Harmless when repeated."""
+    removed = _kill_processes(state) + _delete_bridges(state.prefix) + _delete_interfaces(state.prefix)
+    shutil.rmtree(state.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        STATE_ROOT.rmdir()
+    return removed
+
+
+def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
+    """Clean every fabric whose owner is gone (or every one at all); returns what was removed per id."""
+    restore_after_kill(STATE_ROOT)
+    found = [state for state in load_all() if everything or not state.owner_alive()]
+    for state in found:
+        if state.owner_alive() and state.owner_pid != os.getpid():
+            _stop_processes([psutil.Process(state.owner_pid)])
+    return {state.id: clean(state) for state in found}
+
+
+def _kill_processes(state: FabricState) -> list[str]:
+    """End them, and those that they started meanwhile."""
+    removed: list[str] = []
+    deadline_s = time.monotonic() + KILL_WAIT_S
+    while (ours := _processes_of(state)) and time.monotonic() < deadline_s:
+        removed += _stop_processes(ours)
+    return removed
+
+
+def cookies(pids: Iterable[int]) -> list[int]:
+    """What tells the namespaces of these processes from all others since boot; nothing where the kernel cannot say."""
+    return [cookie for pid in pids if (cookie := namespace_cookie(pid)) is not None]
+
+
+def _processes_of(state: FabricState) -> list[psutil.Process]:
+    """Those with the fabric's mark, and those in its namespaces, whoever started them there."""
+    ours, whose = [], {os.stat("/proc/self/ns/net").st_ino: False}
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if process.environ().get(ENVIRONMENT_MARK) == state.id:
+                ours.append(process)
+                continue
+            # by inode within this one look only: the number of a namespace that has ended goes to the next one made
+            inode = os.stat(f"/proc/{process.pid}/ns/net").st_ino
+            if inode not in whose:
+                whose[inode] = namespace_cookie(process.pid) in state.namespaces
+            if whose[inode]:
+                ours.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return ours
+
+
+def _stop_processes(processes: list[psutil.Process]) -> list[str]:
+    names = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"process {process.pid} ({' '.join(process.cmdline())[:60]})")
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=1.0)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=KILL_WAIT_S)
+    return names
+
+
+def _delete_bridges(prefix: str) -> list[str]:
+    try:
+        listed = subprocess.run(
+            ["ovs-vsctl", "--timeout=5", "list-br"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return []
+    bridges = [name for name in listed.stdout.split() if name.startswith(prefix)]
+    if bridges:
+        # its daemon takes the ports out one by one, 0.1 s each: faster when their interfaces go at the same time
+        command = ["ovs-vsctl", "--timeout=15", "--no-wait"]
+        for name in bridges:
+            command += ["--", "--if-exists", "del-br", name]
+        subprocess.run(command, capture_output=True, check=False)
+    return [f"bridge {name}" for name in bridges]
+
+
+def _delete_interfaces(prefix: str) -> list[str]:
+    """Delete them and wait until they are gone: a switch's own go when its daemon has seen that it is no more."""
+    removed: dict[str, None] = {}
+    deadline = time.monotonic() + GONE_WAIT_S
+    with IPRoute() as ipr:
+        while time.monotonic() < deadline:
+            left = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
+            left = {name: index for name, index in left.items() if name.startswith(prefix)}
+            if not left:
+                break
+            for name, index in left.items():
+                with contextlib.suppress(Exception):  # gone meanwhile with its peer's namespace
+                    ipr.link("del", index=index)
+                    removed[f"interface {name}"] = None
+            time.sleep(0.005)
+    return list(removed)
+
+
+@contextlib.contextmanager
+def mark_child_processes(fabric_id: str) -> Iterator[None]:
+    """Processes started in this block carry the fabric's mark."""
+    former = os.environ.get(ENVIRONMENT_MARK)
+    os.environ[ENVIRONMENT_MARK] = fabric_id
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[ENVIRONMENT_MARK]
+        else:
+            os.environ[ENVIRONMENT_MARK] = former
+
+
+UP = ("up", "failed")
+
+
+def find_fabric(asked: str | None, hosts: Sequence[str] = (), link: str | None = None) -> FabricState:
+    """Of the networks that are up on this machine: see `select_fabric`."""
+    return select_fabric(
+        [state for state in load_all() if state.owner_alive() and state.phase in UP], asked, hosts, link
+    )
+
+
+def select_fabric(
+    states: Sequence[FabricState], asked: str | None, hosts: Sequence[str] = (), link: str | None = None
+) -> FabricState:
+    """The one that is meant.
+
+    Args:
+        states: All that are up.
+        asked: Its id, or the name of its topology where no other has that; None: the only one.
+        hosts: Hosts that are going to be used: of several networks it is the one that has all of them.
+        link: Likewise a WAN link.
+
+    Raises:
+        FabricError: Where none or several are meant; says which there are.
+        UnknownHost: Where several are up and none of them has such hosts.
+    """
+    if asked is not None:
+        found = [state for state in states if asked in (state.id, state.topology)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FabricError(f"several fabrics are called {asked}, say which by its id: {_names(found)}")
+        known = ", ".join(state.id for state in states) or "none"
+        raise FabricError(f"no fabric {asked!r} is up; up: {known}")
+    if not states:
+        raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
+    if len(states) == 1:
+        return states[0]
+    found = [state for state in states if _has(state, hosts, link)]
+    if not found and hosts:
+        every = sorted({name for state in states for name in host_names(state)})
+        wanted = next((name for name in hosts if name not in every), " and ".join(hosts))
+        raise UnknownHost(where="HOST", got=wanted, expected=f"one of {did_you_mean(wanted, every)}")
+    if len(found) != 1:
+        raise FabricError(f"several fabrics are up, say which with --fabric: {_names(found or states)}")
+    return found[0]
+
+
+def host_names(state: FabricState) -> list[str]:
+    """Of a network that is up."""
+    return [entry["name"] for entry in state.details.get("hosts", ())]
+
+
+def link_names(state: FabricState) -> list[str]:
+    """Of its WAN links: "east-west-0"."""
+    return [entry["name"] for entry in state.details.get("wan", ())]
+
+
+def _has(state: FabricState, hosts: Sequence[str], link: str | None) -> bool:
+    return set(hosts) <= set(host_names(state)) and (link is None or link in link_names(state))
+
+
+def _names(states: Sequence[FabricState]) -> str:
+    return ", ".join(f"{state.id} ({state.topology})" for state in states)
+
+
+def command_in_host(state: FabricState, host: str, command: Sequence[str], where: str = "host") -> list[str]:
+    """The command line that runs a program inside a host, as root.
+
+    Args:
+        state: The network's.
+        host: Its name, such as "east1".
+        command: The program and its arguments.
+        where: The argument that names the host, for its error.
+
+    Raises:
+        UnknownHost: The network has none of that name.
+        FabricError: Without root.
+        ProgramNotFound: There is no such program.
+    """
+    check_host(host, [entry["name"] for entry in state.details["hosts"]], where)
+    need_root("entering a host")
+    if shutil.which(command[0]) is None:
+        raise ProgramNotFound(f"{command[0]}: command not found")
+    return command_in_namespace(state.pids[host], list(command))

@@ -1,0 +1,305 @@
+"""Inspect and change a running fabric from another process: settings, counters, links, policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import did_you_mean
+from testbed.net.controller.process import ControllerApi
+from testbed.net.errors import FabricError, need_root
+from testbed.net.fabric.fabric_state import CONTROLLER_FILE, FabricState
+from testbed.net.fabric.plan import WAN_NODE, Plan
+from testbed.net.links.interfaces import interfaces
+from testbed.net.links.link_engine import (
+    LinkEngine,
+    classes_from_json,
+    direction_to_json,
+    wire_from_json,
+    wire_to_json,
+)
+from testbed.net.links.netem import NetemEngine
+from testbed.net.links.netlink import Netlink
+from testbed.net.links.userspace import UserspaceEngine
+from testbed.plugins import resolve_file_names
+from testbed.spec.base_model import validate
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.link_direction import DIRECTIONS, Direction, QueueClass
+from testbed.spec.policy import PolicySpec
+from testbed.spec.scale import Scale
+from testbed.spec.wan_links import DirectionSpec, change_direction
+from testbed.spec.yaml_loader import Document, Origin, parse_override
+
+CONTROL_SOCKET = "links.sock"
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """The part of a fabric's state that `inspect` needs: buildings, hosts, where each WAN direction's settings are."""
+    return {
+        "buildings": [building.name for building in plan.topology.buildings],
+        "hosts": [
+            {
+                "name": host.name,
+                "building": host.building,
+                "rank": host.index,
+                "ip": host.ip,
+                "mac": host.mac,
+            }
+            for host in plan.topology.hosts
+        ],
+        "wan": [
+            {
+                "a": link.a,
+                "b": link.b,
+                "plane": link.plane,
+                "name": link.name,
+            }
+            for link in plan.topology.wan
+        ],
+        "wires": [wire_to_json(wire) for wire in plan.wires()],
+        "mtu": plan.topology.mtu,
+    }
+
+
+def engine_of(state: FabricState) -> LinkEngine:
+    """The fabric's link engine: for its owner to start and stop, for anybody else to read and change."""
+    wires = [wire_from_json(wire) for wire in state.details["wires"]]
+    pid, seed = state.pids[WAN_NODE], state.details["seed"]
+    if state.details["link_engine"] == "userspace":
+        return UserspaceEngine(pid, wires, state.folder / CONTROL_SOCKET, seed)
+    return NetemEngine(pid, state.pids, wires, state.details["mtu"], seed)
+
+
+def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
+    """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
+    engine_of(state).change(asked)
+    for wire in state.details["wires"]:
+        # for the next who reads: a kernel does not tell jitter's distribution
+        changed = {which: asked[name, which] for name, which in asked if name == wire["name"]}
+        wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
+    state.save()
+
+
+def inspect(state: FabricState) -> dict[str, Any]:
+    """Buildings, hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
+    engine = engine_of(state)
+    settings = engine.settings()
+    wan = []
+    for link in state.details["wan"]:
+        entry: dict[str, Any] = {key: link[key] for key in ("name", "a", "b", "plane")}
+        for which in ("a_to_b", "b_to_a"):
+            entry[which] = direction_to_json(settings[link["name"], which])
+        wan.append(entry)
+    kept = ("link_engine", "datapath", "policy", "scale", "mtu")
+    return {
+        "id": state.id,
+        "topology": state.topology,
+        "phase": state.phase,
+        "failure": state.failure,
+        **{key: state.details[key] for key in kept},
+        "buildings": state.details["buildings"],
+        "hosts": state.details["hosts"],
+        "wan": wan,
+        "seeded": engine.seeded(),
+    }
+
+
+@dataclass(frozen=True)
+class WanCounters:
+    """Counters of one WAN direction's ends: frames that left the near edge, frames that reached the far edge."""
+
+    a: str
+    b: str
+    plane: int
+    direction: str
+    entered_packets: int
+    arrived_packets: int
+
+
+@dataclass(frozen=True)
+class FabricCounters:
+    """All WAN directions, and per building the frames that went into and came out of its edge switch, all ports.
+
+    `backlog_drops` are packets that this kernel threw away since it started because too many were on their way
+    from one virtual interface to the next.
+    """
+
+    wan: tuple[WanCounters, ...]
+    edges: dict[str, tuple[int, int]]
+    backlog_drops: int
+
+
+class CounterReader:
+    """Reads a running fabric's counters again and again; use as a context manager."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._root = Netlink()
+        self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
+
+    def __enter__(self) -> CounterReader:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._root.close()
+
+    def read(self) -> FabricCounters:
+        """All counters now. LinkError or KeyError when a part is gone."""
+        plan = self._plan
+        stats = {
+            link.name: link
+            for link in interfaces(self._root, statistics=True)
+            if link.name.startswith(plan.prefix)
+        }
+        wan = []
+        for index, link in enumerate(plan.topology.wan):
+            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a")):
+                start, end = self._ends[index, near], self._ends[index, far]
+                wan.append(
+                    WanCounters(
+                        link.a,
+                        link.b,
+                        link.plane,
+                        direction,
+                        entered_packets=stats[start.edge_interface].tx_packets,
+                        arrived_packets=stats[end.edge_interface].rx_packets,
+                    )
+                )
+        edges = {
+            edge.building: (
+                sum(stats[name].rx_packets for name in edge.interfaces),
+                sum(stats[name].tx_packets for name in edge.interfaces),
+            )
+            for edge in plan.edges
+        }
+        return FabricCounters(tuple(wan), edges, backlog_drops())
+
+
+def backlog_drops() -> int:
+    """Packets dropped so far at net.core.netdev_max_backlog, of all cores."""
+    return sum(int(line.split()[1], 16) for line in Path("/proc/net/softnet_stat").read_text().splitlines())
+
+
+COMMAND_LINE, LINK_SET, ALL = "command line", "link set", "all"
+Settings = Mapping[tuple[str, str], Direction]  # by (link, direction)
+
+
+@dataclass(frozen=True)
+class PolicyChange:
+    """A policy that has come into force: how many rules it has, how many of them are new, and after which time."""
+
+    name: str
+    rules: int
+    changed: int
+    seconds: float
+    classes: tuple[QueueClass, ...]
+
+
+def parse_link_settings(assignments: Iterable[str]) -> DirectionSpec:
+    """Of "KEY=VALUE", as a topology file has them; what is not named stays None. ConfigError."""
+    return validate(DirectionSpec, _document(LINK_SET, {}, assignments))
+
+
+def parse_policy_args(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """A policy with options "KEY=VALUE", as the controller takes it; a file of one's own is found from here.
+
+    ConfigError.
+    """
+    return validate(
+        PolicySpec, _document(COMMAND_LINE, {"name": resolve_file_names(name, Path())}, assignments)
+    ).to_choice()
+
+
+def changed_directions(
+    now: Settings, link: str, direction: str | None, asked: DirectionSpec, mtu: int, scale: Scale
+) -> dict[tuple[str, str], Direction]:
+    """What the directions concerned become.
+
+    Args:
+        now: All of the network's directions, as they are.
+        link: A link's name; "all": every one.
+        direction: "a_to_b" or "b_to_a"; None: both.
+        asked: What to set anew, in real figures.
+        mtu: The network's, bytes.
+        scale: The network's.
+
+    Raises:
+        ConfigError: For a link or direction that there is not, and for jitter beyond the delay.
+    """
+    if direction not in (*DIRECTIONS, None):
+        raise _wrong("--direction", str(direction), " or ".join(DIRECTIONS))
+    names = sorted({name for name, _ in now})
+    if link not in (ALL, *names):
+        raise _wrong("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
+    changed = {
+        where: change_direction(figures, asked, mtu, scale)
+        for where, figures in now.items()
+        if link in (where[0], ALL) and direction in (where[1], None)
+    }
+    for figures in changed.values():
+        if figures.jitter_s > figures.delay_s:
+            shown = f"{figures.jitter_s:g} s with a delay of {figures.delay_s:g} s"
+            raise ConfigError([Problem(LINK_SET, None, "jitter", shown, "jitter of at most the delay")])
+    return changed
+
+
+def change_link(
+    state: FabricState, link: str, asked: DirectionSpec, direction: str | None = None
+) -> dict[tuple[str, str], Direction]:
+    """Set a link anew, in place: packets on their way keep their times. What its directions are now.
+
+    As root. ConfigError as `changed_directions` has it, FabricError, LinkError.
+    """
+    need_root("changing a link")
+    now, scale = engine_of(state).settings(), Scale(**state.details["scale"])
+    changed = changed_directions(now, link, direction, asked, state.details["mtu"], scale)
+    change_links(state, changed)
+    return changed
+
+
+def with_classes(
+    now: Settings, wan: Iterable[str], classes: tuple[QueueClass, ...]
+) -> dict[tuple[str, str], Direction]:
+    """The directions of these WAN links with a policy's queues; all else of them stays."""
+    concerned = set(wan)
+    return {where: replace(own, classes=classes) for where, own in now.items() if where[0] in concerned}
+
+
+def change_policy(state: FabricState, asked: Mapping[str, Any]) -> PolicyChange:
+    """Put a policy from `parse_policy_args` in force: rules, then queues. If anything is wrong, all stays as it was.
+
+    As root. PolicyError, ControllerError, FabricError, LinkError.
+    """
+    need_root("changing the policy")
+    answer = controller_of(state).set(asked)
+    classes = classes_from_json(answer["classes"])
+    wan = [link["name"] for link in state.details["wan"]]
+    change_links(state, with_classes(engine_of(state).settings(), wan, classes))
+    state.details["policy"] = asked["name"]
+    state.save()
+    return PolicyChange(asked["name"], answer["rules"], answer["changed"], answer["seconds"], classes)
+
+
+def controller_of(state: FabricState) -> ControllerApi:
+    """The interface of a network's controller. FabricError without root, or where there is no controller."""
+    try:
+        return ControllerApi(**json.loads((state.folder / CONTROLLER_FILE).read_text()))
+    except PermissionError:
+        raise FabricError("talking to the controller needs root: run it through sudo") from None
+    except FileNotFoundError:
+        raise FabricError(f"fabric {state.id} has no controller that can be talked to") from None
+
+
+def _document(source: str, data: dict[str, Any], assignments: Iterable[str]) -> Document:
+    document = Document(source, data, {(): Origin(source, None)})
+    for assignment in assignments:
+        key, value = parse_override(assignment, source)
+        document.data[key] = value
+    return document
+
+
+def _wrong(field: str, value: str, expected: str) -> ConfigError:
+    return ConfigError([Problem(COMMAND_LINE, None, field, value, expected)])

@@ -1,0 +1,344 @@
+"""The kernel's state of a network namespace, read over rtnetlink without counters and ages.
+
+A look must cost next to nothing, so messages are only cut, not understood: an object is its key and the bytes that are
+left. What the bytes say is told by `testbed.net.links.state_diff`, and only of objects that differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.net.links.netlink import (
+    ADDRESS,
+    CLASS,
+    FILTER,
+    FORMS,
+    HEADER,
+    LINK,
+    NEIGHBOUR,
+    QDISC,
+    ROUTE,
+    RULE,
+    Netlink,
+    attributes,
+    messages,
+    put,
+)
+from testbed.net.links.netns import network_namespace
+from testbed.net.links.setup import features
+
+FDB, PORT = -NEIGHBOUR, -LINK  # the same messages, of the address family of bridges
+OFFLOADS, PACKET_FILTER = 1, 2  # not of rtnetlink, but of a namespace like the rest
+# RTNLGRP_ of linux/rtnetlink.h: LINK, NEIGH, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE
+GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19)
+EVENT_BUFFER_BYTES = 8 << 20
+ROOT, INGRESS, CLSACT = 0xFFFFFFFF, 0xFFFF0000, (0xFFFFFFF2, 0xFFFFFFF3)
+_AF_BRIDGE = 7
+_ERROR = 2
+_SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
+_CLONED = 0x200
+_PERMANENT, _WHOSE = 0x80, 6  # NUD_PERMANENT; NTF_SELF, NTF_MASTER
+_SOL_NETLINK, _ADD_MEMBERSHIP, _NETLINK_NETFILTER = 270, 1, 12
+_GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
+_ACTION_TIMES_BYTES = 32  # struct tcf_t: when an action was made and used
+Key = tuple[Any, ...]  # the kind, the interface's number (0: none), what else tells it from its like
+State = dict[Key, bytes]
+Rules = Mapping[
+    int, Any
+]  # by an attribute's type: None (leave it out), Rules for what is nested, or what changes it
+
+# Where a kernel wants wide figures at even places it fills up in front of them, by where in an answer they come: so
+# padding is no part of an object. IFLA_PAD, IFLA_BR_PAD, IFLA_BRPORT_PAD, TCA_PAD, TCA_HTB_PAD, TCA_NETEM_PAD
+_LINK_PAD, _BRIDGE_PAD, _PORT_PAD, _TC_PAD, _HTB_PAD, _NETEM_PAD = 42, 40, 26, 9, 8, 9
+_NETEM_HEAD_BYTES = 24  # struct tc_netem_qopt
+# IFLA_BR_TOPOLOGY_CHANGE to IFLA_BR_GC_TIMER, IFLA_BR_FDB_N_LEARNED
+_TIMERS = dict.fromkeys((*range(14, 20), 48, _BRIDGE_PAD))
+# IFLA_BRPORT_TOPOLOGY_CHANGE_ACK to IFLA_BRPORT_HOLD_TIMER, and how many multicast hosts and groups there are
+_PORT_TIMERS = dict.fromkeys((*range(19, 24), 38, 41, _PORT_PAD))
+_INET6 = dict.fromkeys((3, 5, 6))  # statistics, ages
+
+
+def strip_attributes(data: bytes, rules: Rules) -> bytes:
+    """Attributes without those that the rules leave out."""
+    left = []
+    for number, payload in attributes(data):
+        rule = rules.get(number, payload)
+        if rule is None:
+            continue
+        if rule is not payload:
+            payload = strip_attributes(payload, rule) if isinstance(rule, Mapping) else rule(payload)  # noqa: PLW2901
+        left.append(put(number, payload))
+    return b"".join(left)
+
+
+def _htb(payload: bytes) -> bytes:
+    return payload[:16] + bytes(4)  # struct tc_htb_glob: the last field counts packets
+
+
+def _netem(payload: bytes) -> bytes:
+    head, options = payload[:_NETEM_HEAD_BYTES], payload[_NETEM_HEAD_BYTES:]
+    return head + strip_attributes(options, {_NETEM_PAD: None})
+
+
+def _actions(payload: bytes) -> bytes:
+    """A filter's actions without statistics (TCA_ACT_STATS) and without when they were used."""
+    return b"".join(
+        put(number, strip_attributes(action, {4: None, 2: _action})) for number, action in attributes(payload)
+    )
+
+
+def _action(payload: bytes) -> bytes:
+    found = attributes(payload)
+    return b"".join(put(number, part) for number, part in found if len(part) != _ACTION_TIMES_BYTES)
+
+
+def _link_info(payload: bytes) -> bytes:
+    kinds = {number: found.rstrip(b"\0") for number, found in attributes(payload) if number in (1, 4)}
+    rules: dict[int, Any] = {3: None}
+    if kinds.get(1) == b"bridge":
+        rules[2] = _TIMERS
+    if kinds.get(4) == b"bridge":
+        rules[5] = _PORT_TIMERS
+    return strip_attributes(payload, rules)
+
+
+_RUNNING = 0x40  # IFF_RUNNING: comes up to a second late, and follows from IFF_LOWER_UP, which is compared
+# IFLA_ STATS, WIRELESS, OPERSTATE (which comes late, and follows from flags), STATS64, EXT_MASK, PROMISCUITY (it counts
+# who listens), CARRIER_CHANGES, EVENT, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT, ALLMULTI
+_LINK_RULES: Rules = {
+    **dict.fromkeys((7, 11, 16, 23, 29, 30, 35, 44, 47, 48, 61, _LINK_PAD)),
+    12: _PORT_TIMERS,
+    18: _link_info,
+    26: {10: _INET6},
+}
+# TCA_ STATS, XSTATS, FCNT, STATS2, EXT_WARN_MSG, which events on what was asked for carry
+_TC_LEFT_OUT: dict[int, Any] = dict.fromkeys((3, 4, 6, 7, 16, _TC_PAD))
+_FILTER_OPTIONS: dict[bytes, Rules] = {
+    b"u32": {7: _actions, 9: None},
+    b"matchall": {2: _actions, 4: None},
+    b"flower": {3: _actions},
+    b"bpf": {1: _actions},
+    b"basic": {3: _actions, 5: None},
+    b"fw": {4: _actions},
+}
+_AGES = {ADDRESS: {6: None}, ROUTE: {12: None}, RULE: {}, NEIGHBOUR: {3: None, 4: None}}
+IFNAME, IFLA_EVENT, KIND = 3, 44, 1
+_FEATURES = 2  # IFLA_EVENT_FEATURES
+
+
+def parse(kind: int, body: bytes) -> tuple[Key, bytes] | None:
+    """An object's key and what is left of it, from a message of this kind; None for what comes and goes by itself."""
+    form = FORMS[kind]
+    head, rest = form.unpack_from(body), body[form.size :]
+    if kind == LINK:
+        family, hardware, index, flags, _ = head
+        left = form.pack(family, hardware, index, flags & ~_RUNNING, 0) + strip_attributes(rest, _LINK_RULES)
+        return ((PORT if family == _AF_BRIDGE else LINK), index), left
+    if kind in (QDISC, CLASS, FILTER):
+        return _traffic_control(kind, head, rest)
+    if kind == ROUTE and head[8] & _CLONED:
+        return None
+    left = strip_attributes(rest, _AGES[kind])
+    return _address_key(kind, head, dict(attributes(left))), body[: form.size] + left
+
+
+def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -> Key:
+    if kind == ADDRESS:
+        return kind, head[4], head[0], found.get(2, found.get(1)), head[1]
+    if kind == NEIGHBOUR:
+        family, index, _, flags, _ = head
+        if family == _AF_BRIDGE:
+            return FDB, index, found.get(2), found.get(5), flags & _WHOSE
+        return kind, index, family, found.get(1)
+    if kind == ROUTE:
+        index = int.from_bytes(found.get(4, b""), "little")
+        return kind, index, found.get(15), head[0], found.get(1), head[1], head[3], found.get(6)
+    return kind, 0, head[0], found.get(6)
+
+
+def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key, bytes]:
+    family, index, handle, parent, info = head
+    rules = _TC_LEFT_OUT
+    name = next((found.rstrip(b"\0") for number, found in attributes(rest) if number == KIND), b"")
+    key: Key = (kind, index, parent)
+    if kind == QDISC:
+        info = 0  # how many refer to it
+        if name == b"htb":
+            rules = {**rules, 2: {2: _htb}}
+        elif name == b"netem":
+            rules = {**rules, 2: _netem}
+    elif kind == CLASS:
+        key = kind, index, handle
+        rules = {**rules, 2: {_HTB_PAD: None}} if name == b"htb" else rules
+    else:
+        key = kind, index, parent, info, handle
+        rules = {**rules, 2: _FILTER_OPTIONS.get(name, {})}
+    return key, FORMS[kind].pack(family, index, handle, parent, info) + strip_attributes(rest, rules)
+
+
+def is_permanent(kind: int, left: bytes) -> bool:
+    """Whether a neighbour is one that somebody has set, and not one that the kernel has found and will forget."""
+    return kind != NEIGHBOUR or bool(FORMS[NEIGHBOUR].unpack_from(left)[2] & _PERMANENT)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something was made or changed, or deleted (`left` as it was then); offloads: those of an interface changed."""
+
+    key: Key
+    left: bytes
+    deleted: bool
+    offloads: bool = False
+
+
+class Namespace:
+    """Netlink in the network namespace of process `pid` (None: here), open from now on.
+
+    `mine` says of interfaces' names whether they count (None: all); where not all do, neither do rules. OSError.
+    """
+
+    def __init__(self, pid: int | None, mine: Callable[[str], bool] | None = None) -> None:
+        self._mine = mine
+        self.names: dict[int, str] = {}
+        self.bridged = False
+        with network_namespace(pid), contextlib.ExitStack() as stack:
+            self._asker = stack.enter_context(Netlink())
+            self.events = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+            self._filters = None
+            with contextlib.suppress(OSError):
+                self._filters = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+                stack.enter_context(self._filters)
+            self.events.bind((0, 0))
+            with contextlib.suppress(OSError):
+                self.events.setsockopt(socket.SOL_SOCKET, 33, EVENT_BUFFER_BYTES)  # SO_RCVBUFFORCE
+            self.events.setblocking(False)
+            for group in GROUPS:
+                self.events.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            stack.pop_all()
+        self._buffer = bytearray(1 << 17)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for part in (self._asker, self.events, self._filters):
+            if part is not None:
+                part.close()
+
+    def _receive(self, source: socket.socket) -> bytes:
+        size = source.recv_into(self._buffer)
+        return bytes(memoryview(self._buffer)[:size])
+
+    def _of(self, kind: int, body: bytes, into: State) -> None:
+        for message in self._asker.dump(kind, body):
+            parsed = parse(kind, message)
+            if parsed is None or not self._counts(parsed[0]) or not is_permanent(parsed[0][0], parsed[1]):
+                continue
+            key, left = parsed
+            into[key] = into[key] + left if key in into else left
+
+    def _counts(self, key: Key) -> bool:
+        return self._mine is None or (key[1] in self.names and self._mine(self.names[key[1]]))
+
+    def state(self) -> State:
+        """All objects as they are now."""
+        found: State = {}
+        family = FORMS[LINK].pack(0, 0, 0, 0, 0)
+        for message in self._asker.dump(LINK, family + _SKIP_STATISTICS):
+            key, left = parse(LINK, message) or ((), b"")
+            named = dict(attributes(left, 16))
+            self.names[key[1]] = named[IFNAME].rstrip(b"\0").decode()
+            self.bridged = self.bridged or 10 in named  # IFLA_MASTER
+            if self._counts(key):
+                found[key] = left
+        self._of(ADDRESS, FORMS[ADDRESS].pack(0, 0, 0, 0, 0), found)
+        self._of(ROUTE, FORMS[ROUTE].pack(*[0] * 9), found)
+        if self._mine is None:
+            self._of(RULE, FORMS[RULE].pack(*[0] * 9), found)
+        self._of(NEIGHBOUR, FORMS[NEIGHBOUR].pack(0, 0, 0, 0, 0), found)
+        if self.bridged:
+            self._of(LINK, FORMS[LINK].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
+            self._of(NEIGHBOUR, FORMS[NEIGHBOUR].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
+        queues: State = {}
+        self._of(QDISC, FORMS[QDISC].pack(0, 0, 0, 0, 0), queues)
+        found |= queues
+        self._classes_and_filters(queues, found)
+        self._others(found)
+        return found
+
+    def _others(self, found: State) -> None:
+        """What ethtool tells of interfaces, and the number that nftables raises whenever its rules are changed."""
+        for index in [key[1] for key in found if key[0] == LINK]:
+            found[OFFLOADS, index] = self.offloads(index)
+        if self._mine is None and self._filters is not None:
+            with contextlib.suppress(OSError):
+                self._filters.send(HEADER.pack(20, _GET_GENERATION, 1, 0, 0) + bytes(4))
+                for number, _, _, message in messages(self._receive(self._filters)):
+                    generation = dict(attributes(message, 4)) if number != _ERROR else {}
+                    found[PACKET_FILTER, 0] = generation.get(1, b"")
+
+    def _classes_and_filters(self, queues: State, found: State) -> None:
+        """Of the disciplines that may have any; the kernel tells of them by interface only, of filters by parent."""
+        classful: set[int] = set()
+        for key, left in queues.items():
+            _, index, handle, _, _ = FORMS[QDISC].unpack_from(left)
+            kind = next(attributes(left, 20))[1].rstrip(b"\0")
+            if kind in (b"noqueue", b"pfifo", b"bfifo", b"pfifo_fast", b"netem", b"red", b"tbf", b"mq"):
+                continue
+            if kind == b"ingress":
+                parents: tuple[int, ...] = (INGRESS,)
+            elif kind == b"clsact":
+                parents = CLSACT
+            else:
+                classful.add(index)
+                parents = (handle,)
+            for parent in parents:
+                self._of(FILTER, FORMS[FILTER].pack(0, key[1], 0, parent, 0), found)
+        for index in classful:
+            self._of(CLASS, FORMS[CLASS].pack(0, index, 0, 0, 0), found)
+
+    def offloads(self, index: int) -> bytes:
+        """Which of them are on, on an interface; none when it is gone."""
+        try:
+            return features(self._asker, self.names.get(index, ""))
+        except OSError:
+            return b""
+
+    def forget_changes(self) -> None:
+        """What has happened until now is of no interest, were it more than could be kept."""
+        while True:
+            try:
+                self.changes()
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+            else:
+                return
+
+    def changes(self) -> list[Event]:
+        """What has happened since the last call, in order. OSError (ENOBUFS) when it was too much to be kept."""
+        found: list[Event] = []
+        while True:
+            try:
+                data = self._receive(self.events)
+            except BlockingIOError:
+                return found
+            for number, _, _, body in messages(data):
+                kind, deleted = number & ~3, number & 3 == 1
+                if kind not in FORMS or number & 2:
+                    continue
+                parsed = parse(kind, body)
+                if parsed is None:
+                    continue
+                key, left = parsed
+                offloads = False
+                if kind == LINK and key[0] == LINK:
+                    named = dict(attributes(body, 16))
+                    self.names[key[1]] = named[IFNAME].rstrip(b"\0").decode()
+                    offloads = int.from_bytes(named.get(IFLA_EVENT, b""), "little") == _FEATURES
+                if self._counts(key):
+                    found.append(Event(key, left, deleted, offloads))

@@ -1,0 +1,257 @@
+"""Build the guest's kernel: configure, compile, locate its clock, boot it, test every feature."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.net.errors import NoKernelError, VirtualClockError
+from testbed.net.virtual.guest import Guest, GuestSettings
+from testbed.net.virtual.kernel_image import (
+    OLDEST,
+    SECCOMP_SINCE,
+    KernelImage,
+    cache_to_write,
+    find_image,
+    parse_version,
+    recipe,
+    recipe_text,
+)
+from testbed.net.virtual.kernel_source import (
+    GET_SOURCE,
+    PACKAGED,
+    Source,
+    fetch_source,
+    find_source,
+    missing_tools,
+    unpack,
+    version_of,
+)
+
+CLOCK_SYMBOL = "time_travel_time"
+LOG_LINES = 15
+NEEDED_BYTES = 3 << 30
+
+# progress(what is done now, share of it from 0 to 1 or None where that is not known)
+Progress = Callable[[str, float | None], None]
+
+
+def build(
+    given: Path | None, again: bool, progress: Progress, fetch: bool = True
+) -> tuple[KernelImage, bool]:
+    """The image for a source, and whether it was built now.
+
+    Args:
+        given: The source; None: the quickest that this machine can have. That is one from Linux 6.16 on: the
+            distribution's package in /usr/src, or fetched from its archive; else what /usr/src has.
+        again: Build even where there is an image of the same source version and recipe.
+        progress: Called with each phase.
+        fetch: Whether to look in the distribution's archive.
+
+    Raises:
+        VirtualClockError: No source, no tools, or it cannot be built.
+    """
+    if lacking := missing_tools():
+        raise VirtualClockError(
+            f"building the kernel needs: {' '.join(lacking)} (names of Debian's packages)"
+        )
+    cache = cache_to_write()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VirtualClockError(f"{cache}: {error.strerror}; TESTBED_KERNELS names another place") from error
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
+        if given is None and not again and (quick := _built_quick(cache)):
+            return quick, False
+        source = find_source(given) if given else _quickest(Path(scratch), progress, fetch)
+        if not again and (known := _known(source, cache)):
+            return known, False
+        if shutil.disk_usage(cache).free < NEEDED_BYTES:
+            raise VirtualClockError(f"{cache}: building needs {NEEDED_BYTES >> 30} GiB of free space there")
+        return _build(source, Path(scratch), cache, progress), True
+
+
+def _quickest(scratch: Path, progress: Progress, fetch: bool) -> Source:
+    """What /usr/src has, where it is new enough, else what the distribution's archive has. VirtualClockError."""
+    here: Source | None = None
+    with contextlib.suppress(VirtualClockError):
+        here = find_source(None)
+    if here is not None and (parse_version(here.path.name) >= SECCOMP_SINCE or not fetch):
+        return here
+    try:
+        if not fetch:
+            raise VirtualClockError("not looked for in the distribution's archive")
+        return fetch_source(scratch, SECCOMP_SINCE if here else OLDEST, progress)
+    except VirtualClockError as error:
+        if here is None:
+            message = f"no kernel source in {PACKAGED}, and none fetched: {error}"
+            raise VirtualClockError(message, hint=GET_SOURCE) from None
+        progress(f"with {here.path.name}, of which guests are slower: {error}", None)
+        return here
+
+
+def _built_quick(cache: Path) -> KernelImage | None:
+    """A kernel from Linux 6.16 on that was built by today's recipe."""
+    with contextlib.suppress(NoKernelError):
+        image = find_image([cache])
+        if parse_version(image.version) >= SECCOMP_SINCE:
+            return image
+    return None
+
+
+def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
+    objects, result = scratch / "objects", scratch / "result"
+    objects.mkdir()
+    result.mkdir()
+    progress(f"unpacking {source.path.name}", None)
+    tree = unpack(source, scratch)
+    version = version_of(tree)
+    folder = cache / f"{version}-{recipe()}"
+    progress(f"configuring Linux {version}", None)
+    configure(tree, objects)
+    _compile(tree, objects, progress)
+    shutil.copy2(objects / "linux", result / "linux")
+    subprocess.run(["strip", "--strip-debug", str(result / "linux")], check=False, capture_output=True)
+    shutil.copy2(objects / ".config", result / "config")
+    code = scratch / "seeded_random.c"
+    code.write_text(recipe_text("seeded_random.c"))
+    _run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(result / "seeded_random.so"), str(code)], "compiling")
+    address = clock_address(objects / "linux")
+    progress("booting it, trying every feature", None)
+    checked = try_features(KernelImage(result, version, recipe(), address, ()))
+    shutil.rmtree(folder, ignore_errors=True)
+    result.chmod(0o755)
+    result.rename(folder)
+    _note_source(source, folder)
+    image = KernelImage(folder, version, recipe(), address, checked)
+    image.write()
+    return image
+
+
+def configure(tree: Path, objects: Path) -> None:
+    """Write `.config`; VirtualClockError names every promised option that this source cannot give."""
+    wanted = [line for line in recipe_text("kernel.config").splitlines() if line.startswith("CONFIG_")]
+    seed = objects.parent / "wanted.config"
+    seed.write_text("".join(f"{line.replace('=?', '=y')}\n" for line in wanted))
+    _run([*_make(tree, objects), "-s", f"KCONFIG_ALLCONFIG={seed}", "allnoconfig"], "configuring")
+    got = set((objects / ".config").read_text().splitlines())
+    lacking = [line for line in wanted if not line.endswith(("=?", "=n")) and line not in got]
+    if lacking:
+        raise VirtualClockError(
+            f"{tree}: this kernel source cannot be configured with: {', '.join(lacking)}\n"
+            "give another: testbed virtual build --source PATH"
+        )
+
+
+def _compile(tree: Path, objects: Path, progress: Progress) -> None:
+    """Run make, telling how far it is by the objects it names; their number is known from a run that does nothing."""
+    progress("compiling", 0.0)
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    began_s, seen, lines = time.monotonic(), 0, []
+    expected = 1400  # of Linux 7.3 with this recipe; it only paces the bar
+    with subprocess.Popen(
+        [*_make(tree, objects), jobs, "linux"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # another folder each time, which is nothing to a compiler
+        env={**os.environ, "CCACHE_BASEDIR": str(objects.parent), "CCACHE_NOHASHDIR": "1"},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if re.match(r"\s+(CC|AS|LD|AR)\s", line):
+                    seen += 1
+                    progress("compiling", min(0.99, seen / expected))
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        errors = [line for line in lines if "rror" in line] or lines
+        raise VirtualClockError(
+            "the kernel does not compile:\n" + "".join(errors[-LOG_LINES:] + lines[-LOG_LINES:]).rstrip()
+        )
+    progress(f"compiled in {time.monotonic() - began_s:.0f} s", 1.0)
+
+
+def clock_address(kernel: Path) -> int:
+    """Where the kernel's process holds its virtual time."""
+    for line in _run(["nm", str(kernel)], "reading symbols").splitlines():
+        fields = line.split()
+        if fields[-1] == CLOCK_SYMBOL:
+            return int(fields[0], 16)
+    raise VirtualClockError(f"{kernel}: has no symbol {CLOCK_SYMBOL}; was it built with time travel?")
+
+
+def _make(tree: Path, objects: Path) -> list[str]:
+    ccache = ["CC=ccache gcc"] if shutil.which("ccache") else []
+    return ["make", "-C", str(tree), "ARCH=um", f"O={objects}", "KBUILD_BUILD_TIMESTAMP=0", *ccache]
+
+
+def _run(command: list[str], doing: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_LINES:]
+        raise VirtualClockError(f"{doing} failed: {' '.join(command[:2])} ...\n" + "\n".join(said))
+    return done.stdout
+
+
+# An archive's version is inside it, and unpacking takes longer than a start should: what it was is noted beside the
+# image, by the archive's name, size and time.
+def _stamp(source: Source) -> str:
+    status = source.path.stat()
+    return f"{source.path.name} {status.st_size} {status.st_mtime_ns}"
+
+
+def _note_source(source: Source, folder: Path) -> None:
+    if not source.is_tree:
+        (folder / "source").write_text(_stamp(source))
+
+
+def _known(source: Source, cache: Path) -> KernelImage | None:
+    if source.is_tree:
+        return KernelImage.read(cache / f"{version_of(source.path)}-{recipe()}")
+    for note in cache.glob("*/source"):
+        image = KernelImage.read(note.parent)
+        if image is not None and image.recipe == recipe() and note.read_text() == _stamp(source):
+            return image
+    return None
+
+
+PROGRAM = Path(__file__).with_name("features_in_guest.py")
+MEMORY_BYTES = 512 << 20
+TIMEOUT_S = 120.0
+
+
+def try_features(image: KernelImage) -> tuple[str, ...]:
+    """The names of the features, all of which work; VirtualClockError names those that do not, with the reason."""
+    said: list[str] = []
+    complaints: list[str] = []
+    settings = GuestSettings(memory_bytes=MEMORY_BYTES, timeout_s=TIMEOUT_S, open_vswitch=False)
+    guest = Guest(image, settings)
+    command = [sys.executable, "-S", "-E", str(PROGRAM)]
+    ended = guest.run(command, Path("/"), {"TESTBED_UID": str(os.geteuid())}, said.append, complaints.append)
+    try:
+        found: dict[str, str] = json.loads("".join(said))
+    except ValueError:
+        raise VirtualClockError(
+            f"the features could not be tried (status {ended.status}): {''.join(complaints) or ''.join(said)}"
+        ) from None
+    if broken := {name: reason for name, reason in found.items() if reason}:
+        listed = "\n".join(f"  {name}: {reason}" for name, reason in broken.items())
+        raise VirtualClockError(f"the kernel boots, but these features do not work in it:\n{listed}")
+    return tuple(found)
