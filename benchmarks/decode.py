@@ -26,7 +26,7 @@ from testbed.measure.results.decoding_summary import tokens_of
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.path_inputs import routed
 from testbed.prediction.simulation import simulate
-from testbed.spec.presets import preset_transport
+from testbed.spec.overrides import preset_transport
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.spec.units import parse_size

@@ -26,7 +26,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.plan import GroupCollective, JobPlan, Message
-from testbed.workload.plan_traffic import group_traffic
+from testbed.workload.plan_volume import group_traffic
 
 Key = tuple[object, ...]
 Spans = Mapping[tuple[int, int], tuple[float, float]]

@@ -25,7 +25,7 @@ from typing import Any
 from testbed.net.paths import network_of
 from testbed.prediction.simulation import simulate
 from testbed.show.report.svg import Axis, Drawing, standalone
-from testbed.spec.presets import preset_transport
+from testbed.spec.overrides import preset_transport
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.workload.job.endpoint_resolution import modelled_software

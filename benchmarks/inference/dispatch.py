@@ -1,4 +1,4 @@
-"""Waits by the rule that chooses a card, against theory: `python benchmarks/inference/dispatch.py [--runs FOLDER]`.
+"""Waits by the rule that chooses a card, against theory: `PYTHONPATH=. python benchmarks/inference/dispatch.py [--runs FOLDER]`.
 
 By the model, over several seeds, with the standard error over them; with --runs also on packets, a run of each rule of
 scenarios/inference/dispatch.yaml, kept in FOLDER, with the model's figure of the same arrivals beside it.
@@ -15,7 +15,7 @@ from measuring import SCENARIOS, measured, predicted
 
 from testbed.measure.results.serving_result import Serving
 from testbed.spec.scenario import load_scenario
-from testbed.workload.serving.queueing import md1_wait_s, mdc_wait_s
+from tests.queueing import md1_wait_s, mdc_wait_s
 
 SCENARIO, CARDS, SERVICE_S = "dispatch.yaml", 6, 1e-3
 

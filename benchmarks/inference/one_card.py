@@ -1,4 +1,4 @@
-"""One card on packets against M/D/1: `python benchmarks/inference/one_card.py FOLDER`.
+"""One card on packets against M/D/1: `PYTHONPATH=. python benchmarks/inference/one_card.py FOLDER`.
 
 Runs scenarios/inference/one-card.yaml under the virtual clock at two loads, with many seeds, and prints the mean wait
 beside Pollaczek and Khinchine's with its standard error over the runs; what is in FOLDER already is not run again.
@@ -22,7 +22,7 @@ from measuring import measured
 
 from testbed.measure.results.result import Variant
 from testbed.workload.serving import drawn_arrivals
-from testbed.workload.serving.queueing import md1_wait_s, recent_wait_s, recent_waits_s
+from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s
 
 SERVICE_S = 100e-6
 # 80 us of computing and 20 us of launch

@@ -23,8 +23,8 @@ from testbed.comm.transport import Transport, wait_all
 from testbed.spec.scale import UNSCALED
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, wiring_of
-from testbed.workload.job.endpoints import THIS_NAMESPACE, join
+from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoints import THIS_NAMESPACE, join_job
 
 DATA, ANSWER = 1, 2
 TIMEOUT_S = 3000.0
@@ -67,7 +67,7 @@ def main() -> None:
     for number, one in enumerate(asked["sent"]):
         spec = TransportSpec.model_validate(one["transport"])
         # source ports go by the seed, and may not be used again at once
-        wiring = wiring_of(
+        wiring = resolve_endpoints(
             spec,
             UNSCALED,
             topology,
@@ -75,7 +75,7 @@ def main() -> None:
             asked["seed"] + number,
             congestion_control=spec.congestion_control,
         )
-        transport = join(replace(wiring, token=f"messages-{number}"), rank).transport
+        transport = join_job(replace(wiring, token=f"messages-{number}"), rank).transport
         took_s = carry(transport, one["size_bytes"], one["unmeasured"] + one["count"])
         transport.close()
         if rank == 0:

@@ -49,8 +49,8 @@ from testbed.measure.execution.bench_run import BenchOptions, BenchRun, Row
 from testbed.measure.execution.rank_packing import ranks_asked
 from testbed.measure.execution.resolve_backend import choose_network
 from testbed.plugins import registry, short_name
+from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
-from testbed.spec.presets import PRESETS
 from testbed.workload.job.tuning_choice import tuning_of
 
 HEADINGS = (

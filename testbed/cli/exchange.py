@@ -26,7 +26,7 @@ from testbed.show.exchange import (
     log_to_wandb,
     parse_hosts,
 )
-from testbed.spec.file_kinds import load
+from testbed.spec.file_formats import load
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import TopologySpec
 from testbed.spec.units import parse_delay, parse_rate

@@ -34,11 +34,10 @@ from testbed.net.fabric.fabric_state import (
     load_live,
 )
 from testbed.net.fabric.running_fabric import inspect as read_back
-from testbed.spec.formatting import rate_text, size_text, time_text
 from testbed.spec.link_direction import LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
-from testbed.spec.units import format_fraction, format_size
+from testbed.spec.units import format_fraction, format_size, rate_text, size_text, time_text
 
 EVENTS = ("duplicate", "reorder", "corrupt")
 

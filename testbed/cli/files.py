@@ -13,7 +13,7 @@ from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.result import Result
 from testbed.prediction.dry_run import workloads_of
 from testbed.show.report.graph import Form, drawn
-from testbed.spec.file_kinds import json_schema, load
+from testbed.spec.file_formats import json_schema, load
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import TopologySpec

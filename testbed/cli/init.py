@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from testbed.spec.catalogue import shipped
 from testbed.spec.examples import copy_example, header
-from testbed.spec.shipped import shipped
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -22,8 +22,7 @@ from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import Entry, entries, remove, to_prune
 from testbed.net.fabric.fabric_state import FabricState, host_names, link_names, load_all
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.formatting import size_text
-from testbed.spec.units import parse_duration
+from testbed.spec.units import parse_duration, size_text
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of runs.")]
 DAY_S = 86400.0

@@ -22,8 +22,8 @@ from testbed.prediction.step_flops import step_work
 from testbed.show.report.formatting import size_text, time_text
 from testbed.show.report.terminal import print_not_emulated, print_training_steps
 from testbed.show.report.throughput import work_words
-from testbed.spec.base_model import look
-from testbed.spec.presets import preset_changes
+from testbed.spec.base_model import look_up
+from testbed.spec.overrides import preset_changes
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.kinds.trace import ranks_of_trace
@@ -123,7 +123,7 @@ def _preset_words(variant: Scenario) -> str:
     if variant.preset is None:
         return ""
     data = variant.to_data()
-    values = {path: look(data, *path.split(".")) for path, _ in preset_changes(variant.preset, data)}
+    values = {path: look_up(data, *path.split(".")) for path, _ in preset_changes(variant.preset, data)}
     said = [
         f"{path} {', '.join(value) if isinstance(value, list) else value}"
         for path, value in values.items()

@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed.cli.options import FabricOption, JsonOption
 from testbed.net.fabric.fabric_state import find_fabric
 from testbed.net.fabric.flow_trace import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
-from testbed.spec.formatting import time_text
+from testbed.spec.units import time_text
 
 
 def add_commands(app: typer.Typer) -> None:

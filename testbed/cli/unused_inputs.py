@@ -6,12 +6,12 @@ from rich.console import Console
 
 from testbed.errors import BadInput
 from testbed.spec.scenario import Scenario
-from testbed.workload.job.unused_inputs import left_out
+from testbed.workload.job.job import unused_inputs
 
 
 def tell_left_out(scenario: Scenario, strict: bool = False) -> None:
     """Say it line by line, after the files have been found to be right. BadInput where something is, if strict."""
-    found = left_out(scenario)
+    found = unused_inputs(scenario)
     if found and strict:
         hint = "\n".join(f"left out: {what}" for what in found)
         got = f"{len(found)} left out"

@@ -23,9 +23,9 @@ from testbed.spec.catalogue import placements
 from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, ParallelismSpec, ScheduleSpec
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
-from testbed.workload.intra_node import WithinRank
-from testbed.workload.job.hardware import slowdowns_of, slowest_ranks, within_of
-from testbed.workload.job.rank_mapping import leaves_of
+from testbed.workload.intra_node import IntraNodeModel
+from testbed.workload.job.rank_hardware import slowdowns_of, slowest_ranks, within_of
+from testbed.workload.job.rank_placement import leaves_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -252,7 +252,7 @@ class Screener:
             stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None
-        within: Sequence[WithinRank | None] = [None] * len(stages)
+        within: Sequence[IntraNodeModel | None] = [None] * len(stages)
         if of_ranks := within_of(workload, self._hosts, Scale(), mesh):
             first, positions = dict.fromkeys(mesh.order, 0), mesh.outside[PIPELINE]
             firsts = [mesh.rank({**first, PIPELINE: number % positions}) for number in range(len(stages))]
@@ -276,7 +276,7 @@ def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
     return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
-def _stage_work(stage: Stage, shape: _Shape, slower: float, within: WithinRank | None) -> _Work:
+def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeModel | None) -> _Work:
     """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring.
 
     slower: by which factor computing takes longer.

@@ -21,10 +21,16 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.workload.dependency_tracker import waits
-from testbed.workload.job.plan_source import workload_of
-from testbed.workload.job.recorded_trace import Pairs, check_choices, rank_order, recorded_trace, takes
+from testbed.workload.job.job import workload_of
+from testbed.workload.job.recorded_trace import (
+    Pairs,
+    accepts_algorithm,
+    check_choices,
+    rank_order,
+    recorded_trace,
+)
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan_volume import plan_traffic
 
 PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "workload.algorithms"
 
@@ -153,7 +159,7 @@ class RecordedScreener:
             known = traffic.algorithm or str(seen.get("algorithms", self._scenario.algorithms)[0])
         named = seen.get(ALGORITHMS, self._scenario.workload.algorithms) or {}
         asked = seen.get(f"{ALGORITHMS}.{traffic.kind}", named.get(traffic.kind))
-        fits = asked is not None and traffic.collective and takes(traffic.collective, asked)
+        fits = asked is not None and traffic.collective and accepts_algorithm(traffic.collective, asked)
         return str(asked) if fits else known
 
     def _order(self, where: Changes) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from testbed.spec.units import format_size
 from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.fault_resolution import rank_faults_of
+from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.job.kinds import WORKLOADS, is_added, source_of
-from testbed.workload.job.plan_source import Workload, workload_of
 from testbed.workload.job.training import Training
 from testbed.workload.schedules import write_csv
 

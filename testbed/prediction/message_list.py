@@ -11,7 +11,7 @@ from testbed.comm.collectives.registry import PlanRequest, algorithm_of, collect
 from testbed.net.paths.network import Ends
 from testbed.plugins import is_file_name
 from testbed.workload.plan import GroupCollective, JobPlan, Message
-from testbed.workload.plan_traffic import algorithm_taken
+from testbed.workload.plan_volume import algorithm_taken
 
 
 def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from testbed.workload.dependency_tracker import Tracker
+from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.dispatch import Carried, Dispatching, Growing, Sending
 from testbed.workload.plan import JobPlan, Operation
 
@@ -16,7 +16,7 @@ class Simulates(Protocol):
 
     plan: JobPlan
     now_s: float
-    trackers: list[Tracker]
+    trackers: list[DependencyTracker]
 
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
         """Give a rank more to do."""

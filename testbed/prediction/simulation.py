@@ -25,7 +25,7 @@ from testbed.prediction.protocols import MEAN, Key
 from testbed.prediction.serving_result import Served
 from testbed.prediction.symmetry import Folder, Isolated, alone_key, alone_plan, alone_software
 from testbed.prediction.timeline import Stuck, Timeline
-from testbed.workload.dependency_tracker import Tracker, orders_of
+from testbed.workload.dependency_tracker import DependencyTracker, orders_of
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
@@ -56,7 +56,7 @@ def simulate(
     draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
     `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
     collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
-    of this plan are put to. Stuck, NobodyServes.
+    of this plan are put to. Stuck, NoServerError.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends or network.begins else 0
@@ -120,9 +120,9 @@ class _Simulation(Carrying):
         super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
         self.plan = plan
         self.trackers = (
-            list(map(Tracker, plan.ranks, orders_of(plan)))
+            list(map(DependencyTracker, plan.ranks, orders_of(plan)))
             if dispatching is None
-            else [Tracker(list(operations)) for operations in plan.ranks]
+            else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
         self.serving = None if dispatching is None else Served(self, dispatching)
         self.begun = [[0.0] * len(operations) for operations in plan.ranks]

@@ -43,7 +43,7 @@ class Prepared:
     before: Before = NOTHING_BEFORE
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Carry it out. alone: as `simulate` has it. Stuck, NobodyServes."""
+        """Carry it out. alone: as `simulate` has it. Stuck, NoServerError."""
         with gc_disabled():
             return self._play(alone)
 
@@ -119,7 +119,7 @@ _networks: OrderedDict[Hashable, OnNetwork] = OrderedDict()
 
 
 def played(prepared: Prepared) -> Played:
-    """What a step comes to, played if none like it was. Stuck, NobodyServes."""
+    """What a step comes to, played if none like it was. Stuck, NoServerError."""
     like = prepared.likeness
     if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
         return known

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.prediction.closed_form import sequences
 from testbed.spec.scenario import Scenario
 from testbed.spec.workload import DATA_PARALLEL, PARALLEL
-from testbed.workload.job.hardware import slowdowns_of
+from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.models import parameters
 from testbed.workload.stages import layers_of, scores_of
 

@@ -16,7 +16,7 @@ from testbed.comm.transport import Software
 from testbed.net.paths.network import Ends, Members, Network, PartShares, Path
 from testbed.prediction.max_min import fair_rates
 from testbed.workload.plan import GroupCollective, JobPlan, RankPlan
-from testbed.workload.plan_traffic import group_traffic
+from testbed.workload.plan_volume import group_traffic
 
 
 class Isolated(NamedTuple):

@@ -15,7 +15,7 @@ from testbed.workload.plan import (
     COMPUTE,
     Computing,
     GroupCollective,
-    Inside,
+    IntraRankTransfer,
     JobPlan,
     Message,
     Operation,
@@ -83,7 +83,7 @@ class Moves:
         """Whether it goes between buildings, within one, or within its rank."""
         operation = self.plan.ranks[rank][index]
         others = [rank]
-        if isinstance(operation, Inside):
+        if isinstance(operation, IntraRankTransfer):
             return "rank"
         if isinstance(operation, Message):
             others = [operation.peer]
@@ -122,7 +122,7 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
 
 
 def _moves(operation: Operation) -> bool:
-    return isinstance(operation, Inside) or not isinstance(operation, Computing | Pause)
+    return isinstance(operation, IntraRankTransfer) or not isinstance(operation, Computing | Pause)
 
 
 def _book(

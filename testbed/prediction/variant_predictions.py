@@ -12,9 +12,9 @@ from testbed.prediction.calibration import Calibration
 from testbed.prediction.dry_run import check_plan_ends
 from testbed.prediction.request_metrics import served_step, serving_figures
 from testbed.prediction.step_prediction import MOST_PACKETS, prepared
-from testbed.spec.formatting import size_text, time_text
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
+from testbed.spec.units import size_text, time_text
 from testbed.workload.job.job import job_of
 
 

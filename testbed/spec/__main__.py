@@ -8,8 +8,7 @@ import json
 import sys
 
 from testbed.spec.errors import ConfigError
-from testbed.spec.file_kinds import expand, expand_data
-from testbed.spec.reference_docs import reference
+from testbed.spec.file_formats import expand, expand_data, reference
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 

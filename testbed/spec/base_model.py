@@ -92,7 +92,7 @@ def _error(value: str, expected: str) -> PydanticCustomError:
     )
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A mapping with known keys only. Subclasses look at several values together in `raw_checks` and `checks`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -185,7 +185,7 @@ class Strict(BaseModel):
         form = next((item for item in info.metadata if isinstance(item, Form)), None)
         if form is not None:
             return form.write(info.default)
-        return info.default.to_data() if isinstance(info.default, Strict) else info.default
+        return info.default.to_data() if isinstance(info.default, StrictModel) else info.default
 
     def to_data(self) -> dict[str, Any]:
         """The file form as plain data: every default explicit, quantities with units."""
@@ -196,14 +196,14 @@ class Strict(BaseModel):
         return str(yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True))
 
 
-_Model = TypeVar("_Model", bound=Strict)
+_Model = TypeVar("_Model", bound=StrictModel)
 
 
 def _details(error: PydanticCustomError, location: Location, value: object) -> InitErrorDetails:
     return InitErrorDetails(type=error, loc=location, input=value)
 
 
-def inlined_schema(model: type[Strict]) -> JsonSchemaValue:
+def inlined_schema(model: type[StrictModel]) -> JsonSchemaValue:
     """A model's JSON schema that needs no definitions elsewhere, for a field that may also be written otherwise."""
     schema = model.model_json_schema()
     known = schema.pop("$defs", {})
@@ -221,10 +221,10 @@ def inlined_schema(model: type[Strict]) -> JsonSchemaValue:
     return {**inlined(schema), "title": model.__name__}
 
 
-def look(value: Any, *path: str) -> Any:
+def look_up(value: Any, *path: str) -> Any:
     """What lies at `path` in mappings not validated yet, or in models by the keys of files; None if nothing does."""
     for key in path:
-        if isinstance(value, Strict):
+        if isinstance(value, StrictModel):
             name = _fields(type(value)).get(key)
             value = None if name is None else getattr(value, name)
         else:
@@ -233,7 +233,7 @@ def look(value: Any, *path: str) -> Any:
 
 
 @lru_cache(None)
-def _fields(model: type[Strict]) -> Mapping[str, str]:
+def _fields(model: type[StrictModel]) -> Mapping[str, str]:
     """By their keys in files."""
     return dict(zip(model.file_keys(), model.model_fields, strict=True))
 

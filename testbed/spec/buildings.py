@@ -10,16 +10,13 @@ from pydantic import Field, GetJsonSchemaHandler, SerializerFunctionWrapHandler,
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from testbed.spec.base_model import Finding, Strict
-from testbed.spec.hardware import THE_WORKLOADS, Hardware, HardwareSpec, UnlikeHostsSpec
-from testbed.spec.inference_nodes import NodesSpec
+from testbed.spec.base_model import Finding, StrictModel
+from testbed.spec.hardware import UNSET_HARDWARE, Hardware, HardwareSpec, HostHardwareSpec, NicSpec, NodesSpec
 from testbed.spec.link_direction import Direction
-from testbed.spec.nics import NicSpec
-from testbed.spec.pause import PauseSpec
+from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, queue_size
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_rate
 from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, whole
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES, queue_size
 from testbed.spec.yaml_loader import Location
 
 MAX_HOSTS_PER_BUILDING = 2000
@@ -43,7 +40,7 @@ class Host:
     ip: str
     mac: str
     nic: Direction
-    hardware: Hardware = THE_WORKLOADS
+    hardware: Hardware = UNSET_HARDWARE
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ class Building:
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
-class UplinkSpec(Strict):
+class UplinkSpec(StrictModel):
     """Links from a switch to the tier above."""
 
     oversubscription: Ratio = Field(
@@ -151,7 +148,7 @@ class UplinkSpec(Strict):
     )
 
 
-class ClosSpec(Strict):
+class ClosSpec(StrictModel):
     """Tiers of switches in a building: leaves with hosts, spines, one core; every leaf linked to each of its spines.
 
     Which spine a packet takes follows from its destination alone (D-mod-k).
@@ -206,7 +203,7 @@ class BuildingSpec(HardwareSpec):
     region: Name | None = Field(
         default=None, description="Buildings near each other share one; all those without one do, too."
     )
-    unlike: tuple[UnlikeHostsSpec, ...] = Field(
+    unlike: tuple[HostHardwareSpec, ...] = Field(
         default=(), description="Hosts that differ from the others in their card or in what computes in them."
     )
 
@@ -325,7 +322,7 @@ class BuildingSpec(HardwareSpec):
             name for name, end in ends.items() if end.queue_bytes != "auto" or end.pause is not None
         )
 
-    def _unlike(self, number: int) -> UnlikeHostsSpec | None:
+    def _unlike(self, number: int) -> HostHardwareSpec | None:
         return next((entry for entry in self.unlike if number + 1 in entry.hosts), None)
 
     def _nic(self, number: int) -> NicSpec:

@@ -1,10 +1,13 @@
-"""Published models, accelerators, placements, baselines, presets, the model's errors: the data files in `data/`."""
+"""What comes with the testbed: published models, accelerators, placements and presets (`data/`), and named scenarios
+and topologies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -52,3 +55,33 @@ def model_errors() -> Mapping[str, Entry]:
 def _read(name: str) -> Mapping[str, Entry]:
     content: Mapping[str, Entry] = yaml.safe_load(files("testbed").joinpath(f"data/{name}.yaml").read_text())
     return content
+
+
+PACKAGE = Path(__file__).parents[1]
+# in a wheel they are inside the package; in a checkout at its top
+SHIPPED_FOLDER = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent
+KINDS = ("scenarios", "topologies")
+
+
+def locate_file(given: Path | str, kinds: Sequence[str] = KINDS) -> Path:
+    """The file that is meant: the path itself, or, for a name without suffix that is no file here, the shipped one.
+
+    Of the first kind that has it. What is neither is given back as it is.
+    """
+    path = Path(given)
+    if path.suffix != ".yaml" and not path.is_absolute() and not path.exists():
+        for kind in kinds:
+            file = SHIPPED_FOLDER / kind / f"{path}.yaml"
+            if file.is_file():
+                return file
+    return path
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """All of a kind (scenarios, topologies) by name."""
+    return dict(_named(SHIPPED_FOLDER / kind))
+
+
+def _named(folder: Path) -> Iterator[tuple[str, Path]]:
+    for file in sorted(folder.rglob("*.yaml")):
+        yield str(file.relative_to(folder).with_suffix("")), file

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from testbed.spec.base_model import Strict
+from testbed.spec.base_model import StrictModel
 from testbed.spec.control_delays import Control
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.value_types import Duration, TimeoutOrNone
 
 
-class ControlSpec(Strict):
+class ControlSpec(StrictModel):
     """What goes by between a link that is cut and packets that go another way; 0 s makes a part free."""
 
     carrier_down_s: Duration = Field(

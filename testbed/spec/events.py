@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, Strict
+from testbed.spec.base_model import Finding, Form, StrictModel
 from testbed.spec.link_direction import DIRECTIONS
+from testbed.spec.links import DirectionSpec
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import (
     Count,
@@ -24,7 +25,6 @@ from testbed.spec.value_types import (
     choice,
     number,
 )
-from testbed.spec.wan_links import DirectionSpec
 from testbed.spec.yaml_loader import show
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ ACTIONS: Mapping[str, Action] = {
     "rank_slow": Action(RANK, needs=("factor",)),
     "switch_down": Action(SWITCH),
 }
-RANK_LEVEL = ("io_slow", "rank_mismatch", "rank_skip", "rank_slow")
+RANK_EVENTS = ("io_slow", "rank_mismatch", "rank_skip", "rank_slow")
 """What a rank does to itself, at the right moment, since it knows beforehand."""
-KILLS = ("host_kill", "rank_kill")
-CARDS = ("host_kill", "nic_degrade", "nic_down", "nic_loss")
+KILL_EVENTS = ("host_kill", "rank_kill")
+CARD_EVENTS = ("host_kill", "nic_degrade", "nic_down", "nic_loss")
 """What changes a host's card."""
 _EXAMPLES = {
     "set": "{loss: 1 %}",
@@ -90,7 +90,7 @@ def _parse_target(value: object) -> int | str:
 TARGET = Form(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]})
 
 
-class MomentSpec(Strict):
+class MomentSpec(StrictModel):
     """A span of time in which a moment is drawn."""
 
     from_s: Duration = Field(alias="from", description="The earliest moment.")
@@ -102,7 +102,7 @@ class MomentSpec(Strict):
             yield Finding(("to",), format_duration(self.to_s), f"more than {format_duration(self.from_s)}")
 
 
-class Disturbance(Strict):
+class Disturbance(StrictModel):
     """How much an action changes, and for how long; what it is, subclasses say."""
 
     for_s: TimeoutOrNone = Field(

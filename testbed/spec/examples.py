@@ -15,9 +15,9 @@ from pathlib import Path
 import yaml
 
 from testbed.errors import BadInput, did_you_mean
+from testbed.spec.catalogue import shipped
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import load_scenario
-from testbed.spec.shipped import shipped
 
 _COMMENT = re.compile(r"(?:#.*\n)+")
 _ASKS = re.compile(r"[^?]*\?")

@@ -1,30 +1,115 @@
-"""A scenario with other values, by the paths that `--set` takes.
+"""Other values for a scenario: presets, comma-separated lists, and the `KEY=VALUE` of `--set`.
 
-Parts that stay as they are, or are what they were in another one, are not looked at again: a search asks for thousands.
+Parts of a scenario that do not change, or equal those of an earlier one, are not validated again: a search asks for
+thousands.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from testbed.caches import IdentityCache
-from testbed.spec.base_model import Strict, validate
-from testbed.spec.errors import ConfigError
-from testbed.spec.presets import PRESET, preset_changes
-from testbed.spec.yaml_loader import Document, Origin
+from testbed.spec.base_model import StrictModel, look_up, validate
+from testbed.spec.catalogue import presets
+from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.transport import TransportSpec
+from testbed.spec.yaml_loader import OVERRIDES, Document, Origin, parse_override, show
+
+PRESETS = tuple(presets())
+PRESET = "preset"
+
+
+def preset_changes(name: object, data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a preset sets in a scenario's data, by path; nothing where there is no such preset."""
+    entry = presets().get(name) if isinstance(name, str) else None
+    for path, change in (entry or {"changes": {}})["changes"].items():
+        if "needs" not in change or isinstance(look_up(data, *change["needs"].split(".")), Mapping):
+            yield path, copy.deepcopy(change["value"])
+
+
+def preset_transport(name: str) -> TransportSpec:
+    """What a preset says of how ranks talk to each other. ConfigError."""
+    said = apply_preset({PRESET: name})
+    return validate(TransportSpec, Document.of(said["transport"]))
+
+
+def apply_preset(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A scenario's data, not validated yet, with what its preset says of all that it does not say itself."""
+    if PRESET not in data:
+        return data
+    found = copy.deepcopy(dict(data))
+    for path, value in preset_changes(data[PRESET], data):
+        *parents, last = path.split(".")
+        around: Any = found
+        for key in parents:
+            around = around.setdefault(key, {}) if isinstance(around, dict) else None
+        if isinstance(around, dict):
+            around.setdefault(last, value)
+    return found
+
+
+LISTS = ("algorithms", "hosts")  # also where a file has none
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+def split_commas(text: str) -> list[str]:
+    """At commas outside of brackets and quotes."""
+    found, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth -= 1
+        if character == "," and depth == 0 and not quote:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
+
+
+def holds_list(path: str, data: Mapping[str, Any]) -> bool:
+    """Whether a scenario has a list there."""
+    here: Any = data
+    for part in path.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return isinstance(here, list) or path in LISTS
+
+
+def parse_list_override(override: str, document: Document) -> str:
+    """An override whose value is of several, separated by commas, as a list where the document holds one.
+
+    Elsewhere ConfigError, which names the sweep that is likely meant; a file whose name has a comma is a value.
+    """
+    path, value = parse_override(override)
+    parts = [part.strip() for part in split_commas(value)] if isinstance(value, str) else []
+    if len(parts) < 2 or Path(str(value)).exists():
+        return override
+    if holds_list(path, document.data):
+        return f"{path}=[{value}]"
+    asked = f"{path}={value}"
+    quoted = f"'{asked}'" if " " in asked else asked
+    expected = f"one value; several are a sweep: testbed sweep SCENARIO {quoted}"
+    raise ConfigError([Problem(OVERRIDES, None, path, f"{len(parts)} values, {show(value)}", expected)])
+
 
 MOST = 4096  # parts that are remembered of one scenario
 
-Whole = TypeVar("Whole", bound=Strict)
+Whole = TypeVar("Whole", bound=StrictModel)
 ByPart = Mapping[str, Mapping[str, Any]]  # changes by the part that they are in
 
 
-def changed(scenario: Whole, changes: Mapping[str, Any], name: str) -> Whole:
+def apply_changes(scenario: Whole, changes: Mapping[str, Any], name: str) -> Whole:
     """As the scenario is, by itself, but for these changes. ConfigError, which names `name`."""
     asked: dict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in changes.items():
@@ -42,7 +127,7 @@ def changed(scenario: Whole, changes: Mapping[str, Any], name: str) -> Whole:
     return validate(type(scenario), document)
 
 
-def _dumped(model: Strict, without: set[str] | None = None) -> dict[str, Any]:
+def _dumped(model: StrictModel, without: set[str] | None = None) -> dict[str, Any]:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=without)
 
 
@@ -51,10 +136,10 @@ class _Parts(Generic[Whole]):
 
     def __init__(self, scenario: Whole) -> None:
         self.alone = scenario.model_copy(update={"variants": None, "explore": None})
-        self.parts = {key: own for key, own in self.alone if isinstance(own, Strict)}
+        self.parts = {key: own for key, own in self.alone if isinstance(own, StrictModel)}
         self._rest = _dumped(self.alone, set(self.parts))
         self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._known: IdentityCache[Strict] = IdentityCache(MOST)
+        self._known: IdentityCache[StrictModel] = IdentityCache(MOST)
 
     def changed(self, asked: ByPart) -> Whole | None:
         """None where other things change than values in parts, something is wrong, or a preset says more."""
@@ -68,15 +153,15 @@ class _Parts(Generic[Whole]):
         wrong = (*type(found).raw_checks({**self._rest, **self.parts, **made}), *found.checks())
         return None if wrong else found
 
-    def _made(self, part: str, changes: Mapping[str, Any]) -> Strict:
+    def _made(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
         """ValidationError, ConfigError."""
         return self._known.of((), partial(self._make, part, changes), (part, repr(sorted(changes.items()))))
 
-    def _make(self, part: str, changes: Mapping[str, Any]) -> Strict:
+    def _make(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
         document = Document(part, {part: _dumped(self.parts[part])}, {(): Origin(part, None)})
         for path, value in changes.items():
             document.put(path, value)
-        made: Strict = self._adapter(part).validate_python(document.data[part])
+        made: StrictModel = self._adapter(part).validate_python(document.data[part])
         return made
 
     def _adapter(self, part: str) -> TypeAdapter[Any]:

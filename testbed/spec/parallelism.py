@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.algorithms import AUTO, algorithm_schema, expected_algorithm
-from testbed.spec.base_model import Finding, Form, Strict
+from testbed.spec.base_model import Finding, Form, StrictModel
 from testbed.spec.catalogue import placements
-from testbed.spec.fault_tolerance import FaultsSpec
-from testbed.spec.intra_node import WithinRankSpec
+from testbed.spec.hardware import IntraNodeSpec
+from testbed.spec.replicas import FaultsSpec
 from testbed.spec.value_types import (
+    AUTO,
     MAX_DSCP,
     Count,
     CountOrZero,
@@ -23,7 +23,9 @@ from testbed.spec.value_types import (
     Fraction,
     Size,
     SizeOrNone,
+    algorithm_schema,
     choice,
+    expected_algorithm,
     named,
     number,
     whole,
@@ -42,11 +44,11 @@ BY_SPEED = "by_speed"
 EVEN = "even"
 CONSECUTIVE = "consecutive"
 MAPPINGS = (CONSECUTIVE, "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
-WAYS_TO_SHARE = (EVEN, BY_SPEED)
+MICROBATCH_SHARES = (EVEN, BY_SPEED)
 RECEIVES = ("early", "in_order")
 HIERARCHIES = (BUILDINGS, LEAVES) = ("buildings", "leaves")
-TENSOR_WAYS = ("all_reduce", "sequence_parallel", "tree", "overlapped_ring", "overlapped_tree")
-BLOCK_WISE = TENSOR_WAYS[2:]
+TENSOR_PARALLEL_MODES = ("all_reduce", "sequence_parallel", "tree", "overlapped_ring", "overlapped_tree")
+BLOCKWISE_MODES = TENSOR_PARALLEL_MODES[2:]
 
 # the collectives of each dimension; checked once more with what these really are
 COLLECTIVES_OF = {
@@ -91,11 +93,11 @@ def _parse_classes(value: object) -> dict[str, int]:
 
 
 def _parse_shares(value: object) -> str | tuple[int, ...]:
-    if value in WAYS_TO_SHARE:
+    if value in MICROBATCH_SHARES:
         return str(value)
     if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
         return tuple(value)
-    raise ValueError(f"{', '.join(WAYS_TO_SHARE)}, or a list of how many each has, such as [10, 6]")
+    raise ValueError(f"{', '.join(MICROBATCH_SHARES)}, or a list of how many each has, such as [10, 6]")
 
 
 def _parse_collectives(value: object) -> dict[str, str]:
@@ -122,7 +124,7 @@ _SHARES = Form(
     _parse_shares,
     {
         "anyOf": [
-            {"enum": list(WAYS_TO_SHARE)},
+            {"enum": list(MICROBATCH_SHARES)},
             {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
         ]
     },
@@ -144,7 +146,7 @@ _MAPPING = Form(
 )
 
 
-class StragglerSpec(Strict):
+class StragglerSpec(StrictModel):
     """A rank that computes slowly, or a building all of whose ranks do."""
 
     rank: CountOrZero | None = Field(default=None, description="Which rank.")
@@ -160,7 +162,7 @@ class StragglerSpec(Strict):
             yield Finding(("rank",), found, "one of both")
 
 
-class ParallelismSpec(Strict):
+class ParallelismSpec(StrictModel):
     """Degrees of parallelism, under torchtitan's names. Their product is the number of accelerators."""
 
     data_parallel_replicate_degree: Count = Field(default=1, description="Replicas of the model.")
@@ -180,11 +182,11 @@ class ParallelismSpec(Strict):
         description="For how many accelerators a rank stands, the innermost ones of the placement. What they send each "
         "other is not emulated; the run says what it is.",
     )
-    within_rank: WithinRankSpec | None = Field(
+    within_rank: IntraNodeSpec | None = Field(
         default=None,
         description="What that takes, by a formula (`within_rank: {}`); by default nothing.",
     )
-    tensor_communication: Annotated[str, choice("a way", TENSOR_WAYS)] = Field(
+    tensor_communication: Annotated[str, choice("a way", TENSOR_PARALLEL_MODES)] = Field(
         default="all_reduce",
         description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
         "share out the sequence, a reduce-scatter and an all-gather, of as many bytes (sequence_parallel, by an "
@@ -244,7 +246,7 @@ class ParallelismSpec(Strict):
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
-        own, in_blocks = f"{self.tensor_communication} with", self.tensor_communication in BLOCK_WISE
+        own, in_blocks = f"{self.tensor_communication} with", self.tensor_communication in BLOCKWISE_MODES
         for name in ("context_parallel_degree", "expert_parallel_degree") if in_blocks else ():
             if (degree := getattr(self, name)) > 1:
                 yield Finding(("tensor_communication",), f"{own} {name} {degree}", "1, or another way")
@@ -277,7 +279,7 @@ class ParallelismSpec(Strict):
         return self.placement
 
 
-class ScheduleSpec(Strict):
+class ScheduleSpec(StrictModel):
     """In which order each rank of a pipeline computes."""
 
     renamed: ClassVar[Mapping[str, str]] = {"wan_turns": "wan_send_tokens"}
@@ -356,7 +358,7 @@ class ScheduleSpec(Strict):
             yield Finding(("file",), show(self.file), "a CSV file with a line per rank")
 
 
-class StageSpec(Strict):
+class StageSpec(StrictModel):
     """What one stage takes for one microbatch, in place of a model. Of several stages per rank each takes its part."""
 
     forward_s: Duration = Field(alias="forward", description="Forward.")

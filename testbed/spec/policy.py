@@ -10,7 +10,7 @@ from pydantic import Field
 
 from testbed.errors import did_you_mean
 from testbed.plugins import registry, resolve_file_names
-from testbed.spec.base_model import Finding, Form, Strict, inlined_schema
+from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
 from testbed.spec.value_types import (
     OPTIONS,
     CountOrZero,
@@ -26,7 +26,7 @@ from testbed.spec.value_types import (
 _NAME = named("policies")
 
 
-class QueueSpec(Strict):
+class QueueSpec(StrictModel):
     """Packets with some DSCPs, and what they are guaranteed."""
 
     name: Name = Field(description="Name of the class.")
@@ -37,7 +37,7 @@ class QueueSpec(Strict):
     )
 
 
-class LimitSpec(Strict):
+class LimitSpec(StrictModel):
     """Packets with some DSCPs, and the most that they get."""
 
     name: Name = Field(description="Name of the class.")
@@ -45,7 +45,7 @@ class LimitSpec(Strict):
     limit: Share = Field(description="Most of every WAN link's rate.")
 
 
-class JobShareSpec(Strict):
+class JobShareSpec(StrictModel):
     """Hosts that share a guarantee."""
 
     name: Name = Field(description="Name of the job.")
@@ -53,7 +53,7 @@ class JobShareSpec(Strict):
     share: Share = Field(description="Guaranteed part of every WAN link's rate.")
 
 
-class PathSpec(Strict):
+class PathSpec(StrictModel):
     """A path by hand, taken in both directions."""
 
     source: str = Field(alias="from", description="A building or a host.")
@@ -84,7 +84,7 @@ _OVER = Form(_parse_over, lambda: {"enum": _path_policies()})
 DEFAULT_POLICY = "ecmp"  # of scenarios, commands and the Python API: what most networks do
 
 
-class PolicySpec(Strict):
+class PolicySpec(StrictModel):
     """How the network treats the traffic: which paths flows take, what waits for what, what happens when links die."""
 
     name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:NAME.")

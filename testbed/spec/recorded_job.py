@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from testbed.plugins import registry
-from testbed.spec.algorithms import algorithm_schema, expected_algorithm
 from testbed.spec.base_model import Form
 from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
+from testbed.spec.value_types import algorithm_schema, expected_algorithm
 
 AS_RECORDED = "as_recorded"
-WAYS = tuple(way for way in MAPPINGS if way != BY_SPEED)  # computing is as it was recorded, wherever it is
-OF_RECORDED = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
+RECORDED_MAPPINGS = tuple(
+    way for way in MAPPINGS if way != BY_SPEED
+)  # computing is as it was recorded, wherever it is
+RECORDED_JOB_KEYS = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
 
 
 def _parse_placement(value: object) -> tuple[str, ...] | None:
@@ -24,7 +26,7 @@ def _parse_placement(value: object) -> tuple[str, ...] | None:
 
 
 def _parse_mapping(value: object) -> str | tuple[int, ...] | None:
-    return None if value == CONSECUTIVE else parse_mapping(value, WAYS)
+    return None if value == CONSECUTIVE else parse_mapping(value, RECORDED_MAPPINGS)
 
 
 def _parse_algorithms(value: object) -> dict[str, str]:
@@ -43,7 +45,7 @@ PLACEMENT = Form(
 )
 MAPPING = Form(
     _parse_mapping,
-    {"anyOf": [{"enum": list(WAYS)}, {"type": "array", "items": {"type": "integer"}}]},
+    {"anyOf": [{"enum": list(RECORDED_MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
 KIND_ALGORITHMS = Form(

@@ -14,26 +14,23 @@ from pydantic_core import CoreSchema
 
 from testbed.errors import did_you_mean
 from testbed.plugins import disambiguate_names
-from testbed.spec.algorithms import algorithm, names_of
-from testbed.spec.allocation import AllocationSpec
-from testbed.spec.background_traffic import BackgroundTrafficSpec
-from testbed.spec.base_model import Finding, Form, Strict, validate
+from testbed.spec.base_model import Finding, Form, StrictModel, validate
 from testbed.spec.buildings import Host
+from testbed.spec.cluster_sharing import AllocationSpec, BackgroundTrafficSpec
 from testbed.spec.control_plane import ControlSpec
 from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
-from testbed.spec.explore import ExploreSpec
 from testbed.spec.failure_processes import FailureSpec, drawn_events
-from testbed.spec.inference_nodes import free_hosts
+from testbed.spec.hardware import count_free_hosts
 from testbed.spec.keywords import PLANNED
-from testbed.spec.overrides import changed
+from testbed.spec.overrides import PRESETS, apply_changes, apply_preset
 from testbed.spec.policy import DEFAULT_POLICY, Policy, PolicySpec
-from testbed.spec.presets import PRESETS, with_preset
 from testbed.spec.scenario_files import read_scenario
+from testbed.spec.search_space import ExploreSpec
 from testbed.spec.topology import Topology, TopologySpec, expected_host
 from testbed.spec.transport import TransportSpec
 from testbed.spec.units import format_duration, parse_duration
-from testbed.spec.value_types import Count, CountOrZero, Factor, Name, Timeout, choice
+from testbed.spec.value_types import Count, CountOrZero, Factor, Name, Timeout, algorithm, choice, names_of
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show
 
@@ -95,7 +92,7 @@ _VARIANTS = Form(
 WHEN_SLOW, ALWAYS = FLIGHT_KEPT = ("when_slow", "always")
 
 
-class TelemetrySpec(Strict):
+class TelemetrySpec(StrictModel):
     """What is recorded while steps are measured, beside the ranks' own times."""
 
     interval_s: Annotated[float, _INTERVAL] = Field(
@@ -122,7 +119,7 @@ class TelemetrySpec(Strict):
     )
 
 
-class ScaleSpec(Strict):
+class ScaleSpec(StrictModel):
     """The scale model: how the figures of the network that is modelled become those of the one that is built."""
 
     size_scale: Factor = Field(
@@ -137,7 +134,7 @@ class ScaleSpec(Strict):
     )
 
 
-class Scenario(Strict):
+class Scenario(StrictModel):
     """A scenario as written in a file."""
 
     computed = frozenset({"ranks"})
@@ -220,14 +217,14 @@ class Scenario(Strict):
     @classmethod
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """One rank per host unless told otherwise; what a preset says."""
-        data = with_preset(data)
-        hosts = free_hosts(data)
+        data = apply_preset(data)
+        hosts = count_free_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
         """There is a host for every rank."""
-        hosts, ranks = free_hosts(data), data.get("ranks")
+        hosts, ranks = count_free_hosts(data), data.get("ranks")
         if hosts and isinstance(ranks, int) and ranks > hosts:
             whose = "`hosts`" if data.get("hosts") else "the topology"
             yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
@@ -371,7 +368,7 @@ class Scenario(Strict):
 
     def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
         """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
-        return changed(self, changes, name)
+        return apply_changes(self, changes, name)
 
     @property
     def variant_names(self) -> tuple[str, ...]:

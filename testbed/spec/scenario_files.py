@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.plugins import resolve_file_names
-from testbed.spec.base_model import look
+from testbed.spec.base_model import look_up
+from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError
-from testbed.spec.presets import PRESET, preset_changes
-from testbed.spec.shipped import located
+from testbed.spec.overrides import PRESET, parse_list_override, preset_changes
 from testbed.spec.topology import read_topology
-from testbed.spec.value_lists import with_lists
 from testbed.spec.yaml_loader import OVERRIDES, Document, parse_override, read_document, show
 
 
@@ -22,7 +21,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     source: a file, or what one would hold; files that it names are then found from the current folder.
     """
     given = isinstance(source, Mapping)
-    path = Path() if isinstance(source, Mapping) else located(source)
+    path = Path() if isinstance(source, Mapping) else locate_file(source)
     document = Document.of(source) if isinstance(source, Mapping) else read_document(path)
     folder = path.parent
     if "buildings" in document.data and "topology" not in document.data:
@@ -37,7 +36,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
-        file = located(topology, ("topologies",)) if from_command_line else folder / topology
+        file = locate_file(topology, ("topologies",)) if from_command_line else folder / topology
         if not file.is_file():
             expected = f"a topology file; there is no {file}"
             raise ConfigError([document.problem(("topology",), show(topology), expected)])
@@ -47,7 +46,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
         for path_set, value in preset_changes(parse_override(override)[1], document.data):
             document.put(path_set, value)
     for override in parts:
-        document.override(with_lists(override, document))
+        document.override(parse_list_override(override, document))
     _root_files(document.data, Path())
     return document
 
@@ -64,13 +63,13 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
     for where in (data, *changes):
         if not isinstance(where, dict):
             continue
-        for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
+        for schedule in (look_up(where, "workload", "schedule"), where.get("workload.schedule")):
             _root(schedule, "file", folder)
         _root(where, "workload.schedule.file", folder)
         for key in ("tuning", "trace", "chakra"):
             _root(where.get("workload"), key, folder)
             _root(where, f"workload.{key}", folder)
-        _root(look(where, "workload", "inference"), "trace", folder)
+        _root(look_up(where, "workload", "inference"), "trace", folder)
         _root(where, "workload.inference.trace", folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():

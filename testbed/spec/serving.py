@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Strict
+from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.catalogue import models
 from testbed.spec.value_types import (
     ACCELERATOR,
@@ -38,7 +38,7 @@ TURNS, RANDOM, TWO_CHOICES, LEAST_OUTSTANDING = DISPATCHES = (
 )
 
 
-class BatchingSpec(Strict):
+class BatchingSpec(StrictModel):
     """Requests that go to the cards together: a batch is closed at so many, or so long after its first arrived."""
 
     size: Count = Field(default=1, description="Requests in a batch, at most.")
@@ -52,7 +52,7 @@ class BatchingSpec(Strict):
             yield Finding(("wait",), "0 ms", f"some time in which {self.size} requests may come")
 
 
-class RecommendationSpec(Strict):
+class RecommendationSpec(StrictModel):
     """A recommendation model: embedding tables that a request looks entries up in, and layers that multiply."""
 
     tables: CountOrZero = Field(default=96, description="Embedding tables.")
@@ -81,7 +81,7 @@ class RecommendationSpec(Strict):
         return self.pooling_most or 4 * self.pooling
 
 
-class GenerationSpec(Strict):
+class GenerationSpec(StrictModel):
     """A transformer that reads a prompt (prefill) and writes tokens, one after the other (decode)."""
 
     model: Annotated[str, choice("a model", tuple(models()))] = Field(
@@ -110,7 +110,7 @@ class GenerationSpec(Strict):
             )
 
 
-class RetrySpec(Strict):
+class RetrySpec(StrictModel):
     """What is done about an answer that does not come: its batch goes to somebody else, and the first answer counts.
 
     Whoever owes one for so long is avoided until it answers after all.
@@ -122,7 +122,7 @@ class RetrySpec(Strict):
     )
 
 
-class InferenceSpec(Strict):
+class InferenceSpec(StrictModel):
     """Requests that arrive whether or not others are answered, and what answers them."""
 
     arrivals: Annotated[str, choice("arrivals", ARRIVALS)] = Field(

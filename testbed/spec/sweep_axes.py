@@ -15,8 +15,8 @@ import yaml
 
 from testbed.plugins import shorten_names
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.units import converted, number_and_unit, plain, whole_in
-from testbed.spec.value_lists import split_commas
+from testbed.spec.overrides import split_commas
+from testbed.spec.units import convert_unit, number_and_unit, plain, whole_in
 
 WHERE = "command line"
 MOST_AXES = 2
@@ -105,7 +105,7 @@ def _range(path: str, text: str, match: re.Match[str]) -> Axis:
     (first, unit), (last, other) = (
         number_and_unit(match[name]) or (Decimal(), "") for name in ("first", "last")
     )
-    in_unit = converted(last, other, unit)
+    in_unit = convert_unit(last, other, unit)
     if in_unit is None:
         raise _error(
             path, text, f"two ends of one kind; {other or 'a plain number'} is another than {unit or 'none'}"
@@ -159,7 +159,7 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
     numbers: list[float] = []
     unit = quantities[0][1] if quantities[0] else ""
     for quantity in quantities:
-        number = converted(*quantity, unit) if quantity else None
+        number = convert_unit(*quantity, unit) if quantity else None
         if number is None:
             return Axis(path, tuple(values), tuple(shown))
         numbers.append(float(number))

@@ -12,15 +12,15 @@ from pydantic import Field
 
 from testbed.caches import IdentityCache
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Strict, look, validate
+from testbed.spec.base_model import Finding, StrictModel, look_up, validate
 from testbed.spec.buildings import Building, BuildingSpec, Host
+from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError
-from testbed.spec.inference_nodes import hosts_of
+from testbed.spec.hardware import count_hosts
+from testbed.spec.links import WanLink, WanSpec, first_given
 from testbed.spec.scale import UNSCALED, Scale
-from testbed.spec.shipped import located
 from testbed.spec.units import format_size
 from testbed.spec.value_types import BuildingName, Name, whole
-from testbed.spec.wan_links import WanLink, WanSpec, first
 from testbed.spec.yaml_loader import Document, Location, read_document, show
 
 MAX_BUILDINGS = 200
@@ -95,7 +95,7 @@ def mac_address(ip: str) -> str:
     return "02:00:" + ":".join(f"{int(byte):02x}" for byte in ip.split("."))
 
 
-class TopologySpec(Strict):
+class TopologySpec(StrictModel):
     """A topology as written in a file."""
 
     name: Name = Field(description="Name of the topology.")
@@ -116,14 +116,14 @@ class TopologySpec(Strict):
             return
         if len(names) > MAX_BUILDINGS:
             yield Finding(("buildings",), f"{len(names)} buildings", f"at most {MAX_BUILDINGS}")
-        hosts = {name: hosts_of(look(buildings, name)) for name in names}
+        hosts = {name: count_hosts(look_up(buildings, name)) for name in names}
         if all(type(count) is int and count == 0 for count in hosts.values()):
             yield Finding(("buildings",), "no host in any building", "at least one building with hosts")
         yield from _ambiguous_names(hosts)
         wan = data.get("wan", ())
         if not isinstance(wan, Sequence) or isinstance(wan, str):
             return
-        ends = [(look(link, "a"), look(link, "b")) for link in wan]
+        ends = [(look_up(link, "a"), look_up(link, "b")) for link in wan]
         wrong = list(_wrong_ends(names, ends))
         yield from wrong
         if not wrong and all(isinstance(end, str) for pair in ends for end in pair):
@@ -153,7 +153,7 @@ class TopologySpec(Strict):
         for number, link in enumerate(self.wan):
             queues.append((("wan", number, "queue"), link.queue_bytes))
             for direction, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
-                queues.append((("wan", number, direction, "queue"), first(own.queue_bytes, "auto")))
+                queues.append((("wan", number, direction, "queue"), first_given(own.queue_bytes, "auto")))
         for location, queue in queues:
             if queue != "auto" and queue < self.mtu:
                 expected = f"auto, or at least the mtu ({self.mtu} B)"
@@ -269,4 +269,4 @@ def load_topology(source: Path | str | Mapping[str, Any]) -> TopologySpec:
     """Read a topology file, the name of one that comes along, or what one would hold. ConfigError with all problems."""
     if isinstance(source, Mapping):
         return validate(TopologySpec, Document.of(source))
-    return validate(TopologySpec, read_topology(located(source, ("topologies",))))
+    return validate(TopologySpec, read_topology(locate_file(source, ("topologies",))))

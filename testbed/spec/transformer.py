@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, Strict, inlined_schema
+from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
 from testbed.spec.catalogue import models
 from testbed.spec.value_types import Count, CountOrZero
 
 MODELS = tuple(models())
 
 
-class ModelSpec(Strict):
+class ModelSpec(StrictModel):
     """A decoder-only transformer of the Llama 3 kind, or with experts of the Mixtral kind, by its dimensions."""
 
     dim: Count = Field(description="Width of the residual stream.")

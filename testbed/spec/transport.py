@@ -1,4 +1,4 @@
-"""How ranks talk to each other, as a scenario says it."""
+"""How ranks exchange messages: transport, sockets, datagrams and their loss recovery, and what software costs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,186 @@ from pydantic import Field
 
 from testbed.plugins import registry
 from testbed.spec import value_types
-from testbed.spec.base_model import Finding, Form, Strict
+from testbed.spec.base_model import Finding, Form, StrictModel
 from testbed.spec.buildings import Host
-from testbed.spec.datagram import DatagramSpec
 from testbed.spec.keywords import BDP, PLANNED
-from testbed.spec.software_costs import SoftwareCostSpec, StagingSpec
 from testbed.spec.topology import Topology
-from testbed.spec.value_types import DscpsOrNone, Size, Timeout, choice, pattern, whole
+from testbed.spec.value_types import (
+    DscpsOrNone,
+    Duration,
+    DurationOrNone,
+    Flag,
+    Fraction,
+    Size,
+    Timeout,
+    choice,
+    pattern,
+    whole,
+)
+
+RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
+CONTROLS = ("window", "credits", "aimd", "dcqcn", "swift", "none")
+SPRAYS = ("none", "packet")
+GO_BACK_N, PACKET = "go_back_n", "packet"
+MOST_GROUP_PACKETS = 256
+
+Window = Annotated[int | str, value_types.or_word(BDP, value_types.SIZE)]
+
+
+class ErasureSpec(StrictModel):
+    """Groups of packets of recoveries erasure and xor; a group ends with its message, its parity in proportion."""
+
+    data: Annotated[int, whole(1, 255)] = Field(default=32, description="Packets of data in a whole group.")
+    parity: Annotated[int, whole(1, 255)] = Field(default=8, description="Packets of parity for these.")
+
+    def checks(self) -> Iterator[Finding]:
+        """The code has as many symbols as a byte has values."""
+        if self.data + self.parity > MOST_GROUP_PACKETS:
+            yield Finding(
+                ("parity",),
+                f"{self.data} + {self.parity}",
+                f"at most {MOST_GROUP_PACKETS} packets of a group",
+            )
+
+
+class DatagramSpec(StrictModel):
+    """Of `kind: datagram`."""
+
+    recovery: Annotated[str, choice("a recovery", RECOVERIES)] = Field(
+        default="selective_repeat",
+        description="go_back_n: all behind a lost packet is sent again. selective_repeat: what is lost, three round "
+        "trips after it was sent. nack: what is lost, as soon as something sent later has come. erasure: parity goes "
+        "with each group of packets, which mends any `parity` losses of it; xor: one loss in each of `parity` classes; "
+        "what they do not mend is sent again.",
+    )
+    erasure: ErasureSpec = Field(default=ErasureSpec(), description="Groups of recoveries erasure and xor.")
+    control: Annotated[str, choice("a control", CONTROLS)] = Field(
+        default="window",
+        description="What a sender may have under way. window: so many bytes, see `window`. credits: what the receiver "
+        "grants, all senders together at its card's rate. aimd: TCP Reno's window. dcqcn: a rate, by ECN marks. swift: "
+        "a window, by delay. none: whatever the card takes.",
+    )
+    window: Window = Field(
+        default=BDP,
+        description="Of control window. bdp: 1.25 times the product of rate and round trip of the empty path.",
+    )
+    spray: Annotated[str, choice("a spray", SPRAYS)] = Field(
+        default="none",
+        description="packet: each packet takes the next of `paths` source ports, those that lose or mark less often.",
+    )
+    paths: Annotated[int, whole(2, 64)] = Field(default=4, description="Source ports that are sprayed over.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Who takes packets in order only cannot be sprayed at."""
+        if self.recovery == GO_BACK_N and self.spray == PACKET:
+            yield Finding(
+                ("spray",), f"packet with recovery {GO_BACK_N}", "none: its receiver drops what is not next"
+            )
+
+
+POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
+
+
+class RegistrationSpec(StrictModel):
+    """What it takes to register an array with the network card, where messages go straight from and into it."""
+
+    mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = Field(
+        default=POOLED,
+        description="pooled: all memory is, before the job begins. lazy: each array when it is first used, which "
+        "operations wait for.",
+    )
+    least_s: Duration = Field(
+        default=0.1e-3,
+        alias="least",
+        description="Of most arrays, evenly drawn by the scenario's seed, at least.",
+    )
+    most_s: Duration = Field(default=1e-3, alias="most", description="And at most.")
+    rare_s: Duration = Field(default=0.1, alias="rare", description="Of a few.")
+    rare_share: Fraction = Field(default=0.001, description="How many those are, as a share.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Least is no more than most."""
+        if self.least_s > self.most_s:
+            yield Finding(("least",), f"{self.least_s:g} s", f"at most `most`, {self.most_s:g} s")
+
+
+class SoftwareCostSpec(StrictModel):
+    """What messages cost the software of a real host, paid at both ends under the virtual clock only.
+
+    There computing takes no time of its own; under the real clock the ranks' own software costs what it costs.
+    The defaults: half of the 9.6 us that NCCL's own tuning model gives for one hop of a ring over a network with its
+    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All else
+    is nothing unless said; `preset` has figures for it.
+    """
+
+    per_message_s: Duration = Field(
+        default=4.8e-6,
+        alias="per_message",
+        description="For every message, whatever its size; of protocol staged for every chunk. A rank's messages take "
+        "this one after another.",
+    )
+    per_gigabyte_s: Duration = Field(
+        default=2.2e-3, alias="per_gigabyte", description="For every 10^9 real bytes of a message."
+    )
+    copy_per_gigabyte_s: Duration = Field(
+        default=0.0,
+        alias="copy_per_gigabyte",
+        description="As much more where the protocol copies (staged).",
+    )
+    per_note_s: DurationOrNone = Field(
+        default=None,
+        alias="per_note",
+        description="For every note of a protocol, that a buffer is ready or a slot free; default: as per_message.",
+    )
+    handover_s: Duration = Field(
+        default=0.0,
+        alias="handover",
+        description="Until a message is handed over between device and host, while others go on.",
+    )
+    launch_s: Duration = Field(
+        default=0.0,
+        alias="launch",
+        description="For every operation (a collective, one end of a message between two ranks), before it begins: the "
+        "launch of its kernel.",
+    )
+    completion_s: Duration = Field(
+        default=0.0,
+        alias="completion",
+        description="For every operation, from its last message until who waits for it is told.",
+    )
+    synchronisation_s: Duration = Field(
+        default=0.0,
+        alias="synchronisation",
+        description="Before an operation for which the host has to read counts from the device.",
+    )
+    registration: RegistrationSpec = Field(
+        default=RegistrationSpec(),
+        description="Of ranks' arrays, where messages go straight into them (rendezvous).",
+    )
+    sm_cost: Fraction = Field(
+        default=0.0,
+        description="Share of a rank's speed of computing that is lost while one of its operations is under way, where "
+        "the protocol copies (staged): its kernels take part of the accelerator. By either clock.",
+    )
+
+
+class StagingSpec(StrictModel):
+    """The window of protocol staged."""
+
+    chunk_bytes: Size = Field(
+        default=256 * 1024,
+        alias="chunk",
+        description="What a slot holds, in real bytes: of NCCLX's copies 128 to 512 KiB.",
+    )
+    slots: Annotated[int, whole(1, 4096)] = Field(
+        default=8, description="Slots of a message; the receiver says when one is free again."
+    )
+    announced: Flag = Field(
+        default=False,
+        description="Whether they are free only once the receiver waits for the message and has said so, as of NCCL's "
+        "network plugins; else from the beginning.",
+    )
+
 
 STRIPE_MODES = ("dqplb", "spray")
 MAX_SUBFLOWS = 8  # the kernel's own limit
@@ -42,7 +215,7 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
     return "same_zone" if here.clos.zones > 1 and len(zones) == 1 else "same_building"
 
 
-class StripeSpec(Strict):
+class StripeSpec(StrictModel):
     """How messages to peers at one distance are cut into segments and dealt out to connections."""
 
     connections: Annotated[int, whole(1, 255)] = Field(
@@ -66,7 +239,7 @@ class StripeSpec(Strict):
     )
 
 
-class StripesSpec(Strict):
+class StripesSpec(StrictModel):
     """Connections of a striped transport, by how far apart two ranks are."""
 
     same_rack: StripeSpec = Field(default=StripeSpec(connections=1), description="On one leaf switch.")
@@ -99,7 +272,7 @@ _PACING = value_types.or_word(PLANNED, value_types.RATE)
 _BUFFERS = value_types.or_word(BDP, value_types.SIZE)
 
 
-class SocketsSpec(Strict):
+class SocketsSpec(StrictModel):
     """What the sockets of some connections get, at both ends. Without dscp and distance: of all."""
 
     dscp: DscpsOrNone = Field(
@@ -129,7 +302,7 @@ class SocketsSpec(Strict):
             yield Finding((), "nothing", "congestion_control, pacing or buffers")
 
 
-class RdmaSpec(Strict):
+class RdmaSpec(StrictModel):
     """Reliable connections of transport rdma, beside its `stripes`."""
 
     ack_timeout_s: Timeout = Field(
@@ -145,15 +318,15 @@ class RdmaSpec(Strict):
     )
 
 
-class TransportSpec(Strict):
+class TransportSpec(StrictModel):
     """How ranks talk to each other."""
 
     kind: Annotated[str, value_types.named("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
         "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: "
-        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or one of your "
-        "own: docs/how-to/plugins/transports.md.",
+        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or "
+        "one of your own: docs/how-to/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
         default=None, description="What a transport of your own is made with."

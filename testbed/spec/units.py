@@ -1,8 +1,8 @@
-"""Quantities as people write them ("400 Gbit/s", "2.5 ms", "64 MiB", "0.1 %") to SI numbers and back.
+"""Quantities as people write them ("400 Gbit/s", "2.5 ms", "64 MiB", "0.1 %"), converted to SI numbers and back.
 
 Each kind has a parser, which raises ValueError saying what was expected, and a formatter whose text parses back to
-exactly the same number. A number without a unit is refused everywhere except for fractions, which have none.
-Decimal arithmetic keeps "2.5 ms" at the float nearest to 0.0025.
+exactly the same number; the `..._text` functions round for display. A number without a unit is refused everywhere
+except for fractions, which have none. Decimal arithmetic keeps "2.5 ms" at the float nearest to 0.0025.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def number_and_unit(text: str) -> tuple[Decimal, str] | None:
     return Decimal(match[1]), match[2]
 
 
-def converted(number: Decimal, unit: str, other: str) -> Decimal | None:
+def convert_unit(number: Decimal, unit: str, other: str) -> Decimal | None:
     """A quantity in another unit of its kind; None where they are of two kinds."""
     units = next((units for units in _KINDS if unit in units and other in units), None)
     return None if units is None else number * units[unit] / units[other]
@@ -196,3 +196,44 @@ def format_size(size_bytes: int) -> str:
 def format_fraction(fraction: float) -> str:
     """Such as "0.1 %"."""
     return f"{plain(Decimal(repr(fraction)) * 100)} %"
+
+
+def _rounded(value: float, digits: int) -> float:
+    """`value` with that many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def time_text(seconds: float) -> str:
+    """A duration, to four digits."""
+    return format_duration(_rounded(seconds, 4))
+
+
+def rate_text(bits_per_second: float) -> str:
+    """A data rate, to four digits."""
+    return format_rate(_rounded(bits_per_second, 4))
+
+
+def per_second_text(count: float) -> str:
+    """How many a second, to four digits."""
+    rounded = _rounded(count, 4)
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:g}"
+
+
+def size_text(size_bytes: float) -> str:
+    """A number of bytes, to three digits; always decimal, so that figures in a column compare."""
+    rounded = _rounded(size_bytes, 3)
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(rounded) >= factor:
+            return f"{rounded / factor:.4g} {unit}"
+    return f"{rounded:.0f} B"
+
+
+def percent_text(share: float) -> str:
+    """A share of one in percent, to one decimal, or two digits where that would say 0.0."""
+    return format_fraction(round(share, 3) if abs(share) >= 0.001 else _rounded(share, 2))
+
+
+def signed_percent_text(share: float, digits: int = 1) -> str:
+    """By how much something is off, in percent with its sign; what rounds to nothing has none: "0.0 %"."""
+    text = f"{100 * share:+.{digits}f}"
+    return f"{text[1:] if float(text) == 0 else text} %"

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.plugins import OWN_FILE
-from testbed.spec.algorithms import COLLECTIVE, expected_algorithm
-from testbed.spec.base_model import Finding, Strict
+from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.catalogue import accelerators
 from testbed.spec.hardware import Hardware
-from testbed.spec.local_sgd import REDUCED_BITS, OuterSpec
 from testbed.spec.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
-from testbed.spec.recorded_job import KIND_ALGORITHMS, MAPPING, OF_RECORDED, PLACEMENT
+from testbed.spec.recorded_job import KIND_ALGORITHMS, MAPPING, PLACEMENT, RECORDED_JOB_KEYS
+from testbed.spec.replicas import REDUCED_BITS, LocalSgdSpec
 from testbed.spec.serving import InferenceSpec
 from testbed.spec.transformer import MODEL, ModelSpec
 from testbed.spec.value_types import (
     ACCELERATOR,
     ACCELERATORS,
+    COLLECTIVE,
     COMPUTE_DTYPES,
     OPTIONS,
     Count,
@@ -31,6 +31,7 @@ from testbed.spec.value_types import (
     ShareOrNone,
     Size,
     choice,
+    expected_algorithm,
     named,
     pattern,
 )
@@ -42,7 +43,7 @@ ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
 TRACE, CHAKRA, INFERENCE = "trace", "chakra", "inference"
 REPLICATE = "data_parallel_replicate"
-DESCRIBED_BY = {
+WORKLOAD_KEYS = {
     TRACE: ("trace",),
     CHAKRA: ("chakra",),
     INFERENCE: ("inference",),
@@ -52,7 +53,7 @@ DESCRIBED_BY = {
 }
 """Names of workloads that go by keys of their own; the first with one of its keys there is what a file describes."""
 
-OF_OUR_OWN = (
+PLAN_KEYS = (
     *("model", "parallelism", "schedule", "stage", "outer", "training_steps"),
     *("collectives", "exchange", "compute_s"),
 )
@@ -62,7 +63,7 @@ OF_OUR_OWN = (
 _ALGORITHM = rf"[a-z][a-z0-9_]*|{OWN_FILE.pattern}"
 
 
-class CollectiveSpec(Strict):
+class CollectiveSpec(StrictModel):
     """One collective over all ranks."""
 
     collective: Annotated[str, COLLECTIVE] = Field(
@@ -77,7 +78,7 @@ class CollectiveSpec(Strict):
     dscp: Dscp = Field(default=0, description="DSCP of its packets.")
 
 
-class ExchangeSpec(Strict):
+class ExchangeSpec(StrictModel):
     """Small messages that a pipeline of two stages sends, there and back, between the first and the last building."""
 
     messages: Count = Field(description="How many microbatches, one after the other.")
@@ -88,7 +89,7 @@ class ExchangeSpec(Strict):
     dscp: Dscp = Field(default=0, description="DSCP of the packets.")
 
 
-class WorkloadSpec(Strict):
+class WorkloadSpec(StrictModel):
     """A step: data-parallel training of a model, or collectives and messages by themselves.
 
     Collectives are all started at the beginning, in their order; messages go on meanwhile.
@@ -153,7 +154,7 @@ class WorkloadSpec(Strict):
     stage: StageSpec | None = Field(
         default=None, description="What a pipeline's stage takes, in place of a model, with `parallelism`."
     )
-    outer: OuterSpec | None = Field(
+    outer: LocalSgdSpec | None = Field(
         default=None,
         description="What replicas of `parallelism` exchange once in some steps, in place of gradients in every step.",
     )
@@ -234,10 +235,10 @@ class WorkloadSpec(Strict):
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
         if not self.recorded:
-            for key in OF_RECORDED:
+            for key in RECORDED_JOB_KEYS:
                 if getattr(self, key) is not None:
                     yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
-        if self.plan is not None and self.plan not in DESCRIBED_BY:
+        if self.plan is not None and self.plan not in WORKLOAD_KEYS:
             yield from self._beside("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
             yield from self._beside("a trace", "options", "chakra", "inference")
@@ -295,16 +296,16 @@ class WorkloadSpec(Strict):
     def _other_keys(self) -> Finding:
         """A workload is named whose keys are not there."""
         assert self.plan is not None
-        expected = f"it with {' or '.join(DESCRIBED_BY[self.plan])}"
+        expected = f"it with {' or '.join(WORKLOAD_KEYS[self.plan])}"
         return Finding(
             ("plan",), f"{self.plan} with keys of {self.kind_described or 'nothing to do'}", expected
         )
 
     def _beside(self, what: str, *more: str) -> Iterator[Finding]:
         """A plan, or a trace, says all that ranks do."""
-        if self.plan in DESCRIBED_BY and self.plan != self.kind_described:
+        if self.plan in WORKLOAD_KEYS and self.plan != self.kind_described:
             yield self._other_keys()
-        for key in (*OF_OUR_OWN, *more):
+        for key in (*PLAN_KEYS, *more):
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
                 yield Finding((name,), f"{name} beside {what}", "one of both")
@@ -319,7 +320,7 @@ class WorkloadSpec(Strict):
     @property
     def kind_described(self) -> str | None:
         """By the keys that are there, `plan` aside; None where they describe none."""
-        there = (name for name, keys in DESCRIBED_BY.items() if any(getattr(self, key) for key in keys))
+        there = (name for name, keys in WORKLOAD_KEYS.items() if any(getattr(self, key) for key in keys))
         return next(there, None)
 
     @property

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from testbed.spec.catalogue import KINDS, shipped
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.shipped import KINDS, shipped
 
 Location = tuple[Any, ...]  # keys and list positions that lead from the top to a value
 OVERRIDES = "--set"

@@ -11,7 +11,7 @@ from testbed.workload.plan import QUEUE, Computing, JobPlan, Operation, Pause
 from testbed.workload.plan_patterns import Pattern
 
 
-class Order(NamedTuple):
+class DependencyOrder(NamedTuple):
     """How operations of a rank wait for each other. before: what each waits for; later: what waits for each.
 
     following: of each that takes its time whatever else goes on, the one of those that waits for it alone, and that
@@ -43,7 +43,7 @@ def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
     return found
 
 
-def order_of(plan: Sequence[Operation]) -> Order:
+def order_of(plan: Sequence[Operation]) -> DependencyOrder:
     """Of a rank's operations."""
     before = waits(plan)
     later: list[list[int]] = [[] for _ in before]
@@ -55,25 +55,25 @@ def order_of(plan: Sequence[Operation]) -> Order:
         if len(own) == 1 and len(later[own[0]]) == 1 and _is_timed(plan[index]) and _is_timed(plan[own[0]]):
             following[own[0]] = index
     queued = any(stream.startswith(QUEUE) for stream in {operation.stream for operation in plan})
-    return Order(before, later, following, queued)
+    return DependencyOrder(before, later, following, queued)
 
 
 def _is_timed(operation: Operation) -> bool:
     return isinstance(operation, (Computing, Pause)) and not operation.stream.startswith(QUEUE)
 
 
-def orders_of(plan: JobPlan) -> Sequence[Order]:
+def orders_of(plan: JobPlan) -> Sequence[DependencyOrder]:
     """Of all ranks, found once."""
     return [pattern_order(own) for own in plan.alike.patterns]
 
 
-def pattern_order(pattern: Pattern) -> Order:
+def pattern_order(pattern: Pattern) -> DependencyOrder:
     """Of all ranks that go by it, found once."""
     return pattern.remembered("order", lambda: order_of(pattern.operations))
 
 
 @dataclass
-class Tracker:
+class DependencyTracker:
     """What of a rank's plan may start, what is done. order: how its operations wait for each other, if that is known.
 
     before: what each operation waits for. Of a queue's operations one may start at a time; the one before it is known
@@ -81,7 +81,7 @@ class Tracker:
     """
 
     plan: Sequence[Operation]
-    order: Order | None = None
+    order: DependencyOrder | None = None
     ready: list[int] = field(default_factory=list)
     open: int = 0
 

@@ -41,25 +41,25 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Around:
+class IntraNodeTime:
     """Seconds within a rank before and after what a collective does over the network; alone_s: where it has no more."""
 
     before_s: float = 0.0
     after_s: float = 0.0
     alone_s: float = 0.0
 
-    def __add__(self, other: Around) -> Around:
+    def __add__(self, other: IntraNodeTime) -> IntraNodeTime:
         """One after the other."""
-        return Around(
+        return IntraNodeTime(
             self.before_s + other.before_s, self.after_s + other.after_s, self.alone_s + other.alone_s
         )
 
 
-NOTHING = Around()
+NOTHING = IntraNodeTime()
 
 
 @dataclass(frozen=True)
-class WithinRank:
+class IntraNodeModel:
     """Says what collectives take within a rank.
 
     members: by kind of traffic; none of kinds that no rank has inside. shards: of how many accelerators, in all ranks,
@@ -71,7 +71,7 @@ class WithinRank:
     shards: int
     expert_shards: int
 
-    def around(self, kind: str, collective: str, size: float) -> Around:
+    def around(self, kind: str, collective: str, size: float) -> IntraNodeTime:
         """size: bytes of the array of one accelerator, as large as it is where it is whole.
 
         Over the network goes what ranks have together: an all-reduce is a reduce-scatter before, an all-gather after.
@@ -81,13 +81,13 @@ class WithinRank:
             return NOTHING
         if collective.startswith("all_to_all"):
             turn_s = self._exchange_s(own, size)
-            return Around(before_s=turn_s, alone_s=turn_s)
+            return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
         turn_s = self._ring_s(own, size)
         if collective == "all_gather":
-            return Around(after_s=turn_s, alone_s=turn_s)
+            return IntraNodeTime(after_s=turn_s, alone_s=turn_s)
         if collective == "reduce_scatter":
-            return Around(before_s=turn_s, alone_s=turn_s)
-        return Around(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
+            return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
+        return IntraNodeTime(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
 
     def own_bytes(self, dense: float, experts: float) -> float:
         """What an accelerator keeps of a layer's gradients, and replicas reduce. Of an array of all but experts, and of
@@ -118,7 +118,7 @@ class WithinRank:
         return tiers.launch_s + hop_s + max(inner, outer)
 
 
-def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
+def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
     """Of a mesh: a dimension's members are as far apart as those inside of it take. A sequence's share data, too."""
     found: dict[str, Members] = {}
     stride = 1
@@ -137,7 +137,7 @@ def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
     apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, Members(1, 1))
     if sharing.count > apart:
         found[EXPERT_SHARD] = Members(sharing.count // apart, max(1, sharing.together // apart))
-    return WithinRank(tiers, found, shards, max(1, shards // experts))
+    return IntraNodeModel(tiers, found, shards, max(1, shards // experts))
 
 
 def _members(count: int, stride: int, tiers: Tiers, beyond: bool) -> Members:

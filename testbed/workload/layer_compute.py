@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.spec.scale import Scale
-from testbed.workload.operations import COMPUTE, Computing, altered
+from testbed.workload.operations import COMPUTE, Computing, replace_fields
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.stages import Part
 
@@ -66,7 +66,7 @@ class LayerComputing:
         named, known = self._alike[key]
         if action not in known:
             _remembered.count(len(named))
-            made = [altered(like, name=f"{action} layer {number}") for number, like in named]
+            made = [replace_fields(like, name=f"{action} layer {number}") for number, like in named]
             known[action] = tuple(accounted(made, action, kept))
         return known[action]
 
@@ -74,9 +74,9 @@ class LayerComputing:
 def accounted(computing: list[Computing], action: Action, kept: float) -> list[Computing]:
     """All of an action's, with the bytes that it keeps from its beginning, or gives back at its end."""
     if action.kind is Kind.FORWARD:
-        computing[0] = altered(computing[0], holds=kept)
+        computing[0] = replace_fields(computing[0], holds=kept)
     elif action.kind is not Kind.BACKWARD_INPUT:
-        computing[-1] = altered(computing[-1], gives=kept / action.parts)
+        computing[-1] = replace_fields(computing[-1], gives=kept / action.parts)
     return computing
 
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from testbed.comm.collectives import AUTO, collective_of
-from testbed.workload.intra_node import NOTHING, Around
+from testbed.workload.intra_node import NOTHING, IntraNodeTime
 from testbed.workload.layer_compute import LayerComputing, computing_s
 from testbed.workload.local_sgd import WHOLE_BITS
-from testbed.workload.options import Group, Options
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
-from testbed.workload.plan import GroupCollective, Inside, Message, Operation, altered
+from testbed.workload.plan import GroupCollective, IntraRankTransfer, Message, Operation, replace_fields
+from testbed.workload.plan_options import Group, Options
 from testbed.workload.plan_patterns import Chain
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.sequence_parallel import BlockPlanner
@@ -51,7 +51,9 @@ class LayerPlanner:
         self.computed: list[int] = []  # computing so far, in its order
         self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
         self.sharded = FSDP in groups or self.has_inside(SHARD)
-        self._gathers: dict[int, list[tuple[str, float, Around]]] = {}  # of layers, by the numbers of these
+        self._gathers: dict[
+            int, list[tuple[str, float, IntraNodeTime]]
+        ] = {}  # of layers, by the numbers of these
         # that others are alike but for name and turn
         self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
         self.gathered: set[int] = set()  # stages whose parameters are there for the whole step
@@ -109,7 +111,7 @@ class LayerPlanner:
         made = self._computing.layers_of(action, parts, kept)
         self.plan += made
         if after:
-            self.plan[first] = altered(self.plan[first], after=after)
+            self.plan[first] = replace_fields(self.plan[first], after=after)
         if len(parts) > 2:  # the first one waits, the last one may give back what was kept
             durations_s = [computing.duration_s for computing in made[1:-1]]
             self.chains.append(Chain(first + 1, durations_s))
@@ -287,7 +289,7 @@ class LayerPlanner:
         after, self.gate = tuple(self.gate), []
         like = self._computing.like(kind, seconds)
         self.computed.append(len(self.plan))
-        self.plan.append(altered(like, name=name, after=after))
+        self.plan.append(replace_fields(like, name=name, after=after))
 
     def _collective(
         self,
@@ -313,7 +315,7 @@ class LayerPlanner:
         after: tuple[int, ...],
         counts: tuple[int, ...] = (),
         returns: bool = False,
-        inner: Around = NOTHING,
+        inner: IntraNodeTime = NOTHING,
     ) -> int | None:
         """None where the rank is in no such group, or there is nothing to send. inner: what goes on within ranks."""
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
@@ -332,14 +334,14 @@ class LayerPlanner:
             like = self._collectives[key] = GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
-        index = self.add(altered(like, name=name, after=after))
+        index = self.add(replace_fields(like, name=name, after=after))
         within = None if inner is NOTHING else self._inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 
-    def _around(self, kind: str, collective: str, inner: float) -> Around:
+    def _around(self, kind: str, collective: str, inner: float) -> IntraNodeTime:
         return NOTHING if self.within is None else self.within.around(kind, collective, inner)
 
-    def _sharded(self, group: str, collective: str, dense: float, experts: float) -> Around:
+    def _sharded(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
         """Of a layer's arrays, of one accelerator: where no ranks share its experts these go with all else."""
         of_experts = self._around(EXPERT_SHARD, collective, experts)
         if group == EXPERT_SHARD:
@@ -352,7 +354,7 @@ class LayerPlanner:
         if not seconds:
             return None
         duration_s = self.options.scale.emulated_s(seconds)
-        return self.add(Inside(f"{name} within", f"within {kind}", kind, after, duration_s))
+        return self.add(IntraRankTransfer(f"{name} within", f"within {kind}", kind, after, duration_s))
 
     def numel(self, size_bytes: float) -> int:
         """Elements that travel for so many real bytes."""

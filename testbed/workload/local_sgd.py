@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterSchedule:
     """period: steps from one part's exchange to the next one's. overlap: steps that go on meanwhile, up to as many."""
 
     period: int
@@ -58,10 +58,10 @@ class Outer:
         return ("all_reduce", own) if self.added_up else ("all_gather", own * members)
 
 
-def in_a_row(
+def repeat_steps(
     plans: Sequence[RankPlan],
     steps: int,
-    outer: Outer | None = None,
+    outer: OuterSchedule | None = None,
     exchanges: Sequence[GroupCollective | None] = (),
 ) -> list[RankPlan]:
     """All ranks' plans of a step so many times. exchanges: of each rank, at its turns by `outer`."""

@@ -16,8 +16,7 @@ from itertools import permutations
 from testbed.caches import IdentityCache
 from testbed.workload.layer_compute import accounted, computing_s
 from testbed.workload.layers import FSDP, LayerPlanner
-from testbed.workload.local_sgd import in_a_row
-from testbed.workload.options import Group, Options, SendToken
+from testbed.workload.local_sgd import repeat_steps
 from testbed.workload.parallelism import (
     CONTEXT,
     EXPERT,
@@ -28,11 +27,11 @@ from testbed.workload.parallelism import (
     TENSOR,
     Mesh,
 )
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, altered
-from testbed.workload.plan_patterns import Alike, Move, Pattern
-from testbed.workload.rank_symmetry import in_places, likeness, move_of
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, replace_fields
+from testbed.workload.plan_options import Group, Options, SendToken, in_places, likeness, move_of
+from testbed.workload.plan_patterns import Pattern, Relocation, SymmetricPlans
 from testbed.workload.schedules import Action, Kind, Schedule
-from testbed.workload.send_tokens import TakingTurns, turns_of
+from testbed.workload.send_tokens import TokenPattern, turns_of
 from testbed.workload.stages import Part, Stage
 
 # plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
@@ -134,13 +133,13 @@ def _plan(
         for rank in members:
             of_rank[rank][name] = Group(number, members)
     patterns: list[Pattern] = []
-    moves: list[Move | None] = []
+    moves: list[Relocation | None] = []
     exchanges: list[GroupCollective | None] = []
     for rank, (position, which) in enumerate(places):
         line, own = next(line for line in lines[rank] if rank in line), schedules[which]
         planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
         same = likeness(rank, of_rank[rank], options)
-        move: Move | None = None
+        move: Relocation | None = None
         exchange: GroupCollective | None = None
         if same is None or options.outer:
             one = planner(line, of_rank[rank])
@@ -151,13 +150,13 @@ def _plan(
             like = partial(planner, range(len(line)), in_places(of_rank[rank]))
             pattern = _patterns.of((common, own.hashed, position, same), like)
         if turns := tuple(turns_of(rank, lines[rank], options.send_tokens, options.itemsize)):
-            pattern, move = TakingTurns.of(pattern, move, turns), None
+            pattern, move = TokenPattern.of(pattern, move, turns), None
         patterns.append(pattern)
         moves.append(move)
         exchanges.append(exchange)
-    ranks: Sequence[RankPlan] = Alike(patterns, moves)
+    ranks: Sequence[RankPlan] = SymmetricPlans(patterns, moves)
     if options.training_steps > 1 or options.outer:
-        ranks = tuple(in_a_row(ranks, options.training_steps, options.outer, exchanges))
+        ranks = tuple(repeat_steps(ranks, options.training_steps, options.outer, exchanges))
     return JobPlan(ranks, groups, not options.early_receives, options.jitter, options.seed, options.dscps)
 
 
@@ -259,7 +258,9 @@ class _RankPlanner(LayerPlanner):
             )
             like = self._messages[key] = message
         number = source.microbatch
-        return self.add(altered(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number))
+        return self.add(
+            replace_fields(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number)
+        )
 
     def _act(self, action: Action) -> None:
         stage = self.stages[action.stage]

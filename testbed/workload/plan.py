@@ -24,16 +24,16 @@ from testbed.workload.operations import (
     Block,
     Computing,
     GroupCollective,
-    Inside,
+    IntraRankTransfer,
     Message,
     Operation,
     Pause,
     RankPlan,
-    altered,
     operation_document,
     operation_of,
+    replace_fields,
 )
-from testbed.workload.plan_patterns import Alike
+from testbed.workload.plan_patterns import SymmetricPlans
 
 __all__ = [
     "COMPUTE",
@@ -45,16 +45,16 @@ __all__ = [
     "Block",
     "Computing",
     "GroupCollective",
-    "Inside",
+    "IntraRankTransfer",
     "JobPlan",
     "Message",
     "Operation",
     "Pause",
     "RankPlan",
-    "altered",
     "jittered_s",
     "operation_document",
     "operation_of",
+    "replace_fields",
 ]
 
 Known = TypeVar("Known")
@@ -67,7 +67,7 @@ class JobPlan:
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
     buildings: of the ranks; () for one. near: what algorithms go by in their place, as `parallelism.hierarchy` says it;
-    () for buildings. tuning: what collectives go by whose algorithm is "auto". ranks: `Alike` where
+    () for buildings. tuning: what collectives go by whose algorithm is "auto". ranks: `SymmetricPlans` where
     some are known to do the same.
     """
 
@@ -103,9 +103,9 @@ class JobPlan:
         return self.remembered(("using", algorithm), lambda: replace(self, ranks=self.alike.using(algorithm)))
 
     @cached_property
-    def alike(self) -> Alike:
+    def alike(self) -> SymmetricPlans:
         """The ranks, by what they do alike."""
-        return self.ranks if isinstance(self.ranks, Alike) else Alike.of(self.ranks)
+        return self.ranks if isinstance(self.ranks, SymmetricPlans) else SymmetricPlans.of(self.ranks)
 
     def has(self, kind: type[Operation]) -> bool:
         """Whether any rank does such an operation."""

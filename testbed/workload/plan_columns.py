@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_patterns import Pattern, Using, sent_alike
-from testbed.workload.send_tokens import TakingTurns
+from testbed.workload.send_tokens import TokenPattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -69,7 +69,7 @@ class Collectives(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class PlanColumns:
     """patterns: of the plan, each once. rank_pattern: of each rank; rank_first: its first operation among all.
 
     kinds: of collectives. group_calls: how many of each group there are.
@@ -95,7 +95,7 @@ def _likeness(pattern: Pattern) -> int:
 
 def _likeness_of(pattern: Pattern) -> int:
     own = _with_columns(pattern)
-    if isinstance(own, TakingTurns):
+    if isinstance(own, TokenPattern):
         done: Hashable = _likeness(own.plain), own.move, own.turns
     else:
         columns = pattern_columns(own)
@@ -105,7 +105,7 @@ def _likeness_of(pattern: Pattern) -> int:
     return hash((done, *(sent_alike(one) for one, _ in pattern.exchanged)))
 
 
-def columns_of(plan: JobPlan) -> Columns | None:
+def columns_of(plan: JobPlan) -> PlanColumns | None:
     """None where operations are more than computing, pauses, messages and even collectives, or wait in queues."""
     return plan.remembered("columns", lambda: _columns(plan))
 
@@ -120,7 +120,7 @@ def firsts(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
     """Those of one; None as with `columns_of`."""
     own = _with_columns(pattern)
-    made = partial(_of_turns, own) if isinstance(own, TakingTurns) else partial(_of_pattern, own)
+    made = partial(_of_turns, own) if isinstance(own, TokenPattern) else partial(_of_pattern, own)
     return own.remembered("columns", made)
 
 
@@ -226,7 +226,7 @@ def _in_turn(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.in
     return in_turn[:-1][same], in_turn[1:][same]
 
 
-def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
+def _of_turns(pattern: TokenPattern) -> PatternColumns | None:
     plain = pattern_columns(pattern.plain)
     if plain is None:
         return None
@@ -282,7 +282,7 @@ def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
     )
 
 
-def _columns(plan: JobPlan) -> Columns | None:
+def _columns(plan: JobPlan) -> PlanColumns | None:
     numbers: dict[int, int] = {}
     patterns: list[PatternColumns] = []
     for pattern in plan.alike.patterns:
@@ -297,7 +297,7 @@ def _columns(plan: JobPlan) -> Columns | None:
     found = _Found(plan)
     for rank, number in enumerate(rank_pattern):
         found.add(rank, int(rank_first[rank]), patterns[number])
-    return Columns(
+    return PlanColumns(
         tuple(patterns),
         np.array(rank_pattern, dtype=np.int32),
         rank_first,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, overload
 
-from testbed.workload.operations import Block, GroupCollective, Message, Operation, RankPlan, altered
+from testbed.workload.operations import Block, GroupCollective, Message, Operation, RankPlan, replace_fields
 
 Known = TypeVar("Known")
 Kind = TypeVar("Kind", bound=Operation)
@@ -28,7 +28,7 @@ class Chain(NamedTuple):
 
 
 class Pattern:
-    """A rank's operations; where a `Move` goes with them, peers and groups are places in that.
+    """A rank's operations; where a `Relocation` goes with them, peers and groups are places in that.
 
     chains: of them, which need not be looked at one by one; those that are known.
     """
@@ -132,10 +132,10 @@ class Using(Pattern):
         return self.plain.sorts, [(self._named(own), many) for own, many in self.plain.exchanged]
 
     def _named(self, operation: Kind) -> Kind:
-        return altered(operation, algorithm=self.algorithm) if _is_nameless(operation) else operation
+        return replace_fields(operation, algorithm=self.algorithm) if _is_nameless(operation) else operation
 
 
-NOTHING = Pattern(())
+EMPTY_PATTERN = Pattern(())
 
 
 def sent_alike(operation: Operation) -> object:
@@ -159,29 +159,29 @@ def _is_nameless(operation: Operation) -> bool:
     return isinstance(operation, GroupCollective) and not operation.algorithm
 
 
-class Move(NamedTuple):
+class Relocation(NamedTuple):
     """groups: numbers of the plan's, of each of the pattern's; line: likewise ranks, of peers."""
 
     groups: tuple[int, ...]
     line: tuple[int, ...]
 
 
-class Alike(Sequence[RankPlan]):
+class SymmetricPlans(Sequence[RankPlan]):
     """All ranks' plans, which are made as they are asked for. moves: None where a pattern is the rank's own."""
 
-    def __init__(self, patterns: Sequence[Pattern], moves: Sequence[Move | None]) -> None:
+    def __init__(self, patterns: Sequence[Pattern], moves: Sequence[Relocation | None]) -> None:
         self.patterns, self.moves = tuple(patterns), tuple(moves)
         self._made: dict[int, RankPlan] = {}
 
     @classmethod
-    def of(cls, ranks: Sequence[RankPlan]) -> Alike:
+    def of(cls, ranks: Sequence[RankPlan]) -> SymmetricPlans:
         """Of ranks of which nothing is known but what each does."""
-        found = {id(own): Pattern(own) if own else NOTHING for own in ranks}
+        found = {id(own): Pattern(own) if own else EMPTY_PATTERN for own in ranks}
         return cls([found[id(own)] for own in ranks], [None] * len(ranks))
 
-    def using(self, algorithm: str) -> Alike:
+    def using(self, algorithm: str) -> SymmetricPlans:
         """See Pattern."""
-        return Alike([own.using(algorithm) for own in self.patterns], self.moves)
+        return SymmetricPlans([own.using(algorithm) for own in self.patterns], self.moves)
 
     def exchanged(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
         """What other ranks take part in, of those that send the same one, and how many there are."""
@@ -190,7 +190,7 @@ class Alike(Sequence[RankPlan]):
             return own.exchanged
         return own.remembered(
             ("exchanged", move),
-            lambda: [(moved(operation, *move), many) for operation, many in own.exchanged],
+            lambda: [(relocate(operation, *move), many) for operation, many in own.exchanged],
         )
 
     @overload
@@ -209,7 +209,7 @@ class Alike(Sequence[RankPlan]):
             move = self.moves[number]
             assert move is not None
             self._made[number] = tuple(
-                moved(own, *move) if isinstance(own, Message | GroupCollective) else own
+                relocate(own, *move) if isinstance(own, Message | GroupCollective) else own
                 for own in self.patterns[number].operations
             )
         return self._made[number]
@@ -221,16 +221,16 @@ class Alike(Sequence[RankPlan]):
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Alike | tuple) and tuple(self) == tuple(other)
+        return isinstance(other, SymmetricPlans | tuple) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def moved(operation: Shared, groups: NumberOf, line: NumberOf) -> Shared:
+def relocate(operation: Shared, groups: NumberOf, line: NumberOf) -> Shared:
     """The same between others: those that stand at the numbers of its own."""
     if isinstance(operation, GroupCollective):
-        return altered(operation, group=groups[operation.group])
+        return replace_fields(operation, group=groups[operation.group])
     assert isinstance(operation, Message)
     peer = line[operation.peer]
     stream, _, _ = operation.stream.rpartition(" ")
-    return altered(operation, peer=peer, stream=f"{stream} {peer}")
+    return replace_fields(operation, peer=peer, stream=f"{stream} {peer}")

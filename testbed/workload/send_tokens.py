@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.workload.operations import GroupCollective, Message, Operation, Pause, RankPlan, altered
-from testbed.workload.options import SendToken
+from testbed.workload.operations import GroupCollective, Message, Operation, Pause, RankPlan, replace_fields
 from testbed.workload.parallelism import PIPELINE
-from testbed.workload.plan_patterns import Move, Pattern, moved
+from testbed.workload.plan_options import SendToken
+from testbed.workload.plan_patterns import Pattern, Relocation, relocate
 
 TOKEN = "send_token"  # the kind of what passes it on
 
@@ -92,15 +92,15 @@ class Taken(NamedTuple):
     passed: Token | None
 
 
-class TakingTurns(Pattern):
+class TokenPattern(Pattern):
     """What a rank with this move does by a pattern, where it takes these turns. Peers and groups are the plan's."""
 
-    def __init__(self, plain: Pattern, move: Move | None, turns: Sequence[Turn]) -> None:
+    def __init__(self, plain: Pattern, move: Relocation | None, turns: Sequence[Turn]) -> None:
         super().__init__(())
         self.plain, self.move, self.turns = plain, move, tuple(turns)
 
     @classmethod
-    def of(cls, plain: Pattern, move: Move | None, turns: Sequence[Turn]) -> TakingTurns:
+    def of(cls, plain: Pattern, move: Relocation | None, turns: Sequence[Turn]) -> TokenPattern:
         """The same one whenever it is asked for."""
         key = "turns", move, tuple(turns)
         return plain.remembered(key, lambda: cls(plain, move, turns))
@@ -173,15 +173,15 @@ class TakingTurns(Pattern):
         """An operation of the pattern without turns as it is in this one, with what its turn takes."""
         own, at, taken = self.plain.operations[place], self.at, self._by_place.get(place)
         if self.move is not None and isinstance(own, GroupCollective | Message):
-            own = moved(own, *self.move)
-        own = altered(own, after=tuple(at[list(own.after)].tolist()))
+            own = relocate(own, *self.move)
+        own = replace_fields(own, after=tuple(at[list(own.after)].tolist()))
         if taken is None:
             return [own]
         assert isinstance(own, Message)
         turn, here, found = taken.turn, int(at[place]), list[Operation]()
         if taken.waited is not None:
             found.append(turn.end(taken.waited, (), sends=False))
-            own = altered(own, after=(*own.after, here - 1))
+            own = replace_fields(own, after=(*own.after, here - 1))
         name, stream = f"token of {own.name}", f"token {turn.peer}"
         found += [own, Pause(name, stream, TOKEN, own.after, turn.seconds(own))]
         if taken.passed is not None:

@@ -1,13 +1,20 @@
-"""Plans of steps that all ranks do alike: data parallelism alone, or collectives and messages that a workload names.
+"""Plans of steps in which all ranks do the same: data parallelism alone, or collectives and messages.
 
-Collectives are all ranks', each on a stream of its own, and go by the variant's algorithm where they name none.
+Each collective is one of all ranks, on a stream of its own, and uses the variant's algorithm where it names none.
+
+Gradient buckets are those of PyTorch's DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp,
+`Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size`). After its first step DDP assigns parameters in the
+order in which their gradients came, the reverse of their registration in a model that uses its layers in turn.
+Parameters are taken one by one, whole; a bucket is closed once its bytes reach the cap, however far the last one goes
+beyond it. The first bucket has a smaller cap (`dist._DEFAULT_FIRST_BUCKET_BYTES`, 1 MiB), the others `bucket_cap_mb`
+(25 MiB unless the user sets it), so that communication starts early.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,7 +22,6 @@ import numpy as np
 
 from testbed.comm.collectives import AUTO, collective_of
 from testbed.spec.scale import UNSCALED, Scale
-from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import Parameter, parameters
 from testbed.workload.plan import (
     COMPUTE,
@@ -220,3 +226,42 @@ def _exchange(
         back = Message(_EXCHANGE, _EXCHANGE, _EXCHANGE, (), peer, numel, 2 * number + 1, not leads)
         found += [there, *between, back]
     return found
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are reduced together, in the order in which backward finishes them."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def name(self) -> str:
+        """Its first parameter, and its last if it has more than one."""
+        names = [parameter.name for parameter in self.parameters]
+        return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def gradient_buckets(
+    parameters: Sequence[Parameter], itemsize: int, cap_bytes: int, first_cap_bytes: int
+) -> tuple[Bucket, ...]:
+    """Buckets in the order in which backward fills them.
+
+    `parameters` in the order of registration; `itemsize` in bytes per element; a cap holds for the bytes of a bucket.
+    """
+    buckets: list[Bucket] = []
+    filling: list[Parameter] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        filling.append(parameter)
+        filled += parameter.numel * itemsize
+        if filled >= (cap_bytes if buckets else first_cap_bytes):
+            buckets.append(Bucket(tuple(filling)))
+            filling, filled = [], 0
+    if filling:
+        buckets.append(Bucket(tuple(filling)))
+    return tuple(buckets)

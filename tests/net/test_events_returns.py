@@ -23,7 +23,7 @@ from testbed.measure.results.shards import whole
 from testbed.net.fabric.network import Fabric
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
-from testbed.workload.job.endpoints import RankEndpoint, Wiring
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import Computing, JobPlan
 from tests.net.namespaces import namespaces
@@ -37,7 +37,7 @@ ALONE = JobPlan(ranks=((Computing("work", "work", "compute", duration_s=STEP_S),
 
 def job(pid: int, folder: Path) -> JobSpec:
     """One rank that computes, on a host whose namespace process `pid` is in."""
-    wiring = Wiring(
+    wiring = JobEndpoints(
         "token",
         (RankEndpoint(0, "host", 0, "127.0.0.1", pid),),
         seed=1,

@@ -31,8 +31,8 @@ from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.buildings import Building
 from testbed.spec.link_direction import Direction
+from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology, probe_address
-from testbed.spec.wan_links import WanLink
 from tests.net.namespaces import namespaces
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]

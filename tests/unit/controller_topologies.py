@@ -9,8 +9,8 @@ from dataclasses import replace
 from testbed.net.controller.edges import EdgePorts
 from testbed.spec.buildings import Building, Host
 from testbed.spec.link_direction import Direction
+from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology, host_address, mac_address
-from testbed.spec.wan_links import WanLink
 
 Link = tuple[str, str, float] | tuple[str, str, float, float]
 """(building a, building b, delay in seconds from a to b, and from b to a where that differs)."""

@@ -17,11 +17,11 @@ from testbed.contrib.capture.session import Captured, CaptureError, RanksDoNotMa
 from testbed.errors import BadInput
 from testbed.spec.transformer import ModelSpec
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, make_mesh
 from testbed.workload.stages import Sizes, model_stages
 from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.workload.uniform_plans import gradient_buckets
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scenarios" / "captured"

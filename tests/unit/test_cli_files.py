@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.errors import BadInput
 from testbed.prediction.dry_run import dry_runs, schedule_csv
+from testbed.spec.catalogue import locate_file, shipped
 from testbed.spec.errors import ConfigError
 from testbed.spec.examples import copy_example
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
-from testbed.spec.shipped import located, shipped
 from testbed.spec.topology import load_topology
 from testbed.workload.schedules import read_csv
 from testbed.workload.traces import Compute, JobTrace
@@ -37,7 +37,7 @@ def test_what_comes_along_is_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     assert load_topology("two-buildings").name == "two-buildings"
     # a file or a folder here comes first
     (tmp_path / "quickstart").write_text("name: mine\n")
-    assert located("quickstart") == Path("quickstart")
+    assert locate_file("quickstart") == Path("quickstart")
 
 
 def test_a_name_that_is_none_is_answered_with_the_nearest(tmp_path: Path) -> None:

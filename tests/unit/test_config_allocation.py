@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.spec.allocation import AllocationSpec, NoRoom, allocate, busy_hosts
 from testbed.spec.buildings import Host
+from testbed.spec.cluster_sharing import AllocationError, AllocationSpec, allocate, busy_hosts
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import Topology, TopologySpec
@@ -74,10 +74,10 @@ def test_scattered_ranks_go_round_the_racks() -> None:
 
 def test_what_there_is_no_room_for_says_how_much_there_is() -> None:
     with pytest.raises(
-        NoRoom, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are others'"
+        AllocationError, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are others'"
     ):
         given_hosts(12, per_rack=4)  # the shed alone has racks of four
-    with pytest.raises(NoRoom, match="got 29 ranks, expected at most 28"):
+    with pytest.raises(AllocationError, match="got 29 ranks, expected at most 28"):
         given_hosts(29)
 
 
@@ -124,7 +124,7 @@ def test_whatever_is_given_is_as_was_asked_for(
     others = {host.name for host in busy_hosts(TOPOLOGY, spec, seed)}
     try:
         found = allocate(TOPOLOGY, spec, ranks, (), seed)
-    except NoRoom:
+    except AllocationError:
         possible = not any(counts) and ranks <= 28 - len(others)
         assert not possible  # a count, or the hosts themselves, are in the way
         return

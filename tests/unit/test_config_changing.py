@@ -10,8 +10,8 @@ import pytest
 from testbed.prediction.search.evaluation import searched
 from testbed.spec import overrides
 from testbed.spec.errors import ConfigError
-from testbed.spec.explore import ExploreSpec
 from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.search_space import ExploreSpec
 
 EXPLORED = ("dense-70b-region", "moe-region", "recorded-8b-region")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.spec.algorithms import names_of
 from testbed.spec.errors import ConfigError
-from testbed.spec.file_kinds import expand
+from testbed.spec.file_formats import expand
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
+from testbed.spec.value_types import names_of
 
 TOPOLOGY = """\
 name: pair

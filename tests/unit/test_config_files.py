@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from testbed.spec.__main__ import main
 from testbed.spec.buildings import Host
 from testbed.spec.control_delays import INSTANT, Control
-from testbed.spec.file_kinds import describe_kind, expand, expand_data, json_schema
+from testbed.spec.file_formats import describe_kind, expand, expand_data, json_schema
 from testbed.spec.link_direction import Direction
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.spec.catalogue import presets
 from testbed.spec.errors import ConfigError
-from testbed.spec.presets import preset_transport
+from testbed.spec.overrides import preset_transport
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.endpoint_resolution import modelled_software

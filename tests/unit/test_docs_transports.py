@@ -15,8 +15,8 @@ from testbed.contrib.conformance.harness import in_threads
 from testbed.plugins import PluginError
 from testbed.spec.scale import Scale
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import multipath_of, options_of, wiring_of
-from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint, join
+from testbed.workload.job.endpoint_resolution import multipath_of, options_of, resolve_endpoints
+from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint, join_job
 
 REPOSITORY = Path(__file__).parents[2]
 OPTIONS = {"small_bytes": 1000, "wait_s": 0.05}
@@ -33,7 +33,7 @@ def kind(tmp_path: Path) -> str:
 def test_small_messages_overtake_large_ones(kind: str) -> None:
     spec = TransportSpec(kind=kind, options=OPTIONS)
     ends = [RankEndpoint(rank, "here", 0, f"127.78.0.{rank + 1}", THIS_NAMESPACE) for rank in range(2)]
-    wiring = wiring_of(spec, Scale(), None, ends, seed=3)
+    wiring = resolve_endpoints(spec, Scale(), None, ends, seed=3)
     come: list[int] = []
 
     def program(transport: Transport) -> None:
@@ -47,7 +47,7 @@ def test_small_messages_overtake_large_ones(kind: str) -> None:
         wait_all(transport, requests, 10)
 
     def make(rank: int) -> Transport:
-        joined = join(wiring, rank)
+        joined = join_job(wiring, rank)
         assert not isinstance(joined.sockets, Unobserved), "the TCP connections below are seen"
         return joined.transport
 
@@ -66,8 +66,8 @@ def test_its_options_are_scaled_and_checked(kind: str) -> None:
     wrong = TransportSpec(kind=kind, options={**OPTIONS, "hurry": True})
     ends = [RankEndpoint(0, "here", 0, "127.0.0.1", THIS_NAMESPACE)]
     with pytest.raises(PluginError, match=r"patient\.py, line"):
-        wiring_of(TransportSpec(kind=kind, options={"wait_s": 1.0}), Scale(), None, ends, 3)
-    loose = wiring_of(TransportSpec(kind=kind, options=OPTIONS), Scale(), None, ends, 3)
+        resolve_endpoints(TransportSpec(kind=kind, options={"wait_s": 1.0}), Scale(), None, ends, 3)
+    loose = resolve_endpoints(TransportSpec(kind=kind, options=OPTIONS), Scale(), None, ends, 3)
     assert loose.channels(0, 0) == 1
     assert wrong.options is not None
 

@@ -43,9 +43,9 @@ from testbed.prediction.step_prediction import predict
 from testbed.show.report.answer import paired
 from testbed.spec.catalogue import baselines
 from testbed.spec.errors import ConfigError
-from testbed.spec.formatting import time_text
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.units import time_text
 from testbed.workload.job.job import job_of
 from tests.unit.report_run import measured_variant
 

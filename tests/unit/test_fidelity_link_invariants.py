@@ -21,8 +21,8 @@ from testbed.measure.fidelity.link_invariants import (
     settings_in_force,
 )
 from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import WanLink
 
 PLAIN = Direction(1e9, 0.005, 0.0, 0.0, 1_000_000)
 

@@ -17,11 +17,11 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, wiring_of
+from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, resolve_endpoints
 from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
 from testbed.workload.job.traffic_matrix import flows_of, total
 from testbed.workload.plan import Computing, GroupCollective, Message
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.uniform_plans import partners, plan_collectives
 from tests.unit.controller_topologies import edge_ports
 
@@ -34,7 +34,7 @@ def wiring(**transport: object) -> object:
         TOPOLOGY, TOPOLOGY.hosts[:8], dict.fromkeys((host.name for host in TOPOLOGY.hosts), THIS_NAMESPACE)
     )
     spec = TransportSpec.model_validate(transport)
-    return wiring_of(spec, UNSCALED, TOPOLOGY, places, seed=3)
+    return resolve_endpoints(spec, UNSCALED, TOPOLOGY, places, seed=3)
 
 
 def test_a_flow_goes_between_the_port_that_is_dialled_from_and_the_one_that_is_listened_at() -> None:
@@ -65,7 +65,7 @@ def test_a_flow_of_rdma_goes_to_roces_port_either_way_from_a_port_of_each_queue_
 
 def test_ranks_at_one_address_leave_their_ports_to_the_kernel() -> None:
     with loopback_endpoints(4) as places:
-        here = wiring_of(TransportSpec(), UNSCALED, None, places, seed=3)
+        here = resolve_endpoints(TransportSpec(), UNSCALED, None, places, seed=3)
     assert here.source_port(1, 0, ConnectionKey()) == 0
     assert len({place.port for place in places}) == 4
 

@@ -17,8 +17,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.hardware import Hardware
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.job import job_of
-from testbed.workload.job.plan_source import Workload
+from testbed.workload.job.job import Workload, job_of
 from testbed.workload.parallelism import ParallelismError
 from testbed.workload.plan import Computing, GroupCollective
 from testbed.workload.stages import layer_counts

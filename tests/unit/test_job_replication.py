@@ -15,12 +15,11 @@ from testbed.measure.results.shards import cut
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.fault_resolution import across, crossing, reduced
 from testbed.workload.job.job import Job, job_of
-from testbed.workload.job.launch_spec import JobSpec, plan_steps
-from testbed.workload.job.replica_plan import across, crossing, reduced
-from testbed.workload.job.replication import Replication
+from testbed.workload.job.launch_spec import JobSpec, Replication, plan_steps
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_arrays import array_keys
+from testbed.workload.plan_volume import array_keys
 from tests.unit.ranks import in_memory
 
 REPOSITORY = Path(__file__).parents[2]

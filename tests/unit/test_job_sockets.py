@@ -40,9 +40,14 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import Topology, load_topology
 from testbed.spec.transport import SocketsSpec, TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, wiring_of
-from testbed.workload.job.endpoints import LISTEN_PORT, SUBFLOW_PORT, THIS_NAMESPACE, Wiring
-from testbed.workload.job.socket_rules import SocketRules
+from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, resolve_endpoints
+from testbed.workload.job.endpoints import (
+    LISTEN_PORT,
+    SUBFLOW_PORT,
+    THIS_NAMESPACE,
+    JobEndpoints,
+    SocketRules,
+)
 from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -58,10 +63,10 @@ def specs(*entries: dict[str, Any]) -> tuple[SocketsSpec, ...]:
     return TransportSpec.model_validate({"sockets": list(entries)}).sockets
 
 
-def wiring(spec: TransportSpec, rules: SocketRules | None = None) -> Wiring:
+def wiring(spec: TransportSpec, rules: SocketRules | None = None) -> JobEndpoints:
     of = topology()
     places = endpoints_on(of, of.hosts, {host.name: THIS_NAMESPACE for host in of.hosts})
-    return wiring_of(spec, UNSCALED, of, places, seed=3, sockets=rules)
+    return resolve_endpoints(spec, UNSCALED, of, places, seed=3, sockets=rules)
 
 
 def test_of_the_entries_that_fit_the_first_that_says_something_counts_key_by_key() -> None:

@@ -10,15 +10,14 @@ from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import distances_of, options_of
-from testbed.workload.job.endpoints import RankEndpoint, Wiring
-from testbed.workload.job.launch_spec import JobSpec, plan_steps
-from testbed.workload.job.rank_faults import RankFault
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
+from testbed.workload.job.launch_spec import JobSpec, RankFault, plan_steps
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 
 
 def test_a_job_survives_the_way_to_the_launcher() -> None:
     job = JobSpec(
-        wiring=Wiring(
+        wiring=JobEndpoints(
             token="t",
             ranks=(RankEndpoint(0, "east1", 0, "10.0.0.1", 17),),
             seed=3,

@@ -13,8 +13,7 @@ from testbed.prediction.step_prediction import predict
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.job import job_of
-from testbed.workload.job.plan_source import workload_of
+from testbed.workload.job.job import job_of, workload_of
 from testbed.workload.plan import GroupCollective, JobPlan
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios/quickstart.yaml"

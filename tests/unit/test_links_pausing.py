@@ -9,7 +9,7 @@ import pytest
 
 from testbed.net.links.pause import Gate, Ingress, Trail
 from testbed.spec.link_direction import Pause
-from testbed.spec.pause import PauseSpec, turnaround_bytes
+from testbed.spec.links import PauseSpec, turnaround_bytes
 from testbed.spec.scale import UNSCALED, Scale
 from tests.unit.paused_world import FRAME_BYTES, World, direction, frame, link
 

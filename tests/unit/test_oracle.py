@@ -29,7 +29,7 @@ from testbed.show.report.html import write_report
 from testbed.show.report.terminal import print_summary
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.plan_source import Workload, workload_of
+from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.plan import Computing
 from testbed.workload.uniform_plans import uneven_rows
 from tests import oracle

@@ -10,10 +10,9 @@ from testbed.comm.collectives import COLLECTIVES
 from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
-from testbed.workload.job.plan_source import Workload, workload_of
+from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.plan import COMPUTE, GroupCollective, JobPlan, Message
-from testbed.workload.plan_arrays import array_keys, plan_elements, result_elements, room_elements
-from testbed.workload.plan_load import plan_load
+from testbed.workload.plan_volume import array_keys, plan_elements, plan_load, result_elements, room_elements
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

@@ -17,8 +17,8 @@ from testbed.measure.ranks.background import BackgroundTraffic, end
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
-from testbed.workload.job.background import BackgroundHost
 from testbed.workload.job.endpoint_resolution import background_hosts
+from testbed.workload.job.endpoints import BackgroundHost
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = REPOSITORY / "topologies" / "two-buildings-shared.yaml"

@@ -17,7 +17,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import Scale
 from testbed.workload.job.fault_resolution import rank_faults_of
-from testbed.workload.job.rank_faults import RankFault
+from testbed.workload.job.launch_spec import RankFault
 from testbed.workload.plan import Computing, GroupCollective, JobPlan
 from tests.unit.ranks import in_memory, over_tcp
 

@@ -20,12 +20,12 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import load_topology
-from testbed.workload.dependency_tracker import Tracker
+from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.traffic_matrix import total
 from testbed.workload.plan import QUEUE, Computing, JobPlan
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
-from testbed.workload.serving.queueing import (
+from tests.queueing import (
     md1_wait_s,
     mdc_wait_s,
     recent_wait_s,
@@ -171,7 +171,7 @@ def test_a_queue_takes_what_can_begin_first_and_one_at_a_time() -> None:
     other = Computing("other", "beside", "compute")
     late = Computing("late", f"{QUEUE} 0", "compute", after=(0,))
     early = Computing("early", f"{QUEUE} 0", "compute")
-    tracker = Tracker((other, late, early, early))
+    tracker = DependencyTracker((other, late, early, early))
     assert tracker.ready == [0, 2]
     tracker.ready = []
     tracker.done(0)  # what was there before goes first

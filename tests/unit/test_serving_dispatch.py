@@ -27,13 +27,13 @@ from testbed.show.exchange.job_export import exported_job
 from testbed.show.report.requests import serving_words
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
-from testbed.workload.dispatch import Dispatched, Dispatcher, Dispatching, NobodyServes, PieceKey
+from testbed.workload.dispatch import Dispatched, Dispatcher, Dispatching, NoServerError, PieceKey
 from testbed.workload.dispatch.dispatcher import DispatchRules, Server
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.launch_spec import JobSpec
 from testbed.workload.job.traffic_matrix import total
 from testbed.workload.plan import Message, Operation
-from testbed.workload.serving.queueing import md1_wait_s, waits_s
+from tests.queueing import md1_wait_s, waits_s
 from tests.unit.test_serving import RECOMMENDATION, SAMPLES, TABLES, job, sent
 
 SLOW = {**RECOMMENDATION, "tables": 0, "dense_flops": 1e10}
@@ -105,7 +105,7 @@ def test_a_lost_connection_sends_all_that_is_owed_again_and_nobody_left_is_an_en
     assert len(chosen.found.outages) == 1
     chosen.answered(2, 0.7)
     assert not chosen.over
-    with pytest.raises(NobodyServes, match=r"sent 2 times; east1, east4: none that has the model's tables"):
+    with pytest.raises(NoServerError, match=r"sent 2 times; east1, east4: none that has the model's tables"):
         chosen.due(1.6)
 
 

@@ -22,8 +22,8 @@ from testbed.cli.lazy_commands import LazyCommand
 from testbed.cli.main import app
 from testbed.errors import BadInput
 from testbed.show.report.gallery import network_svg, write_gallery
+from testbed.spec.catalogue import shipped
 from testbed.spec.examples import header
-from testbed.spec.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

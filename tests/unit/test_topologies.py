@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology, load_topology
-from testbed.spec.wan_links import WanLink
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 

@@ -18,9 +18,9 @@ from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of
 from testbed.workload.plan import Computing
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.plans import WorkloadRequest
-from testbed.workload.trace_to_plan import plan_trace
+from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.workload.traces.consistency import check_matching
 from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reordered

@@ -25,13 +25,13 @@ from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
 from testbed.net.paths.alpha_beta import bdp_bytes, frame_per_payload
 from testbed.net.paths.hops import Paths
-from testbed.spec import datagram as datagrams
+from testbed.spec import transport as datagrams
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, wiring_of
-from testbed.workload.job.endpoints import Wiring
+from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoints import JobEndpoints
 from testbed.workload.job.traffic_matrix import flows_of
 from tests.unit.ranks import Places
 
@@ -261,7 +261,7 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     ).resolve(Scale())
     spec = TransportSpec.model_validate({"kind": "datagram", "datagram": {"spray": "packet", "paths": 4}})
     hosts = [topology.hosts[0], topology.hosts[-1]]
-    wiring = wiring_of(
+    wiring = resolve_endpoints(
         spec, Scale(), topology, endpoints_on(topology, hosts, {host.name: 1 for host in hosts}), 1
     )
     flows = flows_of(wiring, {(0, 1): 1e6})
@@ -276,7 +276,7 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     product = wiring.round_trips_s[0][1] * wiring.path_bps[0][1] / 8 / frame_per_payload(topology)
     assert wiring.bdp_bytes[0][1] == pytest.approx(product, abs=1)
     assert wiring.port_bps == tuple(host.nic.rate_bps for host in hosts)
-    assert Wiring.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
+    assert JobEndpoints.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
 
 
 @pytest.mark.parametrize(

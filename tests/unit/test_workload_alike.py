@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import load_scenario
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import Parameter, parameters
 from testbed.workload.plan import Computing, GroupCollective, RankPlan
-from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.uniform_plans import plan_collectives, plan_data_parallel
+from testbed.workload.plan_volume import plan_traffic
+from testbed.workload.uniform_plans import gradient_buckets, plan_collectives, plan_data_parallel
 
 MIB = 2**20
 TINY = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "vocab_size": 32}

@@ -19,14 +19,21 @@ from testbed.net.paths import Network
 from testbed.net.paths import Path as Way
 from testbed.prediction.simulation import simulate
 from testbed.spec.errors import ConfigError
-from testbed.workload.job.plan_source import Workload
+from testbed.workload.job.job import Workload
 from testbed.workload.layers import LayerPlanner
-from testbed.workload.options import Group, Options
 from testbed.workload.parallelism import TENSOR, ParallelismError
 from testbed.workload.plan import GATHERED, REDUCED, Block, Computing, JobPlan
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan_options import Group, Options
+from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.schedules import Action, Kind
-from testbed.workload.sequence_blocks import RING, TREE, BlockWise, Exchange, gathering, reducing
+from testbed.workload.sequence_parallel import (
+    RING,
+    TREE,
+    BlockWise,
+    Exchange,
+    gather_exchanges,
+    reduce_exchanges,
+)
 from testbed.workload.stages import Part
 from tests.unit.ranks import in_memory, in_place, over_channels, over_tcp, with_cost
 from tests.unit.test_workload_planning import workload
@@ -67,7 +74,7 @@ def carried_out(exchanges: Sequence[Exchange], held: list[set[int]], *, ordered:
 def test_everybody_gets_every_block_once_in_an_order_that_never_sticks(
     way: str, nodes: Sequence[int]
 ) -> None:
-    exchanges, size = gathering(way, nodes), len(nodes)
+    exchanges, size = gather_exchanges(way, nodes), len(nodes)
     got = carried_out(exchanges, [{own} for own in range(size)], ordered=True)
     for own, exchange in enumerate(exchanges):
         assert sorted([own, *got[own]]) == sorted(exchange.order) == list(range(size))
@@ -79,7 +86,7 @@ def test_everybody_gets_every_block_once_in_an_order_that_never_sticks(
 def test_partial_sums_go_the_same_ways_backwards_and_have_places_of_their_own(
     way: str, nodes: Sequence[int]
 ) -> None:
-    there, back, size = gathering(way, nodes), reducing(way, nodes), len(nodes)
+    there, back, size = gather_exchanges(way, nodes), reduce_exchanges(way, nodes), len(nodes)
     if way == TREE:
         forth = Counter((own, hop.peer, hop.block) for own, part in enumerate(there) for hop in part.sends)
         assert forth == Counter(
@@ -98,14 +105,14 @@ def test_a_tree_crosses_once_per_block_and_a_ring_with_all_but_one() -> None:
     crossing = {
         way: sum(
             nodes[own] != nodes[hop.peer]
-            for own, part in enumerate(gathering(way, nodes))
+            for own, part in enumerate(gather_exchanges(way, nodes))
             for hop in part.sends
         )
         for way in (RING, TREE)
     }
     assert crossing == {RING: 2 * 7, TREE: 2 * 4}
     with pytest.raises(ParallelismError, match="over nodes of 2, 1, expected as many on each node"):
-        gathering(TREE, (0, 0, 1))
+        gather_exchanges(TREE, (0, 0, 1))
 
 
 def test_many_small_products_take_longer_than_one() -> None:

@@ -14,11 +14,10 @@ from testbed.prediction.simulation import simulate
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
-from testbed.workload.job.job import job_of
+from testbed.workload.job.job import Workload, job_of
 from testbed.workload.job.kinds.decode import routed, shares_of
-from testbed.workload.job.plan_source import Workload
 from testbed.workload.plan import GroupCollective, Pause
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan_volume import plan_traffic
 
 RANKS, BATCH, ROW = 4, 8, 64
 

@@ -22,17 +22,16 @@ from testbed.workload.schedules import (
     Costs,
     Kind,
     ScheduleRequest,
-    Searched,
+    SearchResult,
     check_orders,
     make_schedule,
     read_csv,
     schedule_cache,
 )
-from testbed.workload.schedules.action_times import carried_out, most_alive
+from testbed.workload.schedules.action_times import peak_activations, time_orders
 from testbed.workload.schedules.base import SCHEDULES
-from testbed.workload.schedules.cp_sat import Shop
-from testbed.workload.schedules.lower_bound import shortest_s
-from testbed.workload.schedules.optimal_search import optimum, room_of
+from testbed.workload.schedules.cp_sat import JobShop
+from testbed.workload.schedules.optimal_search import optimum, room_of, shortest_s
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -45,7 +44,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "schedules"
 
 
-def searched(costs: Costs, ranks: int, microbatches: int, memory: float = 1.0) -> Searched:
+def searched(costs: Costs, ranks: int, microbatches: int, memory: float = 1.0) -> SearchResult:
     request = ScheduleRequest(ranks, microbatches, 1, memory, costs, effort=2.0)
     return optimum(request, request.loop)
 
@@ -81,10 +80,10 @@ def test_nothing_that_can_be_tried_is_quicker(costs: Costs, memory: float) -> No
     request = ScheduleRequest(2, 2, 1, memory, costs)
     room, best_s = room_of(request), float("inf")
     fitting = [
-        [order for order in every_order([rank], 2) if most_alive([order]) <= room] for rank in range(2)
+        [order for order in every_order([rank], 2) if peak_activations([order]) <= room] for rank in range(2)
     ]
     for orders in itertools.product(*fitting):
-        timed = carried_out([0, 1], orders, costs)
+        timed = time_orders([0, 1], orders, costs)
         if timed is not None:
             best_s = min(best_s, timed.step_s)
     found = searched(costs, 2, 2, memory)
@@ -109,8 +108,8 @@ def test_it_is_whole_within_memory_and_no_slower_than_what_is_known(
     owners = request.loop if chunks == 1 else request.there_and_back
     found = optimum(request, owners)
     assert check_orders(found.orders, microbatches) == tuple(owners)
-    assert most_alive(found.orders) <= room_of(request)
-    timed = carried_out(owners, found.orders, costs)
+    assert peak_activations(found.orders) <= room_of(request)
+    timed = time_orders(owners, found.orders, costs)
     assert timed is not None
     assert timed.step_s == pytest.approx(found.step_s)
     assert found.bound_s <= found.step_s <= min(step_s for _, step_s in found.known)
@@ -124,7 +123,7 @@ def test_a_schedule_by_other_costs_is_a_place_to_begin() -> None:
     waves = {}
     for costs in (all_hops, far_alone):
         wave = make_schedule("CrossWave", 8, 16, costs, memory=2.0)
-        timed = carried_out(wave.owners, wave.orders, all_hops)
+        timed = time_orders(wave.owners, wave.orders, all_hops)
         assert timed is not None
         waves[costs] = timed.step_s
     request = ScheduleRequest(8, 16, 2, 2.0, all_hops, effort=0.1, named=far_alone)
@@ -148,7 +147,7 @@ def test_a_long_step_is_searched_window_by_window() -> None:
     found = optimum(request, request.loop)
     assert 3 * ranks * microbatches > 1000
     assert check_orders(found.orders, microbatches) == tuple(request.loop)
-    assert most_alive(found.orders) <= room_of(request)
+    assert peak_activations(found.orders) <= room_of(request)
     assert found.bound_s <= found.step_s <= found.known[0][1]
 
 
@@ -209,7 +208,7 @@ def test_times_of_orders_are_the_models(name: str, microbatches: int) -> None:
         tuple(0.076 * (hop == 3) for hop in range(hops)),
         tuple(0.0757 if hop == 3 else 0.00259 for hop in range(hops)),
     )
-    timed = carried_out(training.schedule.owners, training.schedule.orders, costs)
+    timed = time_orders(training.schedule.owners, training.schedule.orders, costs)
     assert timed is not None
     assert timed.step_s == pytest.approx(tried.timeline.step_time_s, rel=0.02)
 
@@ -237,7 +236,7 @@ def test_over_four_data_centers_crosswave_is_no_slower_than_1f1b() -> None:
     wave = make_schedule("CrossWave", 8, 16, Costs(0.5, 0.45, 0.45, latencies, (0.0,) * 7))
     plain = make_schedule("1F1B", 8, 16, Costs(1.0, 0.9, 0.9, latencies, (0.0,) * 7))
     took = [
-        carried_out(one.owners, one.orders, Costs(1 / n, 0.9 / n, 0.9 / n, latencies, (0.0,) * 7))
+        time_orders(one.owners, one.orders, Costs(1 / n, 0.9 / n, 0.9 / n, latencies, (0.0,) * 7))
         for one, n in ((wave, 2), (plain, 1))
     ]
     assert took[0] is not None
@@ -281,7 +280,7 @@ def test_nothing_that_is_known_takes_less_than_the_bound_without_a_search(
         request = ScheduleRequest(ranks, microbatches, chunks, memory, costs, effort=0.0)
         owners = request.loop if chunks == 1 else request.there_and_back
         found = optimum(request, owners)
-        shop = Shop(tuple(owners), microbatches, costs, room_of(request))
+        shop = JobShop(tuple(owners), microbatches, costs, room_of(request))
         assert shortest_s(shop) <= found.step_s * (1 + 1e-9)
 
 
@@ -296,5 +295,5 @@ def test_nothing_that_is_known_takes_less_than_the_bound_without_a_search(
 def test_the_bound_is_near_what_is_found(costs: Costs, memory: float, least: float) -> None:
     request = ScheduleRequest(2, 8, 1, memory, costs, effort=4.0)
     found = optimum(request, request.loop)
-    shop = Shop(tuple(request.loop), 8, costs, room_of(request))
+    shop = JobShop(tuple(request.loop), 8, costs, room_of(request))
     assert least * found.step_s <= shortest_s(shop) <= found.step_s * (1 + 1e-9)

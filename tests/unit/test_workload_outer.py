@@ -13,8 +13,8 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.dependency_tracker import waits
-from testbed.workload.job.plan_source import workload_of
-from testbed.workload.local_sgd import Outer, Turn, in_a_row
+from testbed.workload.job.job import workload_of
+from testbed.workload.local_sgd import OuterSchedule, Turn, repeat_steps
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation
 from tests.unit.test_workload_planning import (
     MICROBATCHES,
@@ -93,13 +93,13 @@ def test_a_model_in_stages_and_with_experts_exchanges_what_each_rank_has(tmp_pat
 @pytest.mark.parametrize(
     ("outer", "steps", "turns"),
     [
-        (Outer(4), 4, [Turn(0, 4, 4)]),
-        (Outer(4), 8, [Turn(0, 4, 4), Turn(0, 8, 8)]),
-        (Outer(2, parts=3, overlap=1), 4, [Turn(0, 0, 1), Turn(1, 2, 3)]),
-        (Outer(1, parts=2, overlap=1), 3, [Turn(0, 0, 1), Turn(1, 1, 2), Turn(0, 2, 3)]),
+        (OuterSchedule(4), 4, [Turn(0, 4, 4)]),
+        (OuterSchedule(4), 8, [Turn(0, 4, 4), Turn(0, 8, 8)]),
+        (OuterSchedule(2, parts=3, overlap=1), 4, [Turn(0, 0, 1), Turn(1, 2, 3)]),
+        (OuterSchedule(1, parts=2, overlap=1), 3, [Turn(0, 0, 1), Turn(1, 1, 2), Turn(0, 2, 3)]),
     ],
 )
-def test_parts_take_turns_at_even_distances(outer: Outer, steps: int, turns: list[Turn]) -> None:
+def test_parts_take_turns_at_even_distances(outer: OuterSchedule, steps: int, turns: list[Turn]) -> None:
     assert outer.turns(steps) == turns
 
 
@@ -111,7 +111,7 @@ def test_a_step_begins_when_the_one_before_is_over_and_what_is_due_is_there() ->
         GroupCollective("gradients", "fsdp", "fsdp", (2,)),
     ]
     exchange = GroupCollective("outer gradients", "outer", "outer")
-    (rows,) = in_a_row([tuple(plan)], 3, Outer(2, parts=2, overlap=1), [exchange])
+    (rows,) = repeat_steps([tuple(plan)], 3, OuterSchedule(2, parts=2, overlap=1), [exchange])
     names = [operation.name for operation in rows]
     of_step = [[f"{one.name}, step {step}" for one in plan] for step in range(3)]
     assert names == [

@@ -8,7 +8,7 @@ import pytest
 from testbed.workload.operations import GroupCollective, Operation
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_columns import likeness, pattern_columns
-from testbed.workload.plan_patterns import Alike, Pattern, Using
+from testbed.workload.plan_patterns import Pattern, SymmetricPlans, Using
 
 
 def gradients(*algorithms: str, numel: int = 1000) -> Pattern:
@@ -41,10 +41,11 @@ def test_columns_do_not_go_by_the_algorithm() -> None:
     pattern = gradients("", "tree", "")
     assert pattern_columns(pattern.using("ring")) is pattern_columns(pattern)
     plans = [
-        JobPlan(Alike([pattern.using(own)], [None]), (("all", (0,)),)) for own in ("ring", "double_tree")
+        JobPlan(SymmetricPlans([pattern.using(own)], [None]), (("all", (0,)),))
+        for own in ("ring", "double_tree")
     ]
     assert likeness(plans[0]) != likeness(plans[1])
-    named = JobPlan(Alike([gradients("ring", "tree", "ring")], [None]), (("all", (0,)),))
+    named = JobPlan(SymmetricPlans([gradients("ring", "tree", "ring")], [None]), (("all", (0,)),))
     assert likeness(named) == likeness(plans[0])  # however it came by its algorithms
 
 

@@ -24,7 +24,8 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.transformer import ModelSpec
-from testbed.workload.job.plan_source import Workload, workload_of
+from testbed.workload.job.job import Workload, workload_of
+from testbed.workload.job.rank_placement import minimize_crossing, shortest_way
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -37,7 +38,6 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
-from testbed.workload.placement import least_crossing, shortest_way
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, jittered_s
 from testbed.workload.stages import split_layers
 
@@ -449,7 +449,7 @@ def test_places_that_change_over_never_let_more_cross(each: int, buildings: int,
     size = each * buildings
     where = [number % buildings for number in range(size)]
     pairs = {(a, b): rng.random() for a in range(size) for b in range(size) if a != b}
-    ranks = least_crossing(pairs, where, [range(size)])
+    ranks = minimize_crossing(pairs, where, [range(size)])
     assert sorted(ranks) == list(range(size))
 
     def crossing(mapping: Sequence[int]) -> float:

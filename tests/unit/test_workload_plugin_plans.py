@@ -12,7 +12,7 @@ from testbed.prediction.dry_run import dry_runs, workloads_of
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.spec.workload import DESCRIBED_BY
+from testbed.spec.workload import WORKLOAD_KEYS
 from testbed.workload.job.job import job_of
 from testbed.workload.job.kinds import WORKLOADS
 from testbed.workload.plan import Computing, JobPlan
@@ -122,7 +122,7 @@ def test_what_keys_describe_is_a_workload_of_the_registry(
 
 
 def test_a_workload_that_is_named_goes_with_its_own_keys(tmp_path: Path) -> None:
-    assert set(DESCRIBED_BY) <= set(WORKLOADS)
+    assert set(WORKLOAD_KEYS) <= set(WORKLOADS)
     with pytest.raises(ConfigError, match=r"got data_parallel with keys of nothing to do, expected it with"):
         scenario(tmp_path, {"plan": "data_parallel"})
     with pytest.raises(ConfigError, match=r"got collectives with keys of data_parallel, expected it with"):

@@ -11,10 +11,10 @@ from testbed.prediction.activation_memory import peak_alive
 from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Stuck, Timeline
 from testbed.spec import parallelism
-from testbed.workload.options import Options
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
 from testbed.workload.pipeline_plan import plan_job
 from testbed.workload.plan import JobPlan
+from testbed.workload.plan_options import Options
 from testbed.workload.schedules import (
     SCHEDULES,
     Costs,

@@ -14,7 +14,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Pause
 from testbed.workload.plans import WorkloadRequest, check_plan
-from testbed.workload.trace_to_plan import plan_trace
+from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
 from tests.unit.test_workload_planning import write_topology
 

@@ -12,9 +12,9 @@ from testbed.prediction.dry_run import dry_runs, workloads_of
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.chakra import chakra_trace
+from testbed.workload.job.recorded_trace import chakra_trace
 from testbed.workload.plan import GroupCollective
-from testbed.workload.plan_to_trace import About, trace_of
+from testbed.workload.trace_conversion import About, trace_of
 from testbed.workload.traces import Collective, Compute, TraceError
 from testbed.workload.traces.chakra import read_job, write_job
 from tests.unit.et_wire import COMP, INT64, LOAD, UINT64, attribute, collective, node, version, waits, write

@@ -11,7 +11,7 @@ from testbed.prediction.activation_memory import peak_alive
 from testbed.prediction.step_prediction import prepared
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
-from testbed.workload.dependency_tracker import Order, order_of, orders_of
+from testbed.workload.dependency_tracker import DependencyOrder, order_of, orders_of
 from testbed.workload.job.job import job_of
 from testbed.workload.plan import QUEUE, Computing, Message
 from tests.unit.test_workload_likeness import MORE, SCENARIO, SHAPES, planned
@@ -40,7 +40,7 @@ def test_only_what_waits_for_one_alone_and_is_waited_for_by_it_alone_follows_it(
     assert order_of(queued).following == [-1, -1]
 
 
-def _same(order: Order) -> Order:
+def _same(order: DependencyOrder) -> DependencyOrder:
     return order
 
 

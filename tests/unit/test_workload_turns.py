@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from testbed.workload.operations import COMPUTE, Computing, Message, Pause
-from testbed.workload.options import SendToken
 from testbed.workload.parallelism import PIPELINE
 from testbed.workload.plan_columns import _of_pattern, pattern_columns
-from testbed.workload.plan_patterns import Move, Pattern, sent_alike
-from testbed.workload.send_tokens import TOKEN, TakingTurns, turns_of
+from testbed.workload.plan_options import SendToken
+from testbed.workload.plan_patterns import Pattern, Relocation, sent_alike
+from testbed.workload.send_tokens import TOKEN, TokenPattern, turns_of
 
 from .test_workload_likeness import MORE, SHAPES, planned
 
@@ -34,7 +34,7 @@ def forward(number: int, numel: int = 500) -> list[Computing | Message]:
 def test_each_message_waits_for_a_token_and_passes_it_on() -> None:
     plain = Pattern((*forward(0), *forward(1)))
     first, second = (
-        TakingTurns.of(plain, Move((), line), tuple(turns_of(line[0], LINES, TOKENS, itemsize=4)))
+        TokenPattern.of(plain, Relocation((), line), tuple(turns_of(line[0], LINES, TOKENS, itemsize=4)))
         for line in LINES
     )
     names = [operation.name for operation in first.operations]
@@ -73,7 +73,7 @@ REPLICATED = [shape for shape in SHAPES if shape[0] > 1 and shape[1] * shape[2] 
 @pytest.mark.parametrize("shape", REPLICATED, ids=str)
 def test_columns_are_those_of_the_operations(shape: tuple[int, ...]) -> None:
     plan = planned(shape, MORE["tokens"])
-    assert any(isinstance(pattern, TakingTurns) for pattern in plan.alike.patterns)
+    assert any(isinstance(pattern, TokenPattern) for pattern in plan.alike.patterns)
     for pattern in plan.alike.patterns:
         whole = Pattern(pattern.operations)
         made, read = pattern_columns(pattern), _of_pattern(whole)
@@ -93,5 +93,5 @@ def test_columns_are_those_of_the_operations(shape: tuple[int, ...]) -> None:
 def test_ranks_of_other_plans_take_their_turns_again() -> None:
     plain = Pattern(tuple(forward(0)))
     turns = tuple(turns_of(0, LINES, TOKENS, itemsize=4))
-    assert TakingTurns.of(plain, None, turns) is TakingTurns.of(plain, None, turns)
-    assert TakingTurns.of(plain, None, turns[:0]) is not TakingTurns.of(plain, None, turns)
+    assert TokenPattern.of(plain, None, turns) is TokenPattern.of(plain, None, turns)
+    assert TokenPattern.of(plain, None, turns[:0]) is not TokenPattern.of(plain, None, turns)

@@ -15,12 +15,12 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.transformer import ModelSpec
-from testbed.workload.intra_node import Around, Members, Tiers, within_rank
+from testbed.workload.intra_node import IntraNodeTime, Members, Tiers, model_intra_node
 from testbed.workload.job.job import job_of
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import CONTEXT, DIMENSIONS, EXPERT, REPLICATE, SHARD, TENSOR, make_mesh
-from testbed.workload.plan import Inside, JobPlan
-from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plan import IntraRankTransfer, JobPlan
+from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.stages import layers_of
 
 UP, OUT = 450e9, 50e9
@@ -33,12 +33,12 @@ def degrees(**own: int) -> dict[str, int]:
 
 
 def test_a_ring_in_one_domain_is_at_the_pace_of_its_links() -> None:
-    own = within_rank(make_mesh(degrees(**{TENSOR: 8}), 1, 8), TIERS)
+    own = model_intra_node(make_mesh(degrees(**{TENSOR: 8}), 1, 8), TIERS)
     assert own.members == {TENSOR: Members(8, 8)}
     size = 134_217_728
     turn_s = 8.4e-6 + 7 * 3.4e-6 + size * 7 / 8 / UP
-    assert own.around(TENSOR, "all_gather", size) == Around(0.0, turn_s, turn_s)
-    assert own.around(TENSOR, "reduce_scatter", size) == Around(turn_s, 0.0, turn_s)
+    assert own.around(TENSOR, "all_gather", size) == IntraNodeTime(0.0, turn_s, turn_s)
+    assert own.around(TENSOR, "reduce_scatter", size) == IntraNodeTime(turn_s, 0.0, turn_s)
     # NCCL: 2 (n - 1) steps, one launch
     whole_s = 8.4e-6 + 14 * 3.4e-6 + 2 * size * 7 / 8 / UP
     assert own.around(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
@@ -46,40 +46,40 @@ def test_a_ring_in_one_domain_is_at_the_pace_of_its_links() -> None:
 
 def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() -> None:
     mesh = make_mesh(degrees(**{REPLICATE: 32, TENSOR: 4}), 1, 128)
-    own = within_rank(mesh, TIERS)
+    own = model_intra_node(mesh, TIERS)
     # replicas are four accelerators apart: two in a domain of eight, sixteen domains
     assert own.members[REPLICATE] == Members(32, 2)
     size = 1e9
     turn_s = 8.4e-6 + 16 * 3.4e-6 + 15 * 9.6e-6 + size * 31 / 32 / (2 * OUT)
     assert own.around(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
-    apart = within_rank(make_mesh(degrees(**{REPLICATE: 32, TENSOR: 8}), 1, 256), TIERS)
+    apart = model_intra_node(make_mesh(degrees(**{REPLICATE: 32, TENSOR: 8}), 1, 256), TIERS)
     assert apart.members[REPLICATE] == Members(32, 1)
 
 
 def test_domains_may_be_shared_with_the_next_rank() -> None:
     # 500 accelerators are 62 nodes and a half: the other half is the next rank's, of the same group
-    several = within_rank(make_mesh(degrees(**{REPLICATE: 250, TENSOR: 4}), 2, 500), TIERS)
+    several = model_intra_node(make_mesh(degrees(**{REPLICATE: 250, TENSOR: 4}), 2, 500), TIERS)
     assert several.members[REPLICATE] == Members(125, 2)
     assert several.members[REPLICATE].domains == 63
-    alone = within_rank(make_mesh(degrees(**{REPLICATE: 125, TENSOR: 4}), 1, 500), TIERS)
+    alone = model_intra_node(make_mesh(degrees(**{REPLICATE: 125, TENSOR: 4}), 1, 500), TIERS)
     assert alone.members[REPLICATE] == Members(125, 1)
 
 
 def test_an_exchange_leaves_and_stays_at_the_same_time() -> None:
-    own = within_rank(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
+    own = model_intra_node(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
     size = 1e8
     expected_s = 8.4e-6 + 9.6e-6 + max(size * 7 / 16 / UP, size * 8 / 16 / OUT)
     assert own.around(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
 
 
 def test_who_shares_a_sequence_shares_data() -> None:
-    own = within_rank(make_mesh(degrees(**{SHARD: 4, CONTEXT: 2}), 1, 8), TIERS)
+    own = model_intra_node(make_mesh(degrees(**{SHARD: 4, CONTEXT: 2}), 1, 8), TIERS)
     assert own.members[SHARD] == Members(8, 8)
     assert own.shards == 8
 
 
 def test_nothing_of_what_is_not_inside() -> None:
-    own = within_rank(make_mesh(degrees(**{SHARD: 4, TENSOR: 8}), 4, 8), TIERS)
+    own = model_intra_node(make_mesh(degrees(**{SHARD: 4, TENSOR: 8}), 4, 8), TIERS)
     assert own.around(SHARD, "all_gather", 1e9).alone_s == 0.0
     assert own.around(TENSOR, "all_reduce", 0.0).alone_s == 0.0
 
@@ -117,7 +117,7 @@ def scenario(
 def inside_s(own: Scenario) -> dict[str, float]:
     found: dict[str, float] = {}
     for op in job_of(own, Scale()).workload.plan.ranks[0]:
-        if isinstance(op, Inside):
+        if isinstance(op, IntraRankTransfer):
             found[op.kind] = found.get(op.kind, 0.0) + op.duration_s
     return found
 
@@ -177,7 +177,7 @@ def test_each_rank_has_the_links_of_what_is_in_its_host() -> None:
     document = scenario(own, exact).to_data()
     document["topology"]["buildings"]["west"]["accelerator"] = "gb200"
     plan = job_of(load_scenario(document), Scale()).workload.plan
-    took = [sum(op.duration_s for op in ranks if isinstance(op, Inside)) for ranks in plan.ranks]
+    took = [sum(op.duration_s for op in ranks if isinstance(op, IntraRankTransfer)) for ranks in plan.ranks]
     assert took[0] == took[1]
     assert took[2:] == pytest.approx([took[0] / 2] * 2, rel=1e-3)
 

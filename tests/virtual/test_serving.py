@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from testbed.workload.serving import drawn_arrivals
-from testbed.workload.serving.queueing import md1_wait_s, recent_wait_s, recent_waits_s, waits_s
+from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s, waits_s
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.thorough, pytest.mark.timeout(900)]

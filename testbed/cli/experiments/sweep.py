@@ -30,9 +30,9 @@ from testbed.prediction.executors import Engine, Processes
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.sweep import write_sweep
 from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, Place, places
-from testbed.spec.value_lists import holds_list
 from testbed.version import VERSION
 from testbed.workload.job.recorded_trace import changed_ns
 

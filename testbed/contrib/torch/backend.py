@@ -16,7 +16,7 @@ from testbed.contrib.torch.group import Group
 from testbed.contrib.torch.group_base import NAME
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, BackendError, ProgramJob, ring_name
 from testbed.contrib.torch.worker import Worker
-from testbed.workload.job.endpoints import join
+from testbed.workload.job.endpoints import join_job
 
 # Communicators are told apart by numbers, of which every default group and those made from it have so many.
 NUMBERS = 1024
@@ -34,7 +34,7 @@ class _Process:
 
     def _join(self) -> Communicator:
         wiring = self.job.wiring
-        joined = join(wiring, self.rank)
+        joined = join_job(wiring, self.rank)
         made = Communicator(
             joined.transport,
             wiring.buildings,

@@ -14,7 +14,7 @@ from typing import Any
 
 from testbed.comm.collectives import AUTO, TuningTable
 from testbed.errors import TestbedError
-from testbed.workload.job.endpoints import Wiring
+from testbed.workload.job.endpoints import JobEndpoints
 
 VARIABLE = "TESTBED_TORCH_JOB"
 DEFAULT_VARIABLE = "TESTBED_TORCH_DEFAULT"  # set: what asks for no backend gets this one
@@ -36,7 +36,7 @@ class ProgramJob:
     rings: the folder with every rank's memory for its flight recorder; "": nobody records.
     """
 
-    wiring: Wiring
+    wiring: JobEndpoints
     algorithms: Mapping[str, str] = field(default_factory=dict)
     tuning: TuningTable = field(default_factory=TuningTable)
     accelerators: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ProgramJob:
     def read(cls, path: Path) -> ProgramJob:
         """The inverse."""
         document = json.loads(path.read_text())
-        document["wiring"] = Wiring.from_document(document["wiring"])
+        document["wiring"] = JobEndpoints.from_document(document["wiring"])
         document["tuning"] = TuningTable.from_document(document["tuning"])
         return cls(**document)
 

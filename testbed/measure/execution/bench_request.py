@@ -17,7 +17,7 @@ from testbed.measure.execution.resolve_backend import LOOPBACK_RANKS, guest_sett
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.presets import PRESETS, preset_transport
+from testbed.spec.overrides import PRESETS, preset_transport
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.tuning_choice import tuning_of

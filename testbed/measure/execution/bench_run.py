@@ -24,12 +24,11 @@ from testbed.workload.job.endpoint_resolution import (
     endpoints_on,
     loopback_endpoints,
     multipath_of,
+    resolve_endpoints,
     wants_rdma,
-    wiring_of,
 )
-from testbed.workload.job.endpoints import RankEndpoint, Wiring
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, SocketRules
 from testbed.workload.job.errors import RunError
-from testbed.workload.job.socket_rules import SocketRules
 from testbed.workload.job.traffic_matrix import socket_rules_of
 from testbed.workload.uniform_plans import uneven_rows
 
@@ -135,9 +134,9 @@ class BenchRun:
 
     # ---- the ranks
 
-    def _wiring(self, endpoints: list[RankEndpoint]) -> Wiring:
+    def _wiring(self, endpoints: list[RankEndpoint]) -> JobEndpoints:
         options = self.options
-        return wiring_of(
+        return resolve_endpoints(
             options.transport,
             self.scale,
             self.topology,
@@ -155,7 +154,7 @@ class BenchRun:
         return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
 
     def _measure(
-        self, wiring: Wiring, environment: Mapping[str, str], fabric: Fabric | None = None
+        self, wiring: JobEndpoints, environment: Mapping[str, str], fabric: Fabric | None = None
     ) -> Iterator[Row]:
         options = self.options
         spec = BenchSpec(
@@ -199,7 +198,7 @@ class BenchRun:
         emulated = round(self.scale.emulated_bytes(size_bytes))
         return numel_for(self.options.collective, emulated, self.itemsize, self.ranks)
 
-    def _row(self, index: int, wiring: Wiring, results: list[Mapping[str, float]]) -> Row:
+    def _row(self, index: int, wiring: JobEndpoints, results: list[Mapping[str, float]]) -> Row:
         options, scale = self.options, self.scale
         case, size_bytes = self.cases[index]
         times = [scale.real_s(result["time_s"]) for result in results]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from testbed.net.fabric.bridges import Cable, card_cables
 from testbed.net.fabric.faults import Condition
 from testbed.net.paths.hops import NETEM
-from testbed.spec.events import CARD_DIRECTIONS, CARDS, EventSpec
+from testbed.spec.events import CARD_DIRECTIONS, CARD_EVENTS, EventSpec
 from testbed.spec.link_direction import DIRECTIONS, Direction
+from testbed.spec.links import change_direction
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import change_direction
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], D
     """What an event changes the settings of, as the topology has it."""
     which = CARD_DIRECTIONS.get(event.direction, event.direction)
     chosen = DIRECTIONS if which == "both" else (which,)
-    if event.action in CARDS:
+    if event.action in CARD_EVENTS:
         cable = card_of(topology, str(event.target))
         assert cable.direction is not None
         return {(cable.name, direction): cable.direction for direction in chosen}
@@ -115,7 +115,7 @@ def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], 
 
 def cards_touched(events: Iterable[EventSpec]) -> set[str]:
     """Hosts of whose cards, and of the switches that these are plugged into, packet counts do not add up by design."""
-    return {str(event.target) for event in events if event.action in CARDS}
+    return {str(event.target) for event in events if event.action in CARD_EVENTS}
 
 
 def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: str) -> list[str]:
@@ -125,7 +125,7 @@ def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: 
     found = set()
     for event in events:
         asked = event.changes
-        if event.action in CARDS and asked is not None and (asked.delay_s or asked.loss):
+        if event.action in CARD_EVENTS and asked is not None and (asked.delay_s or asked.loss):
             found.add(str(event.target))
     return sorted(host for host in found if not card_of(topology, host).takes_time)
 

@@ -21,7 +21,7 @@ from testbed.prediction import calibration
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.errors import RunError
-from testbed.workload.job.plan_source import workload_of
+from testbed.workload.job.job import workload_of
 from testbed.workload.schedules import find_schedule, write_csv
 
 LINK_ENGINE, DATAPATH = "netem", "system"

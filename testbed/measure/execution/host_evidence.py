@@ -25,7 +25,7 @@ from testbed.spec.events import EventSpec
 from testbed.spec.link_direction import DIRECTIONS, Direction
 from testbed.spec.topology import Topology
 from testbed.workload.job.job import Job
-from testbed.workload.plan_arrays import result_elements
+from testbed.workload.plan_volume import result_elements
 
 Record = Mapping[str, Any]
 

@@ -36,7 +36,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import software_of
-from testbed.workload.job.endpoints import Wiring
+from testbed.workload.job.endpoints import JobEndpoints
 
 MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/explanation/fidelity.md
 
@@ -49,7 +49,7 @@ class IsolatedBaseline:
         topology: Topology,
         hosts: Sequence[Host],
         transport: TransportSpec,
-        wiring: Wiring,
+        wiring: JobEndpoints,
         scale: Scale,
         message_bytes: float,
         link_engine: str = NETEM,

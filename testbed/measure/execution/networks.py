@@ -11,8 +11,8 @@ from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.daemon import start_background
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Multipath
+from testbed.spec.catalogue import locate_file
 from testbed.spec.scale import Scale
-from testbed.spec.shipped import located
 from testbed.spec.topology import TopologySpec
 
 
@@ -53,4 +53,4 @@ class Network:
             "datapath": self.backend.datapath,
             "scale": asdict(self.scale),
         }
-        return start_background(located(file, ("topologies",)).resolve(), options, progress)
+        return start_background(locate_file(file, ("topologies",)).resolve(), options, progress)

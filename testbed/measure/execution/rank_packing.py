@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.events import KILLS, EventSpec
+from testbed.spec.events import KILL_EVENTS, EventSpec
 from testbed.spec.scenario import Scenario
 
 OPTION = "--ranks-per-process"
@@ -19,7 +19,7 @@ MOST_TOGETHER = 64
 # a process pieces of memory (65,530). Seen: a ring of 64 ranks with 32 MB each came to 18,551 pieces, two levels of 64
 # with 29 MiB each, and of 32 of them, to too many.
 MOST_BYTES = 256 << 20
-STOPS_A_PROCESS = ("host_pause", *KILLS)
+STOPS_A_PROCESS = ("host_pause", *KILL_EVENTS)
 
 
 def ranks_per_process(

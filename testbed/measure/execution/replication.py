@@ -10,10 +10,10 @@ from typing import Any
 
 from testbed.comm.replicas.coordinator import RECORDS
 from testbed.measure.results.replication_summary import begun_s, replication_summary
-from testbed.spec.events import KILLS
+from testbed.spec.events import KILL_EVENTS
 from testbed.spec.scale import Scale
 from testbed.workload.job.job import Job
-from testbed.workload.job.replication import Replication
+from testbed.workload.job.launch_spec import Replication
 
 Record = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class ReplicationRecord:
         return replication_summary(
             self.records,
             [sample for sample in samples if sample["operation"] == "step"],
-            [entry for entry in events if entry["action"] in KILLS],
+            [entry for entry in events if entry["action"] in KILL_EVENTS],
             self.scale,
             replicas=len(self.told.replicas),
             mode=self.told.policy.mode,

@@ -37,7 +37,7 @@ from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.endpoint_resolution import wants_rdma
-from testbed.workload.job.plan_source import Workload
+from testbed.workload.job.job import Workload
 
 CLOCKS = ("real", "virtual")
 

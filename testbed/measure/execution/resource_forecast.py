@@ -19,8 +19,8 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.transport import DISTANCES
 from testbed.workload.job.endpoint_resolution import options_of
-from testbed.workload.job.plan_source import Workload
-from testbed.workload.plan_load import plan_load
+from testbed.workload.job.job import Workload
+from testbed.workload.plan_volume import plan_load
 
 MIB, GIB = 1 << 20, 1 << 30
 # of wall time

@@ -63,8 +63,8 @@ from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import WHEN_SLOW, Scenario
 from testbed.spec.topology import Topology
-from testbed.workload.job.background import BackgroundHost
 from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
+from testbed.workload.job.endpoints import BackgroundHost
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import job_of

@@ -6,7 +6,7 @@ from testbed.measure.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
-from testbed.workload.job.plan_source import Workload
+from testbed.workload.job.job import Workload
 
 
 def numbers_of(

@@ -12,7 +12,7 @@ from testbed.measure.execution.start_run import MOST_EAGER, StartOptions
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
 from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, StartCosts
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.presets import preset_transport
+from testbed.spec.overrides import preset_transport
 
 WAYS = {
     "baseline": BASELINE,

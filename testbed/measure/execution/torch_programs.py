@@ -23,7 +23,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
 from testbed.version import VERSION
-from testbed.workload.job.endpoint_resolution import wiring_of
+from testbed.workload.job.endpoint_resolution import resolve_endpoints
 from testbed.workload.job.endpoints import RankEndpoint
 
 SITE = "testbed_torch_backend-{version}.dist-info"
@@ -76,7 +76,7 @@ def torch_environment(
 
     endpoints: of ranks, with ports of their own. topology: emulated; None on loopback. flight: where ranks record.
     """
-    wiring = wiring_of(
+    wiring = resolve_endpoints(
         options.transport,
         scale,
         topology,

@@ -33,7 +33,7 @@ from testbed.spec.link_direction import DIRECTIONS
 from testbed.workload.dependency_tracker import orders_of
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import Job
-from testbed.workload.job.rank_faults import SLOW
+from testbed.workload.job.launch_spec import SLOW
 from testbed.workload.plan import Computing, Pause, jittered_s
 
 Record = Mapping[str, Any]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.controller.policy_view import View
 from testbed.spec.buildings import Host
+from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES
 
 
 def payload_share(mtu: int) -> float:

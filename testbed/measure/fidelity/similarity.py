@@ -15,9 +15,9 @@ from typing import Any
 from testbed.measure.fidelity.verdict import Invariant
 from testbed.net.fabric.plan import LINUX_RTO_MIN_MS
 from testbed.spec.link_direction import Direction
+from testbed.spec.links import WanLink
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import WanLink
 
 LEAST_PACKETS = 4  # per message: fewer and store-and-forward of single packets shows
 LEAST_QUEUE_PACKETS = 20  # fewer and the first windows of two connections (RFC 6928) overflow it

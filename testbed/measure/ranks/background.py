@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from testbed.comm.transport import SocketSettings, TrafficClass, TransportError
-from testbed.workload.job.background import BackgroundHost
+from testbed.workload.job.endpoints import BackgroundHost
 
 BACKGROUND_PORT = 29_600
 DIAL_TIMEOUT_S, DIAL_AGAIN_S = 5.0, 0.01

@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.comm.collectives import Communicator, TuningTable, collective_of
 from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
-from testbed.workload.job.endpoints import Wiring, join
+from testbed.workload.job.endpoints import JobEndpoints, join_job
 from testbed.workload.uniform_plans import uneven_rows
 
 
@@ -27,7 +27,7 @@ class Case:
 class BenchSpec:
     """A whole benchmark."""
 
-    wiring: Wiring
+    wiring: JobEndpoints
     collective: str
     cases: tuple[Case, ...]
     dtype: str
@@ -47,7 +47,7 @@ class BenchSpec:
         """The inverse of `to_json`."""
         document: dict[str, Any] = json.loads(text)
         del document["task"]
-        document["wiring"] = Wiring.from_document(document["wiring"])
+        document["wiring"] = JobEndpoints.from_document(document["wiring"])
         document["cases"] = tuple(Case(**item) for item in document["cases"])
         document["tuning"] = TuningTable.from_document(document["tuning"])
         return cls(**document)
@@ -79,7 +79,7 @@ class BenchRank:
     def run(self) -> None:
         """Connect, go through all cases."""
         wiring = self.spec.wiring
-        joined = join(wiring, self.rank)
+        joined = join_job(wiring, self.rank)
         transport = joined.transport
         self.communicator = Communicator(
             transport, wiring.buildings, wiring.timeout_s, tuning=self.spec.tuning

@@ -17,7 +17,7 @@ from testbed.comm.collectives import (
     fill,
 )
 from testbed.workload.plan import GATHERED, REDUCED, Block, RankPlan
-from testbed.workload.plan_arrays import block_elements
+from testbed.workload.plan_volume import block_elements
 
 Checked = Callable[[int, int], None]
 """Told of elements that were wrong, and of those that were looked at."""

@@ -19,7 +19,7 @@ from testbed.measure.ranks.block_windows import BlockWindows
 from testbed.measure.ranks.compute_timer import Timed
 from testbed.measure.ranks.faults import RankFaults, mismatched
 from testbed.measure.ranks.receive_credits import ReceiveCredits
-from testbed.workload.dependency_tracker import Tracker, order_of
+from testbed.workload.dependency_tracker import DependencyTracker, order_of
 from testbed.workload.plan import (
     Block,
     Computing,
@@ -30,7 +30,7 @@ from testbed.workload.plan import (
     Pause,
     jittered_s,
 )
-from testbed.workload.plan_arrays import ArrayKey, array_keys, room_elements
+from testbed.workload.plan_volume import ArrayKey, array_keys, room_elements
 
 STILL_S = 1.0  # from one look to the next of a rank that stands still
 FIRST = 0  # of what rank's data a message holds the pattern
@@ -128,7 +128,7 @@ class Executor:
         not add up.
         """
         self._algorithm = algorithm
-        tracker = Tracker(self.operations, self._order)
+        tracker = DependencyTracker(self.operations, self._order)
         done = Done([(start_s, start_s)] * len(self.operations))
         computing = Timed(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from testbed.comm.collectives import collective_of
 from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
-from testbed.workload.job.rank_faults import MISMATCH, ORDER, SIZE, SKIP, SLOW, SLOW_IO, TYPE, RankFault
+from testbed.workload.job.launch_spec import MISMATCH, ORDER, SIZE, SKIP, SLOW, SLOW_IO, TYPE, RankFault
 from testbed.workload.plan import GroupCollective
 
 OTHER_TYPE = {"bfloat16": "float32", "float16": "float32"}  # of another size, as careless mixtures have it

@@ -34,8 +34,7 @@ from testbed.measure.ranks.serving_rank import ServingRank
 from testbed.measure.ranks.startup import StartRank, StartSpec
 from testbed.net.links.netns import set_network_namespace
 from testbed.processes import raise_open_file_limit, set_parent_death_signal
-from testbed.workload.job.background import BackgroundHost
-from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
+from testbed.workload.job.endpoints import THIS_NAMESPACE, BackgroundHost, RankEndpoint
 from testbed.workload.job.launch_spec import JobSpec
 
 LEFT = 75  # a process ends with this where its rank had to leave, and is to come back

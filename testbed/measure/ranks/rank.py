@@ -25,7 +25,7 @@ from testbed.measure.ranks.host_monitor import HostMonitor, resent_here
 from testbed.measure.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.measure.ranks.samples import operation_sample, shared_streams, step_sample
 from testbed.measure.ranks.socket_sampler import SocketSampler
-from testbed.workload.job.endpoints import join
+from testbed.workload.job.endpoints import join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
@@ -82,7 +82,7 @@ class Rank:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
         self._file.unlink(missing_ok=True)  # of one that was killed, all of whose steps this one does
-        joined = join(job.wiring, self.rank, self.incarnation)
+        joined = join_job(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.communicator = self._everybody(joined.costs)
         self.credits: ReceiveCredits | None = None

@@ -15,7 +15,7 @@ from testbed.measure.ranks.executor import Executor
 from testbed.measure.ranks.host_monitor import HostMonitor
 from testbed.measure.ranks.rank import Rank
 from testbed.measure.ranks.socket_sampler import SocketSampler
-from testbed.workload.job.endpoints import Joined, join
+from testbed.workload.job.endpoints import JoinedRank, join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import GroupCollective
 
@@ -42,7 +42,7 @@ class ReplicaRank(Rank):
 
     def run(self) -> None:
         """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
-        joined = join(self.job.wiring, self.rank, self.incarnation)
+        joined = join_job(self.job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.session: Session | None = None
         self._write([{"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()}])
@@ -58,7 +58,7 @@ class ReplicaRank(Rank):
                 self.session.close()
             self.transport.close()
 
-    def _run(self, joined: Joined) -> None:
+    def _run(self, joined: JoinedRank) -> None:
         job = self.job
         self.communicator = self._everybody(joined.costs)
         if not self.incarnation:

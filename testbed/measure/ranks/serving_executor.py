@@ -24,7 +24,7 @@ from testbed.comm.transport.base import Request, TransportTimeout, find_peer_eve
 from testbed.measure.ranks.compute_timer import Timed
 from testbed.measure.ranks.executor import FIRST, Done, check_message
 from testbed.measure.ranks.faults import RankFaults
-from testbed.workload.dependency_tracker import Tracker
+from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.dispatch import Dispatching, Growing, PieceKey, Sending
 from testbed.workload.plan import Computing, Message, Operation, Pause, operation_document
 
@@ -93,9 +93,9 @@ class ServingExecutor:
         self._before = notes, losses
 
     def run(self, start_s: float, algorithm: str = "") -> Done:
-        """All that comes, until who decides says that it is over. TransportError, NobodyServes."""
+        """All that comes, until who decides says that it is over. TransportError, NoServerError."""
         dispatching = self.dispatching
-        self._tracker = Tracker(list(dispatching.start.ranks[self.rank]) if self.decides else [])
+        self._tracker = DependencyTracker(list(dispatching.start.ranks[self.rank]) if self.decides else [])
         self._done = Done([])
         self._timed = Timed()
         self._since: dict[int, float] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from testbed.errors import TestbedError
 from testbed.notebooks import html_image, html_table
-from testbed.spec.formatting import signed_percent_text, size_text, time_text
+from testbed.spec.units import signed_percent_text, size_text, time_text
 
 HEADINGS = (
     "variant",

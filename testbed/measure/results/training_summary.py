@@ -14,11 +14,11 @@ from testbed.prediction.dry_run import DryRun
 from testbed.prediction.time_breakdown import Spans, Split, split_step
 from testbed.prediction.timeline import Timeline
 from testbed.spec.scale import Scale
-from testbed.workload.job.plan_source import Workload
+from testbed.workload.job.job import Workload
 from testbed.workload.job.traffic_matrix import Pairs, total
 from testbed.workload.job.training import Training
 from testbed.workload.plan import JobPlan
-from testbed.workload.schedules import Searched
+from testbed.workload.schedules import SearchResult
 
 WHERE = {"wan": "between buildings", "building": "inside buildings", "rank": "within ranks"}
 """What ranks waited for, by its tier, in words."""
@@ -90,7 +90,7 @@ def _unlike(counts: Sequence[int]) -> list[int]:
     return list(counts) if len(set(counts)) > 1 else []
 
 
-def _searched(found: Searched) -> dict[str, Any]:
+def _searched(found: SearchResult) -> dict[str, Any]:
     """What a search says of its schedule: of the pipeline alone, without what comes after it, in real time."""
     bounds_s = {str(chunks): bound_s for chunks, bound_s in found.bounds_s.items()}
     return {"step_s": found.step_s, "bounds_s": bounds_s, "known": dict(found.known)}

@@ -11,8 +11,8 @@ from testbed.measure.results.committed_work import Work
 from testbed.measure.results.replication_result import Replication
 from testbed.prediction.closed_form import sequences
 from testbed.prediction.step_flops import StepWork
-from testbed.spec.formatting import size_text, time_text
 from testbed.spec.scenario import Scenario
+from testbed.spec.units import size_text, time_text
 from testbed.spec.workload import INFERENCE, WorkloadSpec
 from testbed.workload.job.kinds.decode import BATCH, OF_METHOD, TOKENS
 

@@ -10,9 +10,9 @@ from testbed.net.links.ingress import add_ingress_delays
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import shape_commands
 from testbed.spec.buildings import Building, Host
+from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology, probe_address
 from testbed.spec.transport import MAX_SUBFLOWS
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES
 
 # In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
 # alike; connections that sat out a compute phase keep their window, as training hosts are set up; and a SYN that is

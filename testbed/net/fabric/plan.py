@@ -21,8 +21,8 @@ from testbed.net.fabric.bridges import Bridge, Cable, End, bridges, cables
 from testbed.net.links.ingress import IngressDelay
 from testbed.net.links.link_engine import LinkWire
 from testbed.net.links.shaping import Shape
+from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import WanLink
 
 LOCAL_PORT, PROBE_PORT, FIRST_WAN_PORT = 1, 2, 3
 WAN_NODE = "wan"

@@ -28,9 +28,9 @@ from testbed.plugins import resolve_file_names
 from testbed.spec.base_model import validate
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.link_direction import DIRECTIONS, Direction, QueueClass
+from testbed.spec.links import DirectionSpec, change_direction
 from testbed.spec.policy import PolicySpec
 from testbed.spec.scale import Scale
-from testbed.spec.wan_links import DirectionSpec, change_direction
 from testbed.spec.yaml_loader import Document, Origin, parse_override
 
 CONTROL_SOCKET = "links.sock"

@@ -19,7 +19,7 @@ from testbed.net.links.interfaces import Discipline, HtbClass, disciplines, htb_
 from testbed.net.links.link_engine import compare_fields
 from testbed.net.links.netlink import Netlink, attributes
 from testbed.spec.link_direction import Direction, QueueClass
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES
+from testbed.spec.links import ETHERNET_HEADER_BYTES
 
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
 # Under the virtual clock no timer is late, but HTB looks again some hundreds of nanoseconds later at the soonest; what

@@ -27,8 +27,8 @@ from testbed.net.paths.hops import (
 )
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import Direction
+from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES
 
 TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
 LEAST_PACKETS = 4  # per message

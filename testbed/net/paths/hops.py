@@ -16,8 +16,8 @@ from testbed.net.links.ingress import CUT_THROUGH_S
 from testbed.net.paths.congestion import Growth
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import Direction, QueueClass
+from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology
-from testbed.spec.wan_links import ETHERNET_HEADER_BYTES
 
 NETEM = "netem"  # the link engine with which every cable holds frames
 

@@ -13,7 +13,7 @@ from testbed.plugins import is_file_name
 from testbed.prediction.message_list import SizedStage, sized
 from testbed.prediction.symmetry import alone_key
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_traffic import algorithm_taken
+from testbed.workload.plan_volume import algorithm_taken
 
 PARTS = ("channel", "stage", "strand", "round", "send", "receive")
 BOXES = ("send_box", "receive_box")

@@ -16,7 +16,7 @@ from testbed.prediction.compiled.collective_columns import BOXES, PARTS
 from testbed.prediction.compiled.network_columns import Ways, connection_columns, is_plain
 from testbed.prediction.symmetry import CollectiveFlow
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import Columns, Figures, PatternColumns, columns_of, firsts
+from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, firsts
 
 PLAYED = 0
 
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     worked_s: of each rank's software. burst_bytes: the most that any pair had to send at once.
     """
 
-    columns: Columns
+    columns: PlanColumns
     begun_s: Figures
     ended_s: Figures
     worked_s: Figures
@@ -96,7 +96,7 @@ def play(plan: JobPlan, ways: Ways, software: Software, fold: Fold | None = None
 
 
 def _arrays(
-    plan: JobPlan, ways: Ways, columns: Columns, flows: Sequence[CollectiveFlow | None] | None
+    plan: JobPlan, ways: Ways, columns: PlanColumns, flows: Sequence[CollectiveFlow | None] | None
 ) -> dict[str, NDArray[Any]]:
     """All that the loop reads, by its name there. flows: that collectives are, by kind; None: they send messages."""
     what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
@@ -140,7 +140,9 @@ def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _called(plan: JobPlan, columns: Columns, ways: Ways, what: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+def _called(
+    plan: JobPlan, columns: PlanColumns, ways: Ways, what: NDArray[np.int32]
+) -> dict[str, NDArray[Any]]:
     """Of collectives that send messages."""
     called = [ways.called(plan, kind) for kind in columns.kinds]
     members = [own.call.members for own in called]
@@ -163,7 +165,7 @@ def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
 
 
 def _flowing(
-    plan: JobPlan, columns: Columns, flows: Sequence[CollectiveFlow | None], first: int
+    plan: JobPlan, columns: PlanColumns, flows: Sequence[CollectiveFlow | None], first: int
 ) -> dict[str, NDArray[Any]]:
     """Of collectives that are a flow each; first: the number of these flows' first connection."""
     groups = [kind.group for kind in columns.kinds]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from testbed.prediction.closed_form import Changes
 from testbed.prediction.search.space import Space, Values, chosen_by, varied
 from testbed.spec.catalogue import baselines
-from testbed.spec.explore import ExploreSpec
 from testbed.spec.scenario import Scenario
+from testbed.spec.search_space import ExploreSpec
 
 Kind = Literal["baseline", "single", "random", "best"]
 """What is compared: a baseline, the best of one dimension alone, of as many at random, of all."""

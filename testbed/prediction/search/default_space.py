@@ -12,14 +12,14 @@ from testbed.spec.parallelism import (
     BY_SPEED,
     CONSECUTIVE,
     DIMENSIONS,
+    MICROBATCH_SHARES,
     TOPOLOGY_AWARE,
-    WAYS_TO_SHARE,
     ScheduleSpec,
 )
 from testbed.spec.recorded_job import AS_RECORDED
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
-from testbed.workload.job.hardware import slowdowns_of
+from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.job.recorded_trace import collectives_of, recorded_trace
 from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
@@ -76,9 +76,11 @@ def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
     hosts = scenario.rank_hosts(scenario.topology.resolve())
     if own.stragglers or slowdowns_of(workload, hosts):
         found[f"{P}mapping"] = [*found[f"{P}mapping"], BY_SPEED]
-        found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, WAYS_TO_SHARE)
+        found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, MICROBATCH_SHARES)
         if schedule.file is None:
-            found[f"{S}microbatches_per_replica"] = _with(schedule.microbatches_per_replica, WAYS_TO_SHARE)
+            found[f"{S}microbatches_per_replica"] = _with(
+                schedule.microbatches_per_replica, MICROBATCH_SHARES
+            )
     found[f"{S}prefetch"] = _with(schedule.prefetch, (0, 1, 2))
     found[f"{S}receives"] = ("early", "in_order")
     found[f"{S}wan_send_tokens"] = (False, True)

@@ -19,13 +19,12 @@ from testbed.prediction.step_prediction import predict_tail_s, prepared
 from testbed.prediction.timeline import Stuck
 from testbed.spec.catalogue import accelerators
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.explore import ExploreSpec
 from testbed.spec.hardware import Hardware
 from testbed.spec.parallelism import ScheduleSpec
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
-from testbed.workload.job.job import Job, job_of, unmodelled
-from testbed.workload.job.plan_source import Workload
+from testbed.spec.search_space import ExploreSpec
+from testbed.workload.job.job import Job, Workload, job_of, unmodelled
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 

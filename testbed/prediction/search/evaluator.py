@@ -12,8 +12,8 @@ from typing import Any
 from testbed.gc_control import infrequent_gc
 from testbed.prediction.executors import Engine, Processes, Workers
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, evaluate
-from testbed.spec.formatting import time_text
 from testbed.spec.scenario import Scenario
+from testbed.spec.units import time_text
 
 Tried = Evaluation | Infeasible
 SELDOM_S = 0.2  # between two words of how many were screened

@@ -31,9 +31,9 @@ from testbed.prediction.search.evaluator import Standing, Tried, Tries
 from testbed.prediction.search.sensitivity import Sensitivity, sensitivity
 from testbed.prediction.search.space import Space, own_values
 from testbed.prediction.search.step_bound import least_step_s
-from testbed.spec.explore import ExploreSpec
-from testbed.spec.formatting import size_text, time_text
 from testbed.spec.scenario import Scenario
+from testbed.spec.search_space import ExploreSpec
+from testbed.spec.units import size_text, time_text
 
 SHOWN = 5  # of the best, in a notebook
 ROUNDS = 3  # of looking at all that differ from the best in one path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.prediction.step_flops import step_work
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
-from testbed.workload.job.plan_source import workload_of
+from testbed.workload.job.job import workload_of
 
 
 @dataclass(frozen=True)

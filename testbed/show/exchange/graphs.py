@@ -179,7 +179,7 @@ class _Reading:
 
     def _own_link(self, element: Element, way: Way, planes: int) -> Mapping[str, Any] | None:
         """Return the link as a topology file had it, unless somebody changed what other programs see of it."""
-        from testbed.spec.wan_links import WanSpec  # noqa: PLC0415
+        from testbed.spec.links import WanSpec  # noqa: PLC0415
 
         if (own := _own(element)) is None:
             return None

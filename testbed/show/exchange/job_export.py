@@ -16,12 +16,12 @@ from testbed.measure.results.summary import gather_steps, middle_step
 from testbed.measure.results.training_summary import spans_of
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.job.kinds import JobRequest
 from testbed.workload.job.kinds.trace import placed
-from testbed.workload.job.plan_source import Workload, workload_of
 from testbed.workload.job.recorded_trace import recorded_trace
 from testbed.workload.plan import Block, Computing
-from testbed.workload.plan_to_trace import About, Durations, trace_of
+from testbed.workload.trace_conversion import About, Durations, trace_of
 from testbed.workload.traces import Compute, JobTrace
 from testbed.workload.traces.chakra.writer import Times
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.show.exchange.routes import next_links
-from testbed.spec.hardware import THE_WORKLOADS
+from testbed.spec.hardware import UNSET_HARDWARE
 from testbed.spec.link_direction import Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
@@ -135,7 +135,7 @@ def lost(spec: TopologySpec) -> Iterator[str]:
         yield "inference nodes: hosts and cards are alike, on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
-    if any(host.hardware != THE_WORKLOADS for host in topology.hosts):
+    if any(host.hardware != UNSET_HARDWARE for host in topology.hosts):
         yield "what computes in hosts"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "switches that cut through: routers have all of a frame first"

@@ -16,7 +16,7 @@ from testbed.prediction.step_flops import StepWork
 from testbed.show.report.compare import speedup, speedup_interval
 from testbed.show.report.formatting import percent_text, size_text, time_text
 from testbed.show.report.throughput import rates_words
-from testbed.spec.explore import USUAL
+from testbed.spec.search_space import DEFAULT_BASELINES
 
 # of what is compared, in the order of their colours
 KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
@@ -156,7 +156,7 @@ def _indifferent(indifferent: JsonObject, kept: Sequence[str] | None) -> Iterato
 
 def _recorded(recorded: JsonObject | None) -> Iterator[str]:
     if recorded:
-        planners = ", ".join(USUAL)
+        planners = ", ".join(DEFAULT_BASELINES)
         yield (
             f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
             "held against."

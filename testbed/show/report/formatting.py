@@ -1,6 +1,6 @@
-"""Measured quantities as people read them: `testbed.spec.formatting`, as this room knows it."""
+"""Measured quantities as people read them: `testbed.spec.units`, as this room knows it."""
 
-from testbed.spec.formatting import (
+from testbed.spec.units import (
     per_second_text,
     percent_text,
     rate_text,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.show.report.graph import drawn
+from testbed.spec.catalogue import shipped
 from testbed.spec.examples import Header, header
 from testbed.spec.scenario import load_scenario
-from testbed.spec.shipped import shipped
 
 PAGE = "gallery.md"
 PICTURES = "gallery"

@@ -1,7 +1,7 @@
 """Who serves requests, decided as they come: for ranks, too, which need no files' models for it."""
 
 from testbed.workload.dispatch.batch_execution import Carried, Dispatching, Growing, PieceKey
-from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, NobodyServes, Sending
+from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, NoServerError, Sending
 
 __all__ = [
     "Carried",
@@ -9,7 +9,7 @@ __all__ = [
     "Dispatcher",
     "Dispatching",
     "Growing",
-    "NobodyServes",
+    "NoServerError",
     "PieceKey",
     "Sending",
 ]

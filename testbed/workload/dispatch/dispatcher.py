@@ -13,7 +13,7 @@ from testbed.errors import TestbedError
 LEAST_OUTSTANDING, TWO_CHOICES, RANDOM, TURNS = "least_outstanding", "two_choices", "random", "turns"
 
 
-class NobodyServes(TestbedError):
+class NoServerError(TestbedError):
     """A batch that nobody is left to serve."""
 
 
@@ -175,7 +175,7 @@ class Dispatcher:
             outage.back_s = now_s
 
     def due(self, now_s: float) -> list[Sending]:
-        """What goes again, since its answer has been waited for long enough. NobodyServes."""
+        """What goes again, since its answer has been waited for long enough. NoServerError."""
         again = []
         while (due_s := self.due_s) is not None and due_s <= now_s:
             _, number = heapq.heappop(self._due)
@@ -183,7 +183,7 @@ class Dispatcher:
         return again
 
     def lose(self, servers: Sequence[int], now_s: float) -> list[Sending]:
-        """The connection to some is gone: all that they owe goes again. NobodyServes."""
+        """The connection to some is gone: all that they owe goes again. NoServerError."""
         again = []
         for server in servers:
             self._note(server, now_s)
@@ -207,7 +207,7 @@ class Dispatcher:
             return [self.send(sending.batch, now_s)]
         if all(self._unit(server) in self._out for server in range(len(self.servers))):
             words = ", ".join(self.names[node] for node in sorted({server.node for server in self.servers}))
-            raise NobodyServes(f"batch {sending.batch} was sent {len(self._tries[sending.batch])} times; {words}: "
+            raise NoServerError(f"batch {sending.batch} was sent {len(self._tries[sending.batch])} times; {words}: "
                                "none that has the model's tables answers any more")  # fmt: skip
         if sending.batch not in self.found.lost:
             self.found.lost.append(sending.batch)

@@ -17,16 +17,20 @@ from testbed.net.fabric.plan import Multipath
 from testbed.net.paths.alpha_beta import empty_paths
 from testbed.net.paths.hops import Paths
 from testbed.plugins import attribute_errors
-from testbed.spec.background_traffic import BackgroundTrafficSpec
-from testbed.spec.base_model import Strict
+from testbed.spec.base_model import StrictModel
 from testbed.spec.buildings import Host
+from testbed.spec.cluster_sharing import BackgroundTrafficSpec
 from testbed.spec.scale import Scale
-from testbed.spec.software_costs import LAZY, RegistrationSpec, StagingSpec
 from testbed.spec.topology import Topology
-from testbed.spec.transport import TransportSpec, distance
-from testbed.workload.job.background import BackgroundHost
-from testbed.workload.job.endpoints import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
-from testbed.workload.job.socket_rules import SocketRules
+from testbed.spec.transport import LAZY, RegistrationSpec, StagingSpec, TransportSpec, distance
+from testbed.workload.job.endpoints import (
+    SUBFLOW_PORT,
+    THIS_NAMESPACE,
+    BackgroundHost,
+    JobEndpoints,
+    RankEndpoint,
+    SocketRules,
+)
 
 # above those of ranks; the same in every run with the same seed, as hashes go by ports
 BACKGROUND_PORT_BASE = 54_000
@@ -63,7 +67,7 @@ def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
     with attribute_errors(f"transport {spec.kind}", source_of(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}
         plain = {
-            key: value.model_dump() if isinstance(value, Strict) else value for key, value in own.items()
+            key: value.model_dump() if isinstance(value, StrictModel) else value for key, value in own.items()
         }
         return kind.emulated({**plain, **(spec.options or {})}, scale)
 
@@ -81,7 +85,7 @@ def wants_rdma(spec: TransportSpec) -> bool:
     return TRANSPORTS.find(spec.kind).verbs
 
 
-def wiring_of(
+def resolve_endpoints(
     spec: TransportSpec,
     scale: Scale,
     topology: Topology | None,
@@ -90,7 +94,7 @@ def wiring_of(
     timeout_s: float | None = None,
     congestion_control: str | None = None,
     sockets: SocketRules | None = None,
-) -> Wiring:
+) -> JobEndpoints:
     """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
 
     timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
@@ -106,7 +110,7 @@ def wiring_of(
         products = tuple(tuple(round(path.bdp_bytes) for path in row) for row in paths)
         narrowest = tuple(tuple(path.rate_bps for path in row) for row in paths)
         empty = tuple(tuple(path.round_trip_s for path in row) for row in paths)
-    return Wiring(
+    return JobEndpoints(
         token=secrets.token_hex(8),
         ranks=tuple(endpoints),
         seed=seed,

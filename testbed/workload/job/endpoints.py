@@ -1,7 +1,7 @@
-"""How the ranks of a job are joined: where each is, and the transport between them. Ready for JSON.
+"""How the ranks of a job are joined: addresses, transport, socket settings, background-traffic hosts. JSON-ready.
 
-What every rank's process needs of it, and no more: files' models and plans of networks would take longer to import than
-all the rest. `testbed.workload.job.endpoint_resolution` makes one from a scenario.
+Every rank's process imports this module, so it imports neither file models nor network plans.
+`testbed.workload.job.endpoint_resolution` makes one from a scenario.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,88 @@ from testbed.comm.transport.kinds import transport_kind
 from testbed.comm.transport.mesh import Mesh
 from testbed.comm.transport.socket_view import Observed, observed
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.workload.job.socket_rules import SocketRules
+from testbed.spec.keywords import BDP, PLANNED
 
 if TYPE_CHECKING:
     from testbed.net.paths.alpha_beta import RingStep
+
+
+Planned = tuple[int, int, int, int, float]
+"""Rank, peer, DSCP, connection of the pair, and the bit/s that the network's policy has in mind for what it sends."""
+
+
+@dataclass(frozen=True)
+class SocketRule:
+    """Settings of some connections, in emulated figures; None where the rule says nothing, or fits all."""
+
+    dscps: tuple[int, ...] | None = None
+    distance: str | None = None
+    congestion_control: str | None = None
+    pacing_bps: float | str | None = None
+    buffer_bytes: int | str | None = None
+
+    def fits(self, dscp: int, distance: str) -> bool:
+        """Whether a connection is one of those meant."""
+        building = "same_building" if distance == "same_zone" else distance
+        return (self.dscps is None or dscp in self.dscps) and self.distance in (None, distance, building)
+
+
+@dataclass(frozen=True)
+class SocketRules:
+    """All rules; of those that fit the first that says something counts, setting by setting.
+
+    bdp_bytes: per rank and peer, where a rule asks for it; planned: likewise.
+    """
+
+    rules: tuple[SocketRule, ...] = ()
+    bdp_bytes: tuple[tuple[int, ...], ...] = ()
+    planned: tuple[Planned, ...] = ()
+
+    def settings(
+        self, usual: SocketSettings, rank: int, peer: int, key: ConnectionKey, distance: str
+    ) -> SocketSettings:
+        """What this rank's end of a connection gets."""
+        found: dict[str, Any] = {}
+        for rule in self.rules:
+            if rule.fits(key.traffic.dscp, distance):
+                for name in ("congestion_control", "pacing_bps", "buffer_bytes"):
+                    if (value := getattr(rule, name)) is not None:
+                        found.setdefault(name, value)
+        if not found:
+            return usual
+        buffer_bytes = found.get("buffer_bytes")
+        if buffer_bytes == BDP:
+            # one under way, another one so that no end waits for the other's reading, acknowledging or waking up
+            buffer_bytes = 2 * self.bdp_bytes[rank][peer]
+        pacing_bps = found.get("pacing_bps")
+        if pacing_bps == PLANNED:
+            wanted = rank, peer, key.traffic.dscp, key.channel
+            pacing_bps = next((entry[-1] for entry in self.planned if entry[:-1] == wanted), None)
+        return replace(
+            usual,
+            congestion_control=found.get("congestion_control", usual.congestion_control),
+            window_bytes=buffer_bytes,
+            pacing_bps=pacing_bps,
+        )
+
+    def try_out(self, usual: SocketSettings) -> None:
+        """TransportError for what this host's kernel refuses, before there are connections."""
+        for rule in self.rules:
+            if rule.congestion_control is not None:
+                settings = replace(usual, congestion_control=rule.congestion_control)
+                with settings.make() as trial:
+                    settings.apply(trial)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> SocketRules:
+        """The inverse of dataclasses.asdict, after a round trip through JSON."""
+        rules = [
+            SocketRule(**{**rule, "dscps": None if rule["dscps"] is None else tuple(rule["dscps"])})
+            for rule in document["rules"]
+        ]
+        bdp_bytes = tuple(map(tuple, document["bdp_bytes"]))
+        return cls(tuple(rules), bdp_bytes, tuple(map(tuple, document["planned"])))
+
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
@@ -60,7 +138,7 @@ class RankEndpoint:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class JobEndpoints:
     """All ranks of a job and what is between them. Figures are emulated ones.
 
     kind, options: of the transport. distances: per rank, what is between it and each rank.
@@ -158,7 +236,7 @@ class Wiring:
         return max(found)
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Wiring:
+    def from_document(cls, document: dict[str, Any]) -> JobEndpoints:
         """The inverse of dataclasses.asdict, after a round trip through JSON."""
         document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
         document["sockets"] = SocketRules.from_document(document["sockets"])
@@ -172,7 +250,7 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedRank:
     """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about.
 
     costs: of operations; None where they have none.
@@ -184,7 +262,7 @@ class Joined:
     costs: OperationCosts | None = None
 
 
-def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
+def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRank:
     """Find the other ranks, in the way that the wiring says. TransportError, PluginError.
 
     incarnation: how many times this rank was lost before, and came back.
@@ -224,4 +302,24 @@ def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
         each = software.message_s, software.byte_s, software.note_s, software.handover_s
         transport = CostedTransport(transport, *each)
     transport = with_protocol(transport, software.protocol, software.slots)
-    return Joined(sockets, transport, report, operation_costs(software, wiring.seed, rank))
+    return JoinedRank(sockets, transport, report, operation_costs(software, wiring.seed, rank))
+
+
+@dataclass(frozen=True)
+class BackgroundHost:
+    """One host of another job. targets: addresses that it sends to; source_port: of its first connection."""
+
+    job: str
+    host: str
+    ip: str
+    namespace_pid: int
+    targets: tuple[str, ...]
+    connections: int
+    dscp: int
+    congestion_control: str | None
+    source_port: int
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> BackgroundHost:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        return cls(**{**document, "targets": tuple(document["targets"])})

@@ -1,4 +1,4 @@
-"""What the launcher and its ranks are told, as one JSON document."""
+"""What the launcher and its ranks are told, as one JSON document: steps, plan, injected faults, replicas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.comm.replicas import Policy, RingSettings
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.job.background import BackgroundHost
-from testbed.workload.job.endpoints import Wiring
-from testbed.workload.job.rank_faults import RankFault
-from testbed.workload.job.replication import Replication
+from testbed.workload.job.endpoints import BackgroundHost, JobEndpoints
 from testbed.workload.plan import JobPlan
 
 
@@ -29,7 +27,7 @@ class Step:
 class JobSpec:
     """A whole job: the ranks, what they do in every step (`plan`), and the steps in their order."""
 
-    wiring: Wiring
+    wiring: JobEndpoints
     dtype: str
     plan: JobPlan
     steps: tuple[Step, ...]
@@ -70,7 +68,7 @@ class JobSpec:
         document: dict[str, Any] = json.loads(text)
         del document["task"]
         document["plan"] = JobPlan.from_document(document["plan"])
-        document["wiring"] = Wiring.from_document(document["wiring"])
+        document["wiring"] = JobEndpoints.from_document(document["wiring"])
         document["background_traffic"] = tuple(
             map(BackgroundHost.from_document, document["background_traffic"])
         )
@@ -96,3 +94,71 @@ def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: 
         order = list(variants.items())
         steps += [Step(*one, trial) for one in (order if trial % 2 == 0 else order[::-1])]
     return tuple(steps)
+
+
+SLOW, SKIP, MISMATCH, SLOW_IO = "rank_slow", "rank_skip", "rank_mismatch", "io_slow"
+SIZE, TYPE, ORDER = "size", "type", "order"
+
+
+@dataclass(frozen=True)
+class RankFault:
+    """One rank's: `action` and `what` as events have them. Emulated seconds after the start of a measured step.
+
+    for_s: None to the variant's end. factor: of computing. delay_s: of each operation's control part. place: in the
+    rank's plan, of the collective that it does not join, or joins otherwise; other: of the one that it changes places
+    with.
+    """
+
+    rank: int
+    action: str
+    step: int
+    after_s: float
+    for_s: float | None = None
+    factor: float = 1.0
+    delay_s: float = 0.0
+    what: str = ""
+    place: int = 0
+    other: int = 0
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> RankFault:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class Replication:
+    """replicas: ranks of each, in the order of their inner coordinates. policy: of the coordinator, but for its steps.
+
+    state_elements: of 4 bytes, by inner coordinate, what a returned rank has to get over the network; dscp: of that.
+    checkpoint_elements: as state_elements, of what goes to the next replica with each checkpoint; empty: nothing.
+    silent: ranks that may be lost with their machines, so that no line of theirs is seen to close.
+    """
+
+    replicas: tuple[tuple[int, ...], ...]
+    policy: Policy
+    ring: RingSettings
+    heartbeat_s: float
+    state_elements: tuple[int, ...]
+    dscp: int
+    silent: tuple[int, ...] = ()
+    checkpoint_elements: tuple[int, ...] = ()
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether replicas go on without one that is lost."""
+        return self.policy.mode == "ftar"
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Replication:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        return cls(
+            tuple(map(tuple, document["replicas"])),
+            Policy(**document["policy"]),
+            RingSettings(**document["ring"]),
+            document["heartbeat_s"],
+            tuple(document["state_elements"]),
+            document["dscp"],
+            tuple(document["silent"]),
+            tuple(document["checkpoint_elements"]),
+        )

@@ -1,4 +1,4 @@
-"""The trace of a workload that was recorded, and where a scenario has its ranks."""
+"""The recorded trace of a workload, from the testbed's own format or Chakra, and where a scenario places its ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from testbed.comm.collectives import AUTO, collective_of
 from testbed.errors import did_you_mean
 from testbed.net.paths import Network
 from testbed.spec.buildings import Host
+from testbed.spec.catalogue import accelerators
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.parallelism import BY_DISTANCE, TOPOLOGY_AWARE
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.job.chakra import chakra_changed_ns, chakra_trace
-from testbed.workload.job.rank_mapping import mapped
-from testbed.workload.placement import least_crossing
-from testbed.workload.trace_to_plan import ALL_REDUCE, BARRIER
+from testbed.workload.job.rank_placement import map_hosts, minimize_crossing
+from testbed.workload.trace_conversion import ALL_REDUCE, BARRIER
 from testbed.workload.traces import Collective, JobTrace, Node
 from testbed.workload.traces.rank_orders import families_of, order_of, placements_of
 
@@ -57,13 +56,13 @@ def collectives_of(trace: JobTrace) -> dict[str, tuple[str, ...]]:
 
 
 @lru_cache(maxsize=256)
-def takes(collective: str, algorithm: str) -> bool:
+def accepts_algorithm(collective: str, algorithm: str) -> bool:
     """Whether a collective of a trace can be done by that algorithm."""
     known = collective_of(ALL_REDUCE if collective == BARRIER else collective)
     return known.algorithms.has(algorithm) or (algorithm == AUTO and not known.uneven)
 
 
-def done_by(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
+def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
     """The same job with these algorithms, by kind, in those of its collectives that have one of that name."""
     if not algorithms:
         return trace
@@ -72,7 +71,7 @@ def done_by(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
         if not isinstance(node, Collective):
             return node
         algorithm = algorithms.get(node.kind)
-        if algorithm is None or not takes(node.collective, algorithm):
+        if algorithm is None or not accepts_algorithm(node.collective, algorithm):
             return node
         return replace(node, algorithm=algorithm)
 
@@ -103,7 +102,7 @@ def _misfits(trace: JobTrace, spec: WorkloadSpec) -> Iterator[tuple[str, str, st
         if kind not in collectives:
             expected = f"a kind of collective of the trace: {did_you_mean(kind, collectives)}"
             yield f"algorithms.{kind}", algorithm, expected
-        elif not any(takes(one, algorithm) for one in collectives[kind]):
+        elif not any(accepts_algorithm(one, algorithm) for one in collectives[kind]):
             yield f"algorithms.{kind}", algorithm, f"an algorithm of {' or '.join(collectives[kind])}"
 
 
@@ -127,7 +126,7 @@ def rank_order(
         return _inverse(
             _least_crossing(tuple(sorted(pairs().items())), buildings, tuple(map(_inverse, starts)))
         )
-    places = mapped(spec.mapping, hosts, network() if spec.mapping == BY_DISTANCE else None, {})
+    places = map_hosts(spec.mapping, hosts, network() if spec.mapping == BY_DISTANCE else None, {})
     return tuple(order[place] for place in _inverse(places))
 
 
@@ -139,8 +138,50 @@ def _least_crossing(
 ) -> tuple[int, ...]:
     """Once: a search asks with every network and policy."""
     names = list(dict.fromkeys(buildings))
-    return least_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
+    return minimize_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=lambda place: order[place]))
+
+
+def chakra_trace(spec: WorkloadSpec) -> JobTrace:
+    """Of a workload that has `chakra`, in real figures. TraceError."""
+    assert spec.chakra is not None
+    rates = _rates(spec) if spec.accelerator or spec.peak_flops else None
+    return _read_chakra_version(Path(spec.chakra), rates, chakra_changed_ns(Path(spec.chakra)))
+
+
+def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
+    """Operations and bytes of memory per second; None where nobody says what memory does."""
+    entry = accelerators()[spec.accelerator] if spec.accelerator else {}
+    rate = entry.get("memory_bandwidth")
+    return spec.flops, None if rate is None else float(rate)
+
+
+def chakra_changed_ns(folder: Path) -> tuple[int, ...]:
+    """When what is read last changed, of each file."""
+    where = folder if folder.is_dir() else folder.parent
+    patterns = ("*.et", "*.et.gz", "*.json", "*.yml")
+    files = [path for pattern in patterns for path in where.glob(pattern)] if where.is_dir() else []
+    return tuple(path.stat().st_mtime_ns for path in sorted(files))
+
+
+@lru_cache(maxsize=4)
+def _read_chakra_version(
+    folder: Path, rates: tuple[float, float | None] | None, changed_ns: tuple[int, ...]
+) -> JobTrace:
+    """Once, until it changes: every variant asks."""
+    from testbed.workload.traces.chakra import read_job  # noqa: PLC0415 (protobuf, which no other workload waits for)
+
+    if rates is None:
+        return read_job(folder)
+    flops_rate, memory_rate = rates
+
+    def reckon(flops: float, touched_bytes: float) -> float | None:
+        """As a roofline has it: by what takes longer."""
+        if memory_rate is None:
+            return flops / flops_rate if flops else None
+        return max(flops / flops_rate, touched_bytes / memory_rate)
+
+    return read_job(folder, reckon)

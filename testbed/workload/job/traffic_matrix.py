@@ -18,8 +18,14 @@ from testbed.spec.keywords import BDP
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import SocketsSpec
-from testbed.workload.job.endpoints import LISTEN_PORT, SUBFLOW_PORT, Wiring
-from testbed.workload.job.socket_rules import Planned, SocketRule, SocketRules
+from testbed.workload.job.endpoints import (
+    LISTEN_PORT,
+    SUBFLOW_PORT,
+    JobEndpoints,
+    Planned,
+    SocketRule,
+    SocketRules,
+)
 
 Pairs = Mapping[tuple[int, int], float]
 
@@ -33,7 +39,7 @@ def total(parts: Iterable[Pairs]) -> Pairs:
 
 
 def flows_of(
-    wiring: Wiring, pairs: Pairs, traffic: TrafficClass = BEST_EFFORT, job: str = "job"
+    wiring: JobEndpoints, pairs: Pairs, traffic: TrafficClass = BEST_EFFORT, job: str = "job"
 ) -> list[Flow]:
     """What each connection carries in each direction, of one traffic class; pairs: emulated bytes per step.
 
@@ -59,7 +65,9 @@ def flows_of(
     return flows
 
 
-def planned_rates(wiring: Wiring, topology: Topology, flows: Sequence[Flow], detours: int) -> list[Planned]:
+def planned_rates(
+    wiring: JobEndpoints, topology: Topology, flows: Sequence[Flow], detours: int
+) -> list[Planned]:
     """What `te` has in mind for each flow between buildings: all are done when the busiest link is."""
     te = Te(detours=detours)
     rates_bps = te.planned_bps(View(topology, flows))

@@ -13,7 +13,6 @@ from testbed.net.paths import Network, network_of
 from testbed.net.paths.hops import NETEM
 from testbed.spec.buildings import Host
 from testbed.spec.errors import ConfigError
-from testbed.spec.local_sgd import OuterSpec
 from testbed.spec.parallelism import (
     BY_SPEED,
     EVEN,
@@ -23,32 +22,32 @@ from testbed.spec.parallelism import (
     ScheduleSpec,
     StageSpec,
 )
+from testbed.spec.replicas import LocalSgdSpec
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.spec.transformer import ModelSpec
 from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.job.errors import wrong_workload
-from testbed.workload.job.hardware import (
+from testbed.workload.job.rank_hardware import (
     microbatch_counts,
     slowdowns_of,
     stage_slowdowns,
     with_stragglers,
     within_of,
 )
-from testbed.workload.job.rank_mapping import leaves_of, mapped
+from testbed.workload.job.rank_placement import leaves_of, map_hosts, minimize_crossing
 from testbed.workload.job.schedule_request import owners_of, schedule_by_name, schedule_from_file
 from testbed.workload.job.tuning_choice import tuning_of
-from testbed.workload.local_sgd import Outer
+from testbed.workload.local_sgd import OuterSchedule
 from testbed.workload.models import dimensions
-from testbed.workload.options import Options, SendToken
 from testbed.workload.parallelism import EXPERT, PIPELINE, REPLICATE, Mesh, ParallelismError, make_mesh
 from testbed.workload.pipeline_plan import plan_job
-from testbed.workload.placement import least_crossing
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.schedules import Schedule, Searched, find_schedule
-from testbed.workload.sequence_blocks import RING, TREE, BlockWise
+from testbed.workload.plan_options import Options, SendToken
+from testbed.workload.plan_volume import plan_traffic
+from testbed.workload.schedules import Schedule, SearchResult, find_schedule
+from testbed.workload.sequence_parallel import RING, TREE, BlockWise
 from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
 
 SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two there is more to find
@@ -103,12 +102,12 @@ def training_of(
     hardware = slowdowns_of(workload, hosts)
     slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
     planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
-    mapping = mapped(workload.parallelism.mapping, hosts, network, hardware)
+    mapping = map_hosts(workload.parallelism.mapping, hosts, network, hardware)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
         pairs = plan_traffic(first.plan.using(scenario.algorithms[0]), itemsize)
-        mapping = least_crossing(pairs, buildings, first.mesh.mappings())
+        mapping = minimize_crossing(pairs, buildings, first.mesh.mappings())
     mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
     return Training(
         mesh,
@@ -229,7 +228,7 @@ class _Planner:
 
     def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
         """The quicker of one stage per rank and, where there are layers enough, of two."""
-        found: list[tuple[Searched, Schedule, list[Stage], tuple[int, ...]]] = []
+        found: list[tuple[SearchResult, Schedule, list[Stage], tuple[int, ...]]] = []
         beat_s = math.inf
         for chunks, share in SHARES.items():
             ranks = mesh.outside[PIPELINE]
@@ -272,13 +271,13 @@ def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int
     return found
 
 
-def _outer(spec: OuterSpec | None, mesh: Mesh) -> Outer | None:
+def _outer(spec: LocalSgdSpec | None, mesh: Mesh) -> OuterSchedule | None:
     if spec is None:
         return None
     if mesh.outside[REPLICATE] == 1:
         found = f"replicas in one rank of {mesh.per_rank} accelerators"
         raise wrong_workload("outer", found, "replicas of ranks of their own")
-    return Outer(spec.period, spec.parts, spec.overlap, spec.bits)
+    return OuterSchedule(spec.period, spec.parts, spec.overlap, spec.bits)
 
 
 def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:

@@ -4,8 +4,7 @@ Workloads themselves are in `testbed.workload.job.kinds`, or in a file of your o
 docs/how-to/plugins/workloads.md.
 """
 
-from testbed.workload.plans.base import WorkloadRequest
-from testbed.workload.plans.builder import Mark, PlanBuilder
+from testbed.workload.plans.builder import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.plans.validation import PlanProblem, check_plan
 
 __all__ = ["Mark", "PlanBuilder", "PlanProblem", "WorkloadRequest", "check_plan"]

@@ -1,11 +1,18 @@
-"""Puts a plan together in real figures: computing, messages and collectives, each with what it waits for."""
+"""A request for a workload's plan, and a builder of plans in real figures: computing, messages and collectives with
+dependencies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+import numpy as np
+
 from testbed.errors import did_you_mean
+from testbed.spec import units
+from testbed.spec.scale import UNSCALED, Scale
 from testbed.workload.plan import (
     COMPUTE,
     COMPUTING,
@@ -23,7 +30,54 @@ from testbed.workload.plans.validation import PlanProblem
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from testbed.workload.plans.base import WorkloadRequest
+    pass
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """What a plan is for.
+
+    Attributes:
+        buildings: The name of each rank's building; ranks are numbered from 0.
+        dtype: Of the elements that travel, such as "float32".
+        scale: Between real figures, in which a workload is described, and those of the emulation, which a plan has.
+        seed: The scenario's, for what is drawn at random.
+    """
+
+    buildings: tuple[str, ...]
+    dtype: str = "float32"
+    scale: Scale = UNSCALED
+    seed: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.buildings)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    def by_building(self) -> dict[str, list[int]]:
+        """The ranks in each building."""
+        found: dict[str, list[int]] = {}
+        for rank, building in enumerate(self.buildings):
+            found.setdefault(building, []).append(rank)
+        return found
+
+    def seconds(self, duration: float | str) -> float:
+        """Emulated seconds for real ones, as a number or as files have them ("10 ms"). ValueError."""
+        real_s = units.parse_duration(duration) if isinstance(duration, str) else duration
+        return self.scale.emulated_s(real_s)
+
+    def elements(self, size: float | str, parts: int = 1) -> int:
+        """Emulated elements for real bytes, as a number or as files have them ("64 MB"); at least one per part.
+
+        parts: equal ones, by which the result can be divided. ValueError.
+        """
+        size_bytes = units.parse_size(size) if isinstance(size, str) else size
+        return max(1, round(self.scale.emulated_bytes(size_bytes) / self.itemsize / parts)) * parts
 
 
 class Mark(NamedTuple):

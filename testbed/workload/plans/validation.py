@@ -1,13 +1,16 @@
-"""Whether a plan can be carried out by so many ranks, as far as it shows without playing it."""
+"""Checks that a plan can be carried out by a given number of ranks, and that algorithms from plug-ins are correct."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+from testbed.comm.collectives import AUTO
+from testbed.comm.collectives.plan_check import check_if_plugin, is_added
 from testbed.errors import BadInput, TestbedError
 from testbed.workload.plan import COMPUTING, EVERYBODY, Computing, GroupCollective, JobPlan, Message
-from testbed.workload.plan_traffic import group_traffic
+from testbed.workload.plan_volume import group_traffic
 
 
 class PlanProblem(BadInput, ValueError):
@@ -122,3 +125,26 @@ def _check_algorithm(plan: JobPlan, one: GroupCollective, where: str, itemsize: 
         raise PlanProblem(
             where=where, got=got, expected=f"a collective and algorithm that there are ({error})"
         ) from None
+
+
+def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
+    """WrongPlan for an algorithm that does not do what its collective promises in one of the plan's groups.
+
+    algorithms: of collectives that name none. PluginError where one does not load, or raises.
+    """
+    calls = plan.remembered("calls", lambda: _calls(plan))
+    for (collective, named), groups in sorted(calls.items()):
+        for algorithm in [named] if named else algorithms:
+            if algorithm != AUTO and is_added(collective, algorithm):
+                for group in sorted(groups):
+                    check_if_plugin(collective, algorithm, plan.near_of(group))
+
+
+def _calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:
+    """Of collectives and their algorithms, the groups."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for own in plan.exchanged:
+        for operation, _ in own:
+            if isinstance(operation, GroupCollective):
+                found.setdefault((operation.collective, operation.algorithm), set()).add(operation.group)
+    return found

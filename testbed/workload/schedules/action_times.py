@@ -37,7 +37,7 @@ def follower(action: Action, stages: int) -> tuple[int, Kind] | None:
     return (action.stage, INPUT) if action.kind is FORWARD else None
 
 
-def carried_out(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> Timed | None:
+def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> Timed | None:
     """Every rank does its actions in their order, each as soon as its input is there; None where that never ends.
 
     A hop carries messages in the order in which they are ready, one at a time for `busy_s`, each way by itself; the
@@ -95,7 +95,7 @@ def carried_out(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
     return Timed(orders, begins_s, max(free_s))
 
 
-def most_alive(orders: Sequence[Order]) -> float:
+def peak_activations(orders: Sequence[Order]) -> float:
     """Activations of stages that a rank has alive at the most: from forward to the end of its last backward."""
     most = 0.0
     for order in orders:

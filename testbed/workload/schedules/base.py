@@ -107,7 +107,7 @@ class ScheduleRequest:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """Orders that were searched for.
 
     Attributes:
@@ -128,7 +128,7 @@ class Searched:
         return min(self.bounds_s.values())
 
 
-MakeOrders = Callable[[ScheduleRequest], Sequence[Order] | Searched]
+MakeOrders = Callable[[ScheduleRequest], Sequence[Order] | SearchResult]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Schedule:
     owners: tuple[int, ...]
     microbatches: int
     source: tuple[str, int] | None = None
-    searched: Searched | None = field(default=None, compare=False)
+    searched: SearchResult | None = field(default=None, compare=False)
 
     @cached_property
     def passed_on(self) -> tuple[Mapping[Action, int], ...]:
@@ -252,7 +252,7 @@ def make_schedule(
     )
     with attribute_errors(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
-    searched = made if isinstance(made, Searched) else None
+    searched = made if isinstance(made, SearchResult) else None
     if searched is not None:
         made = searched.orders
     own = None if entry.make.__module__.startswith(f"{__package__}.") else entry.source

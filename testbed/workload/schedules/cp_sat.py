@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from testbed.workload.schedules.action_times import carried_out, follower
+from testbed.workload.schedules.action_times import follower, time_orders
 from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Order
 from testbed.workload.schedules.base import Costs
 
@@ -28,7 +28,7 @@ BATCH = 40  # of their turns between two times at which they tell each other wha
 
 
 @dataclass(frozen=True)
-class Shop:
+class JobShop:
     """What is to be ordered. owners: the rank of each stage; room: activations that a rank may have alive."""
 
     owners: tuple[int, ...]
@@ -43,7 +43,7 @@ class Shop:
 
     def step_s(self, orders: Sequence[Order]) -> float:
         """How long these take; infinite where they never end."""
-        timed = carried_out(self.owners, orders, self.costs)
+        timed = time_orders(self.owners, orders, self.costs)
         return math.inf if timed is None else timed.step_s
 
 
@@ -73,7 +73,7 @@ def renamed(orders: Sequence[Order]) -> tuple[Order, ...]:
 
 
 def improve(
-    shop: Shop,
+    shop: JobShop,
     orders: Sequence[Order],
     effort: float,
     free: Collection[Action] = (),
@@ -88,7 +88,7 @@ def improve(
 
 
 class _Model:
-    def __init__(self, shop: Shop, orders: tuple[Order, ...], free: Collection[Action]) -> None:
+    def __init__(self, shop: JobShop, orders: tuple[Order, ...], free: Collection[Action]) -> None:
         from ortools.sat.python import cp_model  # noqa: PLC0415 (half a second, which no other schedule needs)
 
         self.cp = cp_model
@@ -105,7 +105,7 @@ class _Model:
             tuple(map(down, costs.busy_s)),
             tuple((down(f), down(i), down(w)) for f, i, w in costs.stages),
         )
-        timed = carried_out(shop.owners, orders, self.units)
+        timed = time_orders(shop.owners, orders, self.units)
         assert timed is not None
         self.hint, self.most = timed.starts_s, int(timed.step_s)
         self.starts: dict[Action, IntVar] = {}

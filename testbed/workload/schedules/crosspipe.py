@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.workload.schedules.action_times import carried_out
+from testbed.workload.schedules.action_times import time_orders
 from testbed.workload.schedules.actions import Order
 from testbed.workload.schedules.base import SCHEDULES, Costs, ScheduleRequest, schedule
 from testbed.workload.schedules.greedy import Rules, greedy
@@ -53,7 +53,7 @@ def _waves(request: ScheduleRequest, room: int) -> Iterator[tuple[float, tuple[O
     for spared in range(1, max(2, min(room, request.ranks + 1))):
         rules = Rules((room,) * request.ranks, spared=spared)
         orders = greedy(owners, request.microbatches, request.costs, rules)
-        timed = carried_out(owners, orders, request.costs)
+        timed = time_orders(owners, orders, request.costs)
         if timed is not None and sum(map(len, orders)) == 3 * len(owners) * request.microbatches:
             yield timed.step_s, orders
 

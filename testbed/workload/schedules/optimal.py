@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from testbed.workload.schedules import schedule_cache
 from testbed.workload.schedules.actions import ScheduleError
-from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, Searched, schedule
+from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, SearchResult, schedule
 
 
 @SCHEDULES.register("optimal")
 @schedule(chunks=None, split=True, by_costs=True, searched=True)
-def optimal(request: ScheduleRequest) -> Searched:
+def optimal(request: ScheduleRequest) -> SearchResult:
     """One stage per rank, or two, there and back. ScheduleError for more."""
     from testbed.workload.schedules.optimal_search import optimum  # noqa: PLC0415 (it goes by the other schedules)
 

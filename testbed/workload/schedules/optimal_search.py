@@ -1,21 +1,26 @@
-"""The quickest order that can be found of a pipeline's step, and how far from the best it can be at most.
+"""The search for the fastest order of a pipeline's step, and a lower bound that tells how good it is.
 
-Whatever is known already is tried first; the best of it is where OR-Tools' CP-SAT begins. Steps of many actions are
-gone through in windows of time, one after the other, over and over (large-neighbourhood search), on the same model.
+Known schedules are tried first; the best of them is where OR-Tools' CP-SAT begins. Steps of many actions are searched
+in windows of time, one after the other, repeatedly (large-neighbourhood search), on the same model.
+
+The lower bound needs no search. A microbatch goes through all stages and back. A rank computes all of its share once
+the first one has reached it; a link carries all messages between the first that can go and what is left of the route
+behind the last; and a rank that may hold K activations holds each of them for at least a way to the end and back.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import accumulate
 
-from testbed.workload.schedules.action_times import carried_out, most_alive
-from testbed.workload.schedules.actions import Order, ScheduleError
-from testbed.workload.schedules.base import SCHEDULES, ScheduleEntry, ScheduleRequest, Searched
-from testbed.workload.schedules.cp_sat import Shop, improve, renamed
+from testbed.workload.schedules.action_times import peak_activations, time_orders
+from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Order, ScheduleError
+from testbed.workload.schedules.base import SCHEDULES, ScheduleEntry, ScheduleRequest, SearchResult
+from testbed.workload.schedules.cp_sat import JobShop, improve, renamed
 from testbed.workload.schedules.greedy import Rules, greedy
-from testbed.workload.schedules.lower_bound import shortest_s
 
 WHOLE = 1000  # actions up to which a step is searched as a whole only
 WINDOW = 240  # actions of a window
@@ -34,12 +39,12 @@ def room_of(request: ScheduleRequest) -> int:
     return max(request.chunks, round(request.memory * request.ranks * request.chunks))
 
 
-def optimum(request: ScheduleRequest, owners: Sequence[int]) -> Searched:
+def optimum(request: ScheduleRequest, owners: Sequence[int]) -> SearchResult:
     """With stages on these ranks. The same on every machine: effort is counted, not timed. ScheduleError.
 
     Without effort, or where what is known is as quick as its bound, it is that, and nothing is searched for.
     """
-    shop = Shop(tuple(owners), request.microbatches, request.costs, room_of(request))
+    shop = JobShop(tuple(owners), request.microbatches, request.costs, room_of(request))
     known = sorted(_known(request, shop), key=lambda found: found[1])
     if not known:
         raise ScheduleError(got=f"memory {request.memory}", expected="enough for one schedule that is known")
@@ -53,13 +58,13 @@ def optimum(request: ScheduleRequest, owners: Sequence[int]) -> Searched:
     step_s, orders = min(
         (known[0][1], known[0][2]), (search.step_s, search.orders), key=lambda found: found[0]
     )
-    return Searched(orders, step_s, {request.chunks: min(search.bound_s, step_s)}, listed)
+    return SearchResult(orders, step_s, {request.chunks: min(search.bound_s, step_s)}, listed)
 
 
 class _Search:
     """From orders to better ones, as long as there is effort."""
 
-    def __init__(self, shop: Shop, orders: tuple[Order, ...], effort: float, beat_s: float) -> None:
+    def __init__(self, shop: JobShop, orders: tuple[Order, ...], effort: float, beat_s: float) -> None:
         self.shop, self.orders, self.effort, self.beat_s = shop, orders, effort, beat_s
         self.step_s = shop.step_s(orders)
         self.bound_s = shortest_s(shop)
@@ -83,7 +88,7 @@ class _Search:
         each, first, since_won = ROUND * self.effort, 0, 0
         count = sum(map(len, self.orders))
         while self.effort > 0 and since_won < 2 * count / WINDOW + 1:
-            timed = carried_out(self.shop.owners, self.orders, self.shop.costs)
+            timed = time_orders(self.shop.owners, self.orders, self.shop.costs)
             assert timed is not None
             in_time = sorted(timed.starts_s, key=lambda action: timed.starts_s[action])
             found = improve(self.shop, self.orders, each, in_time[first : first + WINDOW])
@@ -107,7 +112,7 @@ class _Search:
             listener(f"{stages}: {self.step_s:.4g} s, at least {min(self.bound_s, self.step_s):.4g} s")
 
 
-def _known(request: ScheduleRequest, shop: Shop) -> Iterator[tuple[str, float, tuple[Order, ...]]]:
+def _known(request: ScheduleRequest, shop: JobShop) -> Iterator[tuple[str, float, tuple[Order, ...]]]:
     """(name, step time, orders) of schedules on these stages that fit in memory, and of a play with all of it."""
     for name, entry in SCHEDULES.items():
         if not isinstance(entry, ScheduleEntry) or entry.searched or entry.chunks != request.chunks:
@@ -115,12 +120,76 @@ def _known(request: ScheduleRequest, shop: Shop) -> Iterator[tuple[str, float, t
         found = []
         for costs in dict.fromkeys((request.costs, request.named or request.costs)):
             made = entry.make(replace(request, costs=costs))
-            assert not isinstance(made, Searched)
+            assert not isinstance(made, SearchResult)
             found.append(tuple(map(tuple, made)))
-        fitting = [orders for orders in found if most_alive(orders) <= shop.room + 1e-9]
+        fitting = [orders for orders in found if peak_activations(orders) <= shop.room + 1e-9]
         if fitting:
             best = min(fitting, key=shop.step_s)
             yield name, shop.step_s(best), best
     rules = Rules((shop.room,) * shop.ranks)
     orders = greedy(shop.owners, shop.microbatches, shop.costs, rules)
     yield "", shop.step_s(orders), orders
+
+
+def shortest_s(shop: JobShop) -> float:
+    """Seconds. Weight gradients may be cut in parts; nothing else."""
+    way = _Way(shop)
+    return max(*way.by_ranks(), *way.by_links(), *way.by_memory())
+
+
+class _Way:
+    """Of one microbatch alone: every action, when it begins, and what is behind it."""
+
+    def __init__(self, shop: JobShop) -> None:
+        self.shop, costs = shop, shop.costs
+        stages = range(len(shop.owners))
+        self.stages = [
+            [stage for stage in stages if shop.owners[stage] == rank] for rank in range(shop.ranks)
+        ]
+        actions = [Action(stage, FORWARD, 0) for stage in stages]
+        actions += [Action(stage, INPUT, 0) for stage in reversed(stages)]
+        self.ranks = [shop.owners[action.stage] for action in actions]
+        self.hops = [
+            costs.hop(here, there) if here != there else (0.0, 0.0)
+            for here, there in zip(self.ranks, self.ranks[1:], strict=False)
+        ]
+        takes_s = [costs.of(action) for action in actions]
+        moves_s = [latency_s + busy_s for latency_s, busy_s in self.hops]
+        both_s = [one + move for one, move in zip(takes_s, [*moves_s, 0.0], strict=True)]
+        self.begins_s = [0.0, *accumulate(both_s[:-1])]
+        self.ends_s = [begin + takes for begin, takes in zip(self.begins_s, takes_s, strict=True)]
+        # the first stage's weight gradient comes after all
+        self.whole_s = self.ends_s[-1] + costs.of(Action(0, WEIGHT, 0))
+
+    def by_ranks(self) -> Iterator[float]:
+        """Each computes all it has, once the first microbatch is there."""
+        shop = self.shop
+        for stages in self.stages:
+            each_s = sum(
+                shop.costs.of(Action(stage, kind, 0)) for stage in stages for kind in (FORWARD, INPUT, WEIGHT)
+            )
+            yield self.begins_s[stages[0]] + shop.microbatches * each_s
+
+    def by_links(self) -> Iterator[float]:
+        """One message at a time in each direction."""
+        crossings: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for place, (here, there) in enumerate(zip(self.ranks, self.ranks[1:], strict=False)):
+            if here != there:
+                crossings[here, there].append(place)
+        for places in crossings.values():
+            latency_s, busy_s = self.hops[places[0]]
+            first_s = min(self.ends_s[place] for place in places)
+            behind_s = min(self.whole_s - self.begins_s[place + 1] for place in places)
+            yield first_s + self.shop.microbatches * len(places) * busy_s + latency_s + behind_s
+
+    def by_memory(self) -> Iterator[float]:
+        """An activation is alive from the end of its forward pass to the beginning of the way back at the least."""
+        shop, count = self.shop, len(self.shop.owners)
+        for stages in self.stages:
+            back = [2 * count - 1 - stage for stage in stages]
+            alive_s = sum(
+                self.begins_s[there] - self.ends_s[stage] for stage, there in zip(stages, back, strict=True)
+            )
+            first_s = min(self.ends_s[stage] for stage in stages)
+            behind_s = min(self.whole_s - self.begins_s[there] for there in back)
+            yield first_s + shop.microbatches * alive_s / shop.room + behind_s

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from testbed.caches import user_cache
 from testbed.workload.schedules.actions import read_csv, write_csv
-from testbed.workload.schedules.base import ScheduleRequest, Searched
+from testbed.workload.schedules.base import ScheduleRequest, SearchResult
 
 RULES = 2  # of the search: another number where it would find something else
 
-_known: dict[str, Searched] = {}
+_known: dict[str, SearchResult] = {}
 
 
 def folder() -> Path:
@@ -23,7 +23,7 @@ def folder() -> Path:
     return user_cache("schedules")
 
 
-def find(request: ScheduleRequest) -> Searched | None:
+def find(request: ScheduleRequest) -> SearchResult | None:
     """What was found for the same before."""
     key = _key(request)
     if key not in _known:
@@ -32,11 +32,11 @@ def find(request: ScheduleRequest) -> Searched | None:
             known = tuple((str(name), float(step_s)) for name, step_s in kept["known"])
             orders = read_csv(kept["orders"])
             bounds_s = {int(chunks): float(bound_s) for chunks, bound_s in kept["bounds_s"].items()}
-            _known[key] = Searched(orders, float(kept["step_s"]), bounds_s, known)
+            _known[key] = SearchResult(orders, float(kept["step_s"]), bounds_s, known)
     return _known.get(key)
 
 
-def keep(request: ScheduleRequest, found: Searched) -> None:
+def keep(request: ScheduleRequest, found: SearchResult) -> None:
     """For the next time; only in this process where the cache cannot be written."""
     key = _key(request)
     _known[key] = found

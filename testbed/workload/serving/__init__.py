@@ -1,8 +1,7 @@
 """Serving: when requests arrive, how they go together, what nodes of accelerator cards do for them and send."""
 
-from testbed.workload.serving.arrivals import Batch, closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
-from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.frontend import Batch, Node, closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.request_plan import Answer, Serving, plan_serving
 
 __all__ = [

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from testbed.spec.serving import HOST, PIPELINE, InferenceSpec
 from testbed.spec.units import format_size
 from testbed.workload.plans import Mark
-from testbed.workload.serving.arrivals import Batch
 from testbed.workload.serving.costs import TOKEN_BYTES, Card, GenerationCosts, ServingProblem
-from testbed.workload.serving.front import Front
-from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.frontend import Batch, FrontEnd, Node
 
 
 class Generation:
@@ -58,7 +56,7 @@ class Generation:
         turn = self._turns[node.host] = self._turns.get(node.host, -1) + 1
         return (node.cards[turn % len(node.cards)],)
 
-    def serve(self, front: Front, number: int, batch: Batch, node: Node) -> list[Mark]:
+    def serve(self, front: FrontEnd, number: int, batch: Batch, node: Node) -> list[Mark]:
         """When each token has arrived, the first one first."""
         size, prompt = batch.size, self.model.prompt_tokens
         ready = front.arrive(number, batch, node, size * prompt * TOKEN_BYTES)
@@ -82,14 +80,14 @@ class Generation:
                 known = [self._back(front, number, size, cards, there, done[-1])]
         return tokens
 
-    def _token(self, front: Front, number: int, size: int, card: int, node: Node, after: Mark) -> Mark:
+    def _token(self, front: FrontEnd, number: int, size: int, card: int, node: Node, after: Mark) -> Mark:
         """To who asked for it."""
         lane = str(number)
         out = front.send(f"token {number}", card, node.host, size * TOKEN_BYTES, after, lane)
         return front.answer(f"token {number}", node, size * TOKEN_BYTES, out, lane)
 
     def _back(
-        self, front: Front, number: int, size: int, cards: Sequence[int], node: Node, after: Mark
+        self, front: FrontEnd, number: int, size: int, cards: Sequence[int], node: Node, after: Mark
     ) -> Mark:
         """The last card's token to the first, which goes on with it."""
         way = [cards[-1], *([node.host] if self.spec.gather == HOST else []), cards[0]]
@@ -97,7 +95,7 @@ class Generation:
 
     def _move_cache(
         self,
-        front: Front,
+        front: FrontEnd,
         number: int,
         size: int,
         source: tuple[Node, Sequence[int]],
@@ -120,7 +118,7 @@ class Generation:
 
     def _pass(
         self,
-        front: Front,
+        front: FrontEnd,
         name: str,
         cards: Sequence[int],
         node: Node,
@@ -148,7 +146,7 @@ class Generation:
         return done
 
     def _layers(
-        self, front: Front, name: str, card: int, tokens: int, context: int, after: Sequence[Mark]
+        self, front: FrontEnd, name: str, card: int, tokens: int, context: int, after: Sequence[Mark]
     ) -> Mark:
         """Layer by layer: attention here, experts there; each of their cards gets an equal part of the tokens."""
         costs, lane = self.costs, name.partition(" ")[2].partition(".")[0]

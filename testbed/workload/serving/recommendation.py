@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from testbed.spec.serving import HOST, PIPELINE, REPLICATE, InferenceSpec
 from testbed.spec.units import format_size
 from testbed.workload.plans import Mark
-from testbed.workload.serving.arrivals import Batch
 from testbed.workload.serving.costs import Card, RecommendationCosts, ServingProblem
-from testbed.workload.serving.front import Front
-from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.frontend import Batch, FrontEnd, Node
 
 
 def shares(tables: int, cards: int) -> list[int]:
@@ -48,7 +46,7 @@ class Recommendation:
         """What arrives: all indices, and features."""
         return self.costs.indices_bytes(requests, self.model.tables) + self.costs.features_bytes(requests)
 
-    def serve(self, front: Front, number: int, batch: Batch, node: Node) -> list[Mark]:
+    def serve(self, front: FrontEnd, number: int, batch: Batch, node: Node) -> list[Mark]:
         """The answer's arrival."""
         size = batch.size
         ready = front.arrive(number, batch, node, self.request_bytes(size))
@@ -60,7 +58,7 @@ class Recommendation:
         return [front.answer(f"answer {number}", node, self.costs.scores_bytes(size), back)]
 
     def _lookup(
-        self, front: Front, number: int, size: int, card: int, tables: int, after: Sequence[Mark]
+        self, front: FrontEnd, number: int, size: int, card: int, tables: int, after: Sequence[Mark]
     ) -> list[Mark]:
         """Pooled vectors of a card's tables; where it has none, what it waited for."""
         if not tables:
@@ -69,14 +67,14 @@ class Recommendation:
         return [front.compute(f"lookup {number}", card, seconds, after)]
 
     def _dense(
-        self, front: Front, number: int, size: int, card: int, share: float, after: Sequence[Mark]
+        self, front: FrontEnd, number: int, size: int, card: int, share: float, after: Sequence[Mark]
     ) -> Mark:
         flop = share * self.costs.dense_flop(size)
         seconds = self.card.takes_s(flop, self.costs.weights_bytes(0, share))
         return front.compute(f"dense {number}", card, seconds, after)
 
     def _replicate(
-        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+        self, front: FrontEnd, number: int, size: int, node: Node, ready: Mark, turn: int
     ) -> tuple[Mark, int]:
         card = node.cards[turn % len(node.cards)]
         came = front.send(f"indices {number}", node.host, card, self.request_bytes(size), ready)
@@ -84,7 +82,7 @@ class Recommendation:
         return self._dense(front, number, size, card, 1.0, looked), card
 
     def _sharded(
-        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+        self, front: FrontEnd, number: int, size: int, node: Node, ready: Mark, turn: int
     ) -> tuple[Mark, int]:
         """The dense part's card has its own pooled vectors and needs those of all others."""
         costs, host = self.costs, node.host
@@ -111,7 +109,7 @@ class Recommendation:
         return self._dense(front, number, size, last, 1.0, [*own, *pooled]), last
 
     def _pipeline(
-        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+        self, front: FrontEnd, number: int, size: int, node: Node, ready: Mark, turn: int
     ) -> tuple[Mark, int]:
         """Each card adds its pooled vectors to those of the cards before it, and does its part of the layers."""
         costs, host = self.costs, node.host

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.errors import did_you_mean
 from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.events import KILLS
+from testbed.spec.events import KILL_EVENTS
 from testbed.spec.scenario import Scenario
 from testbed.spec.serving import TRACE, InferenceSpec
 from testbed.spec.units import format_duration
@@ -56,7 +56,7 @@ def inference(request: JobRequest) -> Serving:
 def _check_kills(scenario: Scenario) -> None:
     """Nobody who was killed comes back."""
     for index, event in enumerate(scenario.events):
-        if event.action in KILLS and event.for_s is not None:
+        if event.action in KILL_EVENTS and event.for_s is not None:
             expected = "no `for`: whoever serves requests and was killed does not come back"
             got = format_duration(event.for_s)
             raise ConfigError([Problem(scenario.name, None, f"events.{index}.for", got, expected)])

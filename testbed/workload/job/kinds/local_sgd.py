@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from testbed.spec.units import parse_size
 from testbed.workload.job.kinds.base import WORKLOADS
-from testbed.workload.local_sgd import WHOLE_BITS, Outer
+from testbed.workload.local_sgd import WHOLE_BITS, OuterSchedule
 from testbed.workload.plan import JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.plans.validation import PlanProblem
@@ -41,7 +41,7 @@ def local_sgd(
             rank sends its share of a building's to those in its place elsewhere, and inside what has come is gathered.
     """
     every = _check(inner_steps, outer_parts, outer_overlap, outer_bits)
-    outer = Outer(every, outer_parts, outer_overlap, outer_bits)
+    outer = OuterSchedule(every, outer_parts, outer_overlap, outer_bits)
     builder = PlanBuilder(request)
     buildings = list(request.by_building().values())
     inner = [builder.group("building", ranks) for ranks in buildings if len(ranks) > 1]
@@ -105,7 +105,7 @@ class _Exchanges:
         buildings: list[list[int]],
         inner: list[int],
         whole_bytes: float,
-        outer: Outer,
+        outer: OuterSchedule,
     ) -> None:
         self._builder, self._inner = builder, inner
         self._buildings = len(buildings)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from testbed.spec.workload import COLLECTIVES, DATA_PARALLEL, PARALLEL
-from testbed.workload.job.hardware import slowdowns_of
 from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.job.training import Training, training_of
 from testbed.workload.plan import JobPlan
 from testbed.workload.uniform_plans import plan_collectives, plan_data_parallel

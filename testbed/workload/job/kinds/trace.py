@@ -10,10 +10,16 @@ from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.spec.workload import TRACE
 from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
-from testbed.workload.job.recorded_trace import Pairs, check_choices, done_by, rank_order, recorded_trace
+from testbed.workload.job.recorded_trace import (
+    Pairs,
+    check_choices,
+    rank_order,
+    recorded_trace,
+    with_algorithms,
+)
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.trace_to_plan import plan_trace
+from testbed.workload.plan_volume import plan_traffic
+from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import JobTrace, TraceError
 from testbed.workload.traces.rank_orders import reordered
 
@@ -45,7 +51,7 @@ def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRA
 
 def placed(trace: JobTrace, request: JobRequest) -> JobTrace:
     """A trace with as many ranks as the scenario has, in the order that it says, by its algorithms. TraceError."""
-    done = done_by(trace, request.scenario.workload.algorithms or {})
+    done = with_algorithms(trace, request.scenario.workload.algorithms or {})
     return reordered(done, _order(done, request))
 
 
@@ -55,7 +61,7 @@ def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
         return None
     request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)
     trace = recorded_trace(scenario.workload)
-    order = _order(done_by(trace, scenario.workload.algorithms or {}), request)
+    order = _order(with_algorithms(trace, scenario.workload.algorithms or {}), request)
     return None if order == tuple(range(len(order))) else order
 
 

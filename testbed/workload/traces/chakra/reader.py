@@ -20,8 +20,8 @@ from testbed.workload.traces.chakra.nodes import (
     own_of,
     waited_for,
 )
-from testbed.workload.traces.chakra.order import Item, in_order, orders
 from testbed.workload.traces.chakra.schema import NodeType
+from testbed.workload.traces.chakra.stream_order import Item, in_order, orders
 from testbed.workload.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
 
 _FILE = re.compile(r"(?P<stem>.*?)[._-]?(?P<rank>\d+)\.et(?:\.gz)?", re.ASCII)

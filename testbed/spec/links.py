@@ -1,18 +1,20 @@
-"""WAN links: what one asks of each direction, as written in a file (`...Spec`) and as it is built."""
+"""Links as written in a file (`...Spec`) and as they are built: WAN links by direction, and Ethernet pause with its
+thresholds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Strict, look
-from testbed.spec.link_direction import Direction, LossBursts
-from testbed.spec.pause import PauseSpec
+from testbed.spec.base_model import Finding, StrictModel, look_up
+from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, LossBursts, Pause
 from testbed.spec.scale import UNSCALED, Scale
-from testbed.spec.units import format_duration, format_fraction, format_size
+from testbed.spec.units import format_duration, format_fraction, format_rate, format_size
 from testbed.spec.value_types import (
     Count,
     CountOrNone,
@@ -30,6 +32,78 @@ from testbed.spec.value_types import (
     SizeOrNone,
 )
 from testbed.spec.yaml_loader import Location
+
+# What a switch takes to notice, and a sender to act: the link engine's timers are whole microseconds.
+PAUSE_RESPONSE_S = 2e-6
+HYSTERESIS_FRAMES = 2
+
+
+class PauseSpec(StrictModel):
+    """When the switch at the far end of a link stops who sends there, after IEEE 802.1Qbb with one priority.
+
+    It counts what came by the link and still waits in its queues. What its queues hold is then limited by this alone.
+    """
+
+    xoff_bytes: Queue = Field(
+        default="auto", alias="xoff", description="Above it the sender is paused; auto: `xon` and two frames."
+    )
+    xon_bytes: Queue = Field(
+        default="auto",
+        alias="xon",
+        description="At it, or below, the sender goes on; auto: two frames below `xoff`, or where neither is given "
+        "what keeps the link busy until more comes: its rate times the way there and back, and three frames.",
+    )
+    headroom_bytes: Queue = Field(
+        default="auto",
+        alias="headroom",
+        description="Room beyond `xoff` for what still comes; auto, and at least: the rate times the way there and "
+        "back, and three frames.",
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """The sender goes on no earlier than it was stopped."""
+        if self.xon_bytes != "auto" and self.xoff_bytes != "auto" and self.xon_bytes > self.xoff_bytes:
+            yield Finding(
+                ("xon",), format_size(self.xon_bytes), f"at most xoff ({format_size(self.xoff_bytes)})"
+            )
+
+    def findings(self, rate_bps: float, back_bps: float, way_s: float, frame_bytes: int) -> Iterator[Finding]:
+        """Whether the headroom holds what a link still brings; `way_s`: there and back."""
+        needed = turnaround_bytes(rate_bps, back_bps, way_s, frame_bytes)
+        if self.headroom_bytes != "auto" and self.headroom_bytes < needed:
+            expected = (
+                f"auto, or at least {format_size(needed)}: what {format_rate(rate_bps)} brings in the "
+                f"{format_duration(way_s)} there and back after a pause is sent, and three frames"
+            )
+            yield Finding(("headroom",), format_size(self.headroom_bytes), expected)
+
+    def resolve(
+        self, rate_bps: float, back_bps: float, way_s: float, frame_bytes: int, scale: Scale
+    ) -> Pause:
+        """The final figures. Rates and `way_s`, there and back, are emulated; frames are never scaled."""
+        needed = turnaround_bytes(rate_bps, back_bps, way_s, frame_bytes)
+        apart = HYSTERESIS_FRAMES * frame_bytes
+        xoff, xon, headroom = (
+            None if size == "auto" else round(scale.emulated_bytes(size))
+            for size in (self.xoff_bytes, self.xon_bytes, self.headroom_bytes)
+        )
+        if xon is None:
+            xon = needed if xoff is None else max(0, xoff - apart)
+        if xoff is None:
+            xoff = xon + apart
+        return Pause(xoff, xon, max(needed, headroom or 0))
+
+
+def turnaround_bytes(rate_bps: float, back_bps: float, way_s: float, frame_bytes: int) -> int:
+    """What a link still brings after a pause is sent back, at most: also what keeps it busy after a resume is.
+
+    The frame with which the threshold is passed; until the pause arrives the rate times the way there and back
+    (`way_s`) with a frame that is under way on the way back, and the pause's own; the frame that the sender has just
+    begun. Rates and `way_s` are of the network that is built.
+    """
+    waits_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / back_bps
+    return math.ceil(rate_bps / 8 * (way_s + waits_s + PAUSE_RESPONSE_S) + 2 * frame_bytes)
+
 
 # Buffers below this would drop ordinary bursts: switches are not built with less.
 MIN_AUTO_QUEUE_PACKETS = 64
@@ -63,7 +137,7 @@ class WanLink:
         return self.a_to_b.delay_s + self.b_to_a.delay_s
 
 
-class LossBurstsSpec(Strict):
+class LossBurstsSpec(StrictModel):
     """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad, decided anew before each packet."""
 
     enter: Share = Field(description="Chance that the good channel turns bad.")
@@ -72,7 +146,7 @@ class LossBurstsSpec(Strict):
     loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
 
 
-class DirectionSpec(Strict):
+class DirectionSpec(StrictModel):
     """One direction of a WAN link, where it differs from the link's own settings."""
 
     rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
@@ -90,7 +164,7 @@ class DirectionSpec(Strict):
     ecn_bytes: SizeOrNone = Field(default=None, alias="ecn_threshold", description="Queue that is marked.")
 
 
-class WanSpec(Strict):
+class WanSpec(StrictModel):
     """One or more parallel WAN links between two buildings. What `a_to_b` or `b_to_a` set wins in that direction."""
 
     a: str = Field(description="A building.")
@@ -149,7 +223,7 @@ class WanSpec(Strict):
     def checks(self) -> Iterator[Finding]:
         """Rate and delay are given for both directions; nothing contradicts itself; no packet overtakes light."""
         for key, what in (("rate", "a rate"), ("delay", "a delay")):
-            if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
+            if look_up(self, key) is None and None in (look_up(self.a_to_b, key), look_up(self.b_to_a, key)):
                 yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
         for direction, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
             found = list(self._contradictions(direction, own))
@@ -161,21 +235,21 @@ class WanSpec(Strict):
         def where(name: str, key: str) -> Location:
             return (key,) if getattr(own, name) is None else (direction, key)
 
-        delay_s, jitter_s = first(own.delay_s, self.delay_s), first(own.jitter_s, self.jitter_s)
+        delay_s, jitter_s = first_given(own.delay_s, self.delay_s), first_given(own.jitter_s, self.jitter_s)
         if delay_s is not None and jitter_s > delay_s:
             shown = f"{format_duration(jitter_s)} with a delay of {format_duration(delay_s)}"
             yield Finding(where("jitter_s", "jitter"), shown, "jitter of at most the delay")
-        loss = first(own.loss, self.loss)
-        if loss and first(own.loss_bursts, self.loss_bursts):
+        loss = first_given(own.loss, self.loss)
+        if loss and first_given(own.loss_bursts, self.loss_bursts):
             shown = f"{format_fraction(loss)} beside loss_bursts"
             yield Finding(where("loss", "loss"), shown, "one of both")
-        queue = first(own.queue_bytes, self.queue_bytes)
-        if queue != "auto" and first(own.queue_packets, self.queue_packets):
+        queue = first_given(own.queue_bytes, self.queue_bytes)
+        if queue != "auto" and first_given(own.queue_packets, self.queue_packets):
             shown = f"{format_size(queue)} beside queue_packets"
             yield Finding(where("queue_bytes", "queue"), shown, "one of both")
         if self.pause is not None:
             for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
-                if first(getattr(own, name), getattr(self, name)):
+                if first_given(getattr(own, name), getattr(self, name)):
                     shown = f"{key} beside pause"
                     yield Finding(
                         where(name, key), shown, "one of both: what is under way would not be known"
@@ -205,7 +279,9 @@ class WanSpec(Strict):
 
     def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
         """The final figures of one direction, but for its pause."""
-        asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
+        asked = {
+            name: first_given(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields
+        }
         rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
         return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))
 
@@ -247,7 +323,7 @@ def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, sca
     return final
 
 
-def first(own: Any, common: Any) -> Any:
+def first_given(own: Any, common: Any) -> Any:
     """What one direction has of its own, else what it has in common with the other."""
     return common if own is None else own
 

@@ -1,4 +1,8 @@
-"""What a plan of training goes by, beside its mesh, schedule and stages."""
+"""Options of a training plan, and which ranks can share one pattern.
+
+Replicas at one place of the pipeline differ in their peers and groups alone, unless experts get unequal shares, or keys
+and values travel around a ring. The plan is made for one of them, as a pattern that all of them use.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from testbed.spec.scale import UNSCALED, Scale
-from testbed.workload.intra_node import WithinRank
-from testbed.workload.local_sgd import Outer
-from testbed.workload.sequence_blocks import BlockWise
+from testbed.workload.intra_node import IntraNodeModel
+from testbed.workload.local_sgd import OuterSchedule
+from testbed.workload.parallelism import CONTEXT, EXPERT, TENSOR
+from testbed.workload.plan_patterns import Relocation
+from testbed.workload.sequence_parallel import BlockWise
 
 
 class SendToken(NamedTuple):
@@ -57,9 +63,9 @@ class Options:
     seed: int = 0
     dscps: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = UNSCALED
-    within: Sequence[WithinRank] = ()
+    within: Sequence[IntraNodeModel] = ()
     training_steps: int = 1
-    outer: Outer | None = None
+    outer: OuterSchedule | None = None
 
     @property
     def likeness(self) -> Hashable:
@@ -70,3 +76,27 @@ class Options:
 
 
 _LIKE = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]
+
+
+def move_of(groups: Mapping[str, Group], line: Sequence[int]) -> Relocation:
+    """Of a rank in these groups, and in this line of a pipeline's ranks."""
+    return Relocation(tuple(own.number for own in groups.values()), tuple(line))
+
+
+def in_places(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """A rank's groups as a pattern has them: numbered by their places here."""
+    return {name: Group(place, own.members) for place, (name, own) in enumerate(groups.items())}
+
+
+def likeness(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:
+    """Equal for ranks that do alike if they are at one place of the pipeline, but for turns that they take (`turns`).
+
+    None for those that are like no other.
+    """
+    uneven = options.routing_skew and EXPERT in groups
+    blocks = options.blocks is not None and TENSOR in groups
+    if uneven or blocks or CONTEXT in groups:
+        return None
+    sizes = tuple((name, len(own.members)) for name, own in groups.items())
+    within = repr(options.within[rank]) if options.within else None
+    return sizes, options.slowdowns.get(rank, 1.0), within

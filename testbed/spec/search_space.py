@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, Strict
+from testbed.spec.base_model import Finding, Form, StrictModel
 from testbed.spec.catalogue import baselines
-from testbed.spec.recorded_job import OF_RECORDED
+from testbed.spec.recorded_job import RECORDED_JOB_KEYS
 from testbed.spec.value_types import Count, Flag, SizeOrNone, choice
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show
 
 BASELINES = tuple(baselines())
-USUAL = tuple(name for name, entry in baselines().items() if entry.get("usual", True))
-_OF_RECORDED = tuple(f"workload.{name}." for name in (*OF_RECORDED, "tuning"))
+DEFAULT_BASELINES = tuple(name for name, entry in baselines().items() if entry.get("usual", True))
+_OF_RECORDED = tuple(f"workload.{name}." for name in (*RECORDED_JOB_KEYS, "tuning"))
 
 
 def _parse_space(value: object) -> dict[str, tuple[Any, ...]]:
@@ -43,7 +43,7 @@ _SPACE = Form(
 )
 
 
-class ExploreSpec(Strict):
+class ExploreSpec(StrictModel):
     """A search over configurations of this scenario."""
 
     space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = Field(
@@ -73,7 +73,7 @@ class ExploreSpec(Strict):
         "left out.",
     )
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
-        default=USUAL,
+        default=DEFAULT_BASELINES,
         description="What the best is held against, from data/baselines.yaml; with `trace` or `chakra` the job as "
         "given. Planners of unlike accelerators (amp, metis, hetccl) have to be named.",
     )
@@ -103,7 +103,7 @@ class ExploreSpec(Strict):
         if self.memory_bytes is not None:
             expected = "it with workload.parallelism: a trace does not say what ranks keep in memory"
             yield Finding(("memory",), "memory with trace or chakra", expected)
-        if self.baselines and self.baselines != USUAL:
+        if self.baselines and self.baselines != DEFAULT_BASELINES:
             expected = "them with workload.parallelism: what they choose is the trace's"
             yield Finding(("baselines",), f"[{', '.join(self.baselines)}] with trace or chakra", expected)
 

@@ -1,15 +1,67 @@
-"""Write docs/reference/configuration.md, all keys, from the models: `python -m testbed.spec reference`."""
+"""Configuration files of any kind: detect, load, expand, JSON schema, and the reference of all keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from testbed.spec.base_model import Form, Strict
+from testbed.spec.base_model import Form, StrictModel, validate
+from testbed.spec.catalogue import locate_file
+from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
+from testbed.spec.scenario_files import read_scenario
 from testbed.spec.topology import TopologySpec
+from testbed.spec.yaml_loader import Document, read_document
+
+Kind = Literal["topology", "scenario"]
+_MODELS: dict[Kind, type[StrictModel]] = {"topology": TopologySpec, "scenario": Scenario}
+
+
+def describe_kind(path: Path | str) -> Kind:
+    """The kind of a file, told by its keys. ConfigError if it is neither."""
+    return _kind(read_document(locate_file(path)))
+
+
+def _kind(document: Document) -> Kind:
+    if "topology" in document.data:
+        return "scenario"
+    if "buildings" in document.data:
+        return "topology"
+    keys = f"the keys {', '.join(document.data)}" if document.data else "no keys"
+    expected = "the key buildings (a topology) or topology (a scenario)"
+    raise ConfigError([Problem(document.file, 1, "", keys, expected)])
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> StrictModel:
+    """A Scenario or TopologySpec, whichever the file holds, with "path=value" overrides. ConfigError."""
+    path = locate_file(path)
+    document = read_document(path)
+    kind = _kind(document)
+    if kind == "scenario":
+        document = read_scenario(path, overrides)
+    else:
+        for override in overrides:
+            document.override(override)
+    return validate(_MODELS[kind], document)
+
+
+def expand_data(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The fully expanded file as plain data: every default explicit, every quantity with its unit. ConfigError."""
+    return load(path, overrides).to_data()
+
+
+def expand(path: Path | str, overrides: Sequence[str] = ()) -> str:
+    """The fully expanded file as YAML; loading that gives the same object again. ConfigError."""
+    return load(path, overrides).to_yaml()
+
+
+def json_schema(kind: Kind) -> dict[str, Any]:
+    """JSON Schema of the files of a kind, for editors."""
+    return _MODELS[kind].model_json_schema()
+
 
 _INTRODUCTION = """\
 # Configuration reference
@@ -36,7 +88,7 @@ _SEVERAL: dict[Any, _Shape] = {dict: _Shape("Each name", ".NAME"), tuple: _Shape
 
 def reference() -> str:
     """The whole document, in Markdown."""
-    places: dict[type[Strict], str] = {}
+    places: dict[type[StrictModel], str] = {}
     blocks = [_INTRODUCTION]
     for title, model in (("Topology files", TopologySpec), ("Scenario files", Scenario)):
         places[model] = f"those of {title.lower()}"
@@ -44,7 +96,7 @@ def reference() -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _keys(model: type[Strict], prefix: str, places: dict[type[Strict], str]) -> Iterator[str]:
+def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel], str]) -> Iterator[str]:
     """A heading and a paragraph for each key of a model and of the models below it, each model once."""
     for name, info in model.model_fields.items():
         path = prefix + (info.alias or name)
@@ -66,10 +118,10 @@ def _keys(model: type[Strict], prefix: str, places: dict[type[Strict], str]) -> 
             yield from _keys(below, f"{path}{step}.", places)
 
 
-def _below(info: FieldInfo) -> tuple[type[Strict] | None, str]:
+def _below(info: FieldInfo) -> tuple[type[StrictModel] | None, str]:
     """The model whose keys come below a field, if any, and what leads to one of several."""
     for kind in (info.annotation, *get_args(info.annotation)):
-        if isinstance(kind, type) and issubclass(kind, Strict):
+        if isinstance(kind, type) and issubclass(kind, StrictModel):
             return kind, _SEVERAL.get(get_origin(info.annotation), _ONE).step
     return None, ""
 

@@ -1,4 +1,4 @@
-"""What a training job does when a replica of its model is lost, as a scenario says it."""
+"""Replicas of a training job's model: what happens when one is lost, and how seldom they synchronize (local SGD)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Strict
+from testbed.spec.base_model import Finding, Form, StrictModel
 from testbed.spec.units import format_duration
-from testbed.spec.value_types import MAX_DSCP, Count, Duration, Size, choice, whole
+from testbed.spec.value_types import MAX_DSCP, Count, CountOrZero, Duration, Size, choice, whole
 
 FTAR, RESTART = "ftar", "restart"
 PEER, STORAGE = "peer", "storage"
-SILENCES = 3  # so many signs of life may be missing
+MISSED_HEARTBEATS = 3  # so many signs of life may be missing
 
 
-class FaultsSpec(Strict):
+class FaultsSpec(StrictModel):
     """Replicas that come and go. A replica is all ranks of one data_parallel_replicate coordinate."""
 
     mode: Annotated[str, choice("a mode", (FTAR, RESTART))] = Field(
@@ -68,9 +68,9 @@ class FaultsSpec(Strict):
 
     def checks(self) -> Iterator[Finding]:
         """Signs of life come often enough; what all processes have lost, no peer has."""
-        least_s = round(SILENCES * self.heartbeat_s, 9)
+        least_s = round(MISSED_HEARTBEATS * self.heartbeat_s, 9)
         if self.detect_s < least_s:
-            expected = f"at least {format_duration(least_s)}, {SILENCES} times `heartbeat`"
+            expected = f"at least {format_duration(least_s)}, {MISSED_HEARTBEATS} times `heartbeat`"
             yield Finding(("detect",), format_duration(self.detect_s), expected)
         if self.mode == RESTART and self.checkpoint_from == PEER:
             yield Finding(("checkpoint_from",), PEER, f"{STORAGE}, as all ranks end with mode {RESTART}")
@@ -79,3 +79,54 @@ class FaultsSpec(Strict):
     def from_peer(self) -> bool:
         """Whether state goes over the network."""
         return (self.checkpoint_from or (PEER if self.mode == FTAR else STORAGE)) == PEER
+
+
+BITS = (32, 16, 8, 4)
+REDUCED_BITS = 16  # and more: of types that can be added up on their way
+
+
+def _parse_bits(value: object) -> int:
+    if type(value) is not int or value not in BITS:
+        raise ValueError(f"one of: {', '.join(map(str, BITS))}")
+    return value
+
+
+_BITS = Form(_parse_bits, {"enum": list(BITS)})
+
+
+class LocalSgdSpec(StrictModel):
+    """Local SGD, DiLoCo (arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512): bytes and steps, whichever it is.
+
+    Replicas train by themselves, and what their weights have changed is averaged now and then, for an outer optimizer
+    on every rank. What that computes takes no time, and is the same on all.
+    """
+
+    every: Count = Field(description="Training steps from one exchange of a parameter to its next.")
+    parts: Count = Field(
+        default=1,
+        description="The parameters are cut in so many equal parts, which take turns at even distances: a divisor of "
+        "`every`.",
+    )
+    overlap: CountOrZero = Field(
+        default=0,
+        description="Training steps that go on while a part is exchanged, at most `every` / `parts`; 0: the next one "
+        "waits for it.",
+    )
+    bits: Annotated[int, _BITS] = Field(
+        default=32,
+        description="Of a number that is exchanged. 32 and 16 are all-reduced; 8 and 4 cannot be added up on their "
+        "way: each replica gathers all others'.",
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Parts come at even distances, each before its next turn."""
+        if self.every % self.parts:
+            yield Finding(("parts",), str(self.parts), f"a divisor of every ({self.every})")
+        elif self.overlap > self.period:
+            expected = f"0 to {self.period}: every over parts, from one part to the next"
+            yield Finding(("overlap",), str(self.overlap), expected)
+
+    @property
+    def period(self) -> int:
+        """Training steps from one part's exchange to the next one's."""
+        return self.every // self.parts

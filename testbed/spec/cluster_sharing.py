@@ -1,4 +1,4 @@
-"""Which hosts a scheduler gives a job: so many on each rack, zone and building, of those that others leave free."""
+"""Sharing the cluster with other jobs: which hosts a scheduler gives a job, and other jobs' background traffic."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Annotated
 from pydantic import Field
 
 from testbed.errors import BadInput
-from testbed.spec.base_model import Finding, Strict
+from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.buildings import Building, Host
-from testbed.spec.topology import Topology
-from testbed.spec.value_types import Count, Fraction, choice
+from testbed.spec.topology import Topology, expected_host
+from testbed.spec.value_types import Count, Dscp, Fraction, Name, choice, whole
+from testbed.spec.yaml_loader import show
 
 NEAR, SCATTERED = "near", "scattered"
 HOSTS, RACKS = "hosts", "racks"
 Racks = Sequence[Sequence[Host]]
 
 
-class NoRoom(BadInput, ValueError):
+class AllocationError(BadInput, ValueError):
     """A topology does not have what a job asks for; the message says what it has."""
 
 
-class AllocationSpec(Strict):
+class AllocationSpec(StrictModel):
     """Ranks per rack, zone and building, as Meta's scheduler MAST is told them (arXiv:2510.20171); and what is free.
 
     A rack is the hosts of a leaf switch, a zone that of a building with `clos`, else all of the building.
@@ -70,7 +71,7 @@ class AllocationSpec(Strict):
             return
         try:
             allocate(topology, self, ranks, taken, seed)
-        except NoRoom as error:
+        except AllocationError as error:
             yield Finding(("allocation",), error.found, error.expected)
 
     def hosts(
@@ -79,7 +80,7 @@ class AllocationSpec(Strict):
         """Those of `allocate`; none where there is no room, which checks say."""
         try:
             return allocate(topology, self, ranks, taken, seed)
-        except NoRoom:
+        except AllocationError:
             return ()
 
     def wrong_ranks(self, ranks: int) -> str | None:
@@ -108,7 +109,7 @@ def allocate(
             for name in ("per_rack", "per_zone", "per_building")
             if getattr(spec, name)
         )
-        raise NoRoom(
+        raise AllocationError(
             got=f"{ranks} ranks" + (f", {asked}" if asked else ""),
             expected=f"at most {count}: {len(gone)} of {len(topology.hosts)} hosts are others'",
         )
@@ -163,3 +164,29 @@ def _exactly(racks: Racks, unit: int | None) -> list[list[Host]]:
     """Those, without empty ones, if they make up the unit; else none."""
     count = sum(map(len, racks))
     return [list(rack) for rack in racks if rack] if unit is None or count == unit else []
+
+
+class BackgroundTrafficSpec(StrictModel):
+    """Another job: its hosts send to each other across the WAN all the time, as fast as TCP lets them."""
+
+    name: Name = Field(description="Name of the job.")
+    hosts: tuple[str, ...] = Field(
+        description="Its hosts, in two buildings or more; each sends to all in other buildings. They carry no ranks."
+    )
+    connections: Annotated[int, whole(1, 64)] = Field(
+        default=4, description="Connections from each host to each other one."
+    )
+    dscp: Dscp = Field(default=0, description="DSCP of its packets.")
+
+    def target_findings(self, topology: Topology, taken: Sequence[str]) -> Iterator[Finding]:
+        """Whether its hosts exist, are free, and in two buildings or more. taken: hosts of ranks and of other jobs."""
+        known = {host.name: host.building for host in topology.hosts}
+        for position, name in enumerate(self.hosts):
+            where = ("hosts", position)
+            if name not in known:
+                yield Finding(where, show(name), expected_host(topology, name, list(known)))
+            elif name in taken or name in self.hosts[:position]:
+                shown = f"{name}, which has a rank or background traffic already"
+                yield Finding(where, shown, "a host that nobody uses")
+        if len({known.get(name) for name in self.hosts}) < 2:
+            yield Finding(("hosts",), f"[{', '.join(self.hosts)}]", "hosts in two buildings or more")

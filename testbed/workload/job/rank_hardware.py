@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from testbed.spec.buildings import Host
 from testbed.spec.catalogue import accelerators
-from testbed.spec.hardware import Hardware
-from testbed.spec.intra_node import WithinRankSpec
+from testbed.spec.hardware import Hardware, IntraNodeSpec
 from testbed.spec.parallelism import EVEN, StragglerSpec
 from testbed.spec.scale import Scale
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.intra_node import Tiers, WithinRank, within_rank
+from testbed.workload.intra_node import IntraNodeModel, Tiers, model_intra_node
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.parallelism import PIPELINE, REPLICATE, Mesh
 from testbed.workload.stages import Stage
@@ -108,7 +107,7 @@ def microbatch_counts(
 
 def within_of(
     workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh
-) -> tuple[WithinRank, ...]:
+) -> tuple[IntraNodeModel, ...]:
     """By rank, what its accelerators take to send each other; none where nothing is asked for. ConfigError.
 
     Each rank's are those of its host, and share its card.
@@ -118,11 +117,11 @@ def within_of(
     if asked is None:
         return ()
     has = [(host.hardware.accelerator or workload.accelerator, host.nic.rate_bps) for host in hosts]
-    known = {own: within_rank(mesh, _tiers(asked, *own, scale, mesh)) for own in dict.fromkeys(has)}
+    known = {own: model_intra_node(mesh, _tiers(asked, *own, scale, mesh)) for own in dict.fromkeys(has)}
     return tuple(known[own] for own in has)
 
 
-def _tiers(asked: WithinRankSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
+def _tiers(asked: IntraNodeSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
     """Of a rank with these accelerators and an emulated card. ConfigError where nothing says their links."""
     entry = accelerators().get(accelerator or "", {})
     scale_up, rate_bps = asked.scale_up, asked.scale_up_rate_bps

@@ -1,0 +1,212 @@
+"""The volume of a plan: elements of arrays, number of messages, and bytes per ordered pair of ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from testbed.comm.collectives import AUTO, TuningTable, collective_of, traffic
+from testbed.comm.collectives.algorithm_selection import pieces_for, plan_of
+from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic
+from testbed.comm.collectives.registry import PlanRequest
+from testbed.plugins import is_file_name
+from testbed.workload.plan import Block, GroupCollective, JobPlan, Message, RankPlan
+
+ArrayKey = tuple[str, int, str, int]
+"""A stream, a group of it, a collective, elements."""
+
+
+def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey]:
+    """The arrays that a rank's collectives use, by their index in its plan: those with one key share them.
+
+    Operations of a stream come one by one. All-to-alls with uneven rows of one group use those of the largest. apart:
+    groups whose collectives share none.
+    """
+    most: dict[tuple[str, int], int] = {}
+    collectives = [(index, found) for index, found in enumerate(plan) if isinstance(found, GroupCollective)]
+    for _, operation in collectives:
+        if operation.uneven:
+            stream = operation.stream, operation.group
+            most[stream] = max(most.get(stream, 0), operation.numel)
+    return {
+        index: (
+            f"{operation.stream} #{index}" if operation.group in apart else operation.stream,
+            operation.group,
+            operation.collective,
+            most[operation.stream, operation.group] if operation.uneven else operation.numel,
+        )
+        for index, operation in collectives
+    }
+
+
+def room_elements(plan: RankPlan) -> dict[str, int]:
+    """Of the array that a rank's messages of each stream share."""
+    rooms: dict[str, int] = {}
+    for operation in plan:
+        if isinstance(operation, Message) and not isinstance(operation, Block):
+            rooms[operation.stream] = max(rooms.get(operation.stream, 0), operation.numel)
+    return rooms
+
+
+def block_elements(plan: RankPlan) -> dict[int, int]:
+    """The largest block of each group in whose windows a rank has some."""
+    found: dict[int, int] = {}
+    for operation in plan:
+        if isinstance(operation, Block):
+            found[operation.group] = max(found.get(operation.group, 0), operation.numel)
+    return found
+
+
+def plan_elements(plan: JobPlan) -> int:
+    """Of all arrays of all ranks."""
+    alike: dict[tuple[str, int, int, bool], int] = {}
+    found = 0
+    for rank, own in enumerate(plan.ranks):
+        found += sum(room_elements(own).values())
+        for group, numel in block_elements(own).items():
+            # two windows, and what is added to partial sums
+            found += (3 * len(plan.groups[group][1]) - 1) * numel
+        for _, group, collective, numel in set(array_keys(own).values()):
+            members = plan.groups[group][1]
+            own_rank = members.index(rank)
+            key = collective, numel, len(members), own_rank == 0
+            if key not in alike:
+                sides = collective_of(collective).elements(numel, own_rank, len(members))
+                alike[key] = sum(side or 0 for side in sides)
+            found += alike[key]
+    return found
+
+
+def result_elements(plan: JobPlan) -> int | None:
+    """Return how many elements of results all ranks together get in a step; None where blocks pass through windows."""
+    alike: dict[tuple[str, int, int, bool], int] = {}
+    found = 0
+    for rank, own in enumerate(plan.ranks):
+        if any(isinstance(operation, Block) for operation in own):
+            return None
+        found += sum(one.numel for one in own if isinstance(one, Message) and not one.sends)
+        for _, group, collective, numel in array_keys(own).values():
+            members = plan.groups[group][1]
+            own_rank = members.index(rank)
+            key = collective, numel, len(members), own_rank == 0
+            if key not in alike:
+                before, after = collective_of(collective).elements(numel, own_rank, len(members))
+                alike[key] = before if after is None else after
+            found += alike[key]
+    return found
+
+
+@dataclass(frozen=True)
+class PlanLoad:
+    """Of all ranks in a step, or of one."""
+
+    messages: float
+    sent_bytes: float
+
+
+def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad:
+    """Of a plan whose collectives all name their algorithms. One member of each group stands for the others.
+
+    size_scale: by which the plan's arrays are going to be divided, which go in fewer pieces then; the bytes are the
+    plan's own.
+    """
+    known: dict[GroupCollective, PlanLoad] = {}
+    messages, sent = 0.0, 0.0
+    for operation in (operation for own in plan.ranks for operation in own):
+        if isinstance(operation, GroupCollective):
+            alike = operation.alike
+            if alike not in known:
+                buildings = plan.near_of(operation.group)
+                known[alike] = _of_member(alike, buildings, itemsize, plan.tuning, size_scale)
+            messages, sent = messages + known[alike].messages, sent + known[alike].sent_bytes
+        elif isinstance(operation, Message) and operation.sends:
+            messages, sent = messages + 1, sent + operation.numel * itemsize
+    return PlanLoad(messages, sent)
+
+
+def _of_member(
+    operation: GroupCollective,
+    buildings: tuple[int, ...],
+    itemsize: int,
+    tuning: TuningTable,
+    size_scale: float,
+) -> PlanLoad:
+    """Of the one in the middle."""
+    size = len(buildings)
+    if operation.uneven:
+        return PlanLoad(size - 1, sum(map(sum, operation.sent_rows())) * itemsize / size)
+    known = collective_of(operation.collective)
+    size_bytes = known.part(operation.numel, size) * itemsize
+    algorithm = operation.algorithm
+    if algorithm == AUTO:
+        algorithm = tuning.choose(operation.collective, size_bytes, buildings)
+    pieces = pieces_for(known, algorithm, round(size_bytes / size_scale), size)
+    plan = plan_of(known, algorithm, PlanRequest(size // 2, buildings, 0, pieces))
+    steps = [step for stages in plan.channels for stage in stages for strand in stage for step in strand]
+    sent = plan.sent(plan.bounds(known.part(operation.numel, size) * known.blocks(size)))
+    return PlanLoad(sum(len(step.sends) for step in steps), sum(sent.values()) * itemsize)
+
+
+def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
+    """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
+    found: Counter[tuple[int, int]] = Counter()
+    alike: dict[object, tuple[GroupCollective, int]] = {}
+    for rank, operations in enumerate(plan.exchanged):
+        for operation, many in operations:
+            if dscp not in (None, plan.dscp(operation)):
+                continue
+            if isinstance(operation, GroupCollective):
+                if rank == plan.groups[operation.group][1][0]:
+                    _, before = alike.get(operation.sending, (operation, 0))
+                    alike[operation.sending] = operation, before + many
+            elif operation.sends:
+                found[rank, operation.peer] += many * operation.numel * itemsize
+    for operation, many in alike.values():
+        members = plan.groups[operation.group][1]
+        buildings = plan.near_of(operation.group)
+        for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
+            found[ends] += many * size
+    return found
+
+
+def group_traffic(
+    operation: GroupCollective,
+    members: Sequence[int],
+    itemsize: int,
+    buildings: Sequence[int],
+    tuning: TuningTable,
+) -> dict[tuple[int, int], int]:
+    """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
+    if operation.uneven:
+        rows = rows_traffic(operation.sent_rows(), itemsize, operation.algorithm)
+        return {(members[here], members[there]): count for (here, there), count in rows.items()}
+    algorithm = algorithm_taken(operation, buildings, itemsize, tuning)
+    of_file = is_file_name(operation.collective) or is_file_name(algorithm)
+    find = _traffic.__wrapped__ if of_file else _traffic
+    found = find(operation.collective, algorithm, operation.numel, itemsize, tuple(buildings))
+    return {(members[here], members[there]): count for (here, there), count in found.items()}
+
+
+def algorithm_taken(
+    operation: GroupCollective, buildings: Sequence[int], itemsize: int, tuning: TuningTable
+) -> str:
+    """What an even collective goes by; buildings: of its members."""
+    if operation.algorithm != AUTO:
+        return operation.algorithm
+    numel = collective_of(operation.collective).part(operation.numel, len(buildings))
+    return tuning.choose(operation.collective, numel * itemsize, buildings)
+
+
+@lru_cache(4096)  # searches ask for the same collectives again and again
+def _traffic(
+    collective: str, algorithm: str, numel: int, itemsize: int, buildings: tuple[int, ...]
+) -> Mapping[tuple[int, int], int]:
+    return traffic(
+        collective,
+        algorithm,
+        collective_of(collective).part(numel, len(buildings)),
+        itemsize,
+        buildings,
+    )
