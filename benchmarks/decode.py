@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import testbed
-from testbed.measure.results.decoding_result import Decoding
-from testbed.measure.results.decoding_summary import token_times as times_of
-from testbed.measure.results.decoding_summary import tokens_of
+from testbed.measure.results.serving_result import Decoding
+from testbed.measure.results.serving_summary import token_times as times_of
+from testbed.measure.results.serving_summary import tokens_of
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.path_inputs import routed
 from testbed.prediction.simulation import simulate

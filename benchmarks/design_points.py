@@ -26,10 +26,10 @@ from typing import Any
 from testbed.cli.experiments.search_confirmation import kendall_tau
 from testbed.cli.experiments.search_log import RESULT
 from testbed.measure.results.shards import SEED_STEP
-from testbed.show.report.compare import speedup_interval
-from testbed.show.report.formatting import time_text
+from testbed.show.report.variant_text import speedup_interval
 from testbed.spec.catalogue import baselines
 from testbed.spec.scenario import load_scenario
+from testbed.spec.units import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out

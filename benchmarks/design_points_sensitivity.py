@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from testbed.cli.experiments.search_log import RESULT
-from testbed.show.report.sensitivity import sensitivity_chart
+from testbed.show.report.exploration import sensitivity_chart
 from testbed.show.report.svg import CHART_WIDTH, standalone
 
 PICTURES = Path(__file__).parents[1] / "docs/evidence/design-points"

@@ -26,7 +26,7 @@ from testbed.comm.replicas.effective_training import (
     PAPER_TOLERANT_EFFECTIVE,
     FailureCost,
 )
-from testbed.measure.results.replication_result import ReplicaLoss, Replication
+from testbed.measure.results.replication import ReplicaLoss, Replication
 from testbed.measure.results.result import Result
 from testbed.show.report.svg import Axis, Drawing, standalone
 

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from testbed.show.report.formatting import size_text, time_text
 from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.spec.units import size_text, time_text
 
 ROW, TOP, LABELS, WIDTH, VALUES = 30, 34, 190, 520, 120
 STYLE = """

@@ -34,14 +34,14 @@ from typing import Any
 import yaml
 
 from testbed.cli.experiments.search_confirmation import kendall_tau
-from testbed.measure.results.shards import cut
+from testbed.measure.results.shards import split_into_shards
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.search.default_space import usual_space
 from testbed.prediction.search.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
 from testbed.prediction.search.space import Space
 from testbed.prediction.step_prediction import MOST_PACKETS, prepared
 from testbed.prediction.variant_predictions import predict_all
-from testbed.show.report.compare import half_width
+from testbed.show.report.variant_text import half_width
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -213,7 +213,7 @@ def measured(folder: Path, packets: int = MOST_PACKETS, *, in_a_row: bool = Fals
 
 def predictions(scenario: Scenario, scale: Scale, packets: int) -> dict[str, float]:
     """By variant, seconds: the mean over the seeds with which a run's parts begin, as ports and paths go by them."""
-    seeds = {shard.seed for shard in cut(scenario)}
+    seeds = {shard.seed for shard in split_into_shards(scenario)}
     every = [
         predict_all(scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale, packets)
         for seed in seeds
@@ -223,7 +223,7 @@ def predictions(scenario: Scenario, scale: Scale, packets: int) -> dict[str, flo
 
 def means_in_a_row(scenario: Scenario, scale: Scale, packets: int) -> dict[str, float]:
     """By variant, seconds: of a run's steps, as the model plays them one after the other; none of those it cannot."""
-    shards, found = cut(scenario), dict[str, list[float]]()
+    shards, found = split_into_shards(scenario), dict[str, list[float]]()
     networks = math.ceil(LEAST_DRAWN / sum(shard.trials for shard in shards) * len(scenario.variant_names))
     for shard in shards:
         job = job_of(shard.scenario(scenario), scale)

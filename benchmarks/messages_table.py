@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from testbed.show.report.formatting import size_text, time_text
+from testbed.spec.units import size_text, time_text
 
 HEADS = (
     (

@@ -11,7 +11,7 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.show.report.replicas import replicas_chart
+from testbed.show.report.shared_sections import replicas_chart
 from testbed.show.report.svg import standalone
 
 MARGIN = 8

@@ -7,7 +7,7 @@ Prints the table of docs/reference/transports.md.
 
 from __future__ import annotations
 
-from testbed.measure.execution.start_request import WAYS
+from testbed.measure.execution.benchmark_options import WAYS
 from testbed.prediction.startup_cost import FIGURE_21, PUBLISHED, growth, start_of, usual_groups
 
 SIZES = (1_024, 4_096, 8_192, 32_768, 98_304)

@@ -14,8 +14,8 @@ import math
 from pathlib import Path
 
 import testbed
-from testbed.show.report.formatting import time_text
 from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.spec.units import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios/transports"
 NAMES = ("step-lossy", "step-70b")

@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from testbed.show.report.charts import median_step, steps_of, timeline_chart
-from testbed.show.report.data import load_run
-from testbed.show.report.formatting import time_text
+from testbed.show.report.run_data import load_run
+from testbed.spec.units import time_text
 
 TITLE, WIDTH = 26, 1160
 STYLE = """

@@ -135,8 +135,8 @@ def profile(ranks: int) -> None:
     """Run the part of a run that is inside of the guest, profiled."""
     from dataclasses import asdict  # noqa: PLC0415
 
-    from testbed.measure.execution.resolve_backend import guest_settings  # noqa: PLC0415, F401
-    from testbed.measure.results.shards import cut  # noqa: PLC0415
+    from testbed.measure.execution.network_setup import guest_settings  # noqa: PLC0415, F401
+    from testbed.measure.results.shards import split_into_shards  # noqa: PLC0415
     from testbed.net.virtual.guest import Guest, GuestSettings  # noqa: PLC0415
     from testbed.net.virtual.kernel_image import find_image  # noqa: PLC0415
     from testbed.spec.scale import UNSCALED  # noqa: PLC0415
@@ -146,7 +146,7 @@ def profile(ranks: int) -> None:
         file = Path(folder, "scenario.yaml")
         file.write_text(json.dumps(scenario(ranks)))
         task = {
-            "shard": asdict(cut(load_scenario(file))[0]),
+            "shard": asdict(split_into_shards(load_scenario(file))[0]),
             "scenario": str(file),
             "link_engine": "netem",
             "datapath": "system",

@@ -18,9 +18,9 @@ from testbed.cli.experiments import sweep as sweeping
 from testbed.cli.experiments.executor_choice import engine_named
 from testbed.cli.experiments.run import Listener
 from testbed.cli.experiments.sweep import SweepRequest
+from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.request import Request
-from testbed.measure.execution.resolve_backend import choose_network_without_ranks
+from testbed.measure.execution.run import Request
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from measuring import SCENARIOS, measured, predicted
 
-from testbed.show.report.requests import load_chart
+from testbed.show.report.serving import load_chart
 from testbed.show.report.svg import standalone
 from testbed.spec.scenario import load_scenario
 

@@ -1,4 +1,4 @@
-"""Waits by the rule that chooses a card, against theory: `PYTHONPATH=. python benchmarks/inference/dispatch.py [--runs FOLDER]`.
+"""Waits by dispatch rule, against theory: `PYTHONPATH=. python benchmarks/inference/dispatch.py [--runs FOLDER]`.
 
 By the model, over several seeds, with the standard error over them; with --runs also on packets, a run of each rule of
 scenarios/inference/dispatch.yaml, kept in FOLDER, with the model's figure of the same arrivals beside it.

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.collectives import ALL_REDUCE, choose_algorithm, traffic
-from testbed.measure.execution.resolve_backend import choose_network_backend
-from testbed.measure.fidelity.lower_bound import bottleneck_s
+from testbed.measure.execution.collective_benchmark import bottleneck_s
+from testbed.measure.execution.network_setup import choose_network_backend
 from testbed.measure.ranks.programs import Programs
 from testbed.net.errors import FabricError
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned

@@ -30,24 +30,24 @@ from testbed.cli.virtual import (
     go_on_in_guest,
 )
 from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
-from testbed.measure.execution.bench_request import (
+from testbed.measure.execution.benchmark_options import (
     USUAL_KIND,
     USUAL_PROTOCOL,
-    algorithms_named,
-    check_words,
+    check_bench_options,
     collective_named,
     congestion_control_for,
     guest_bytes,
     guest_for,
+    parse_algorithms,
     sizes_between,
     transport_asked,
-    tuned,
     wants_guest,
     write_rows,
+    write_tuning_table,
 )
-from testbed.measure.execution.bench_run import BenchOptions, BenchRun, Row
-from testbed.measure.execution.rank_packing import ranks_asked
-from testbed.measure.execution.resolve_backend import choose_network
+from testbed.measure.execution.collective_benchmark import BenchOptions, BenchRun, Row
+from testbed.measure.execution.network_setup import choose_network
+from testbed.measure.execution.resources import ranks_asked
 from testbed.plugins import registry, short_name
 from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
@@ -117,9 +117,9 @@ def bench(
     element was wrong.
     """
     collective = collective_named(collective)
-    check_words(dtype, op, transport, protocol, clock)
+    check_bench_options(dtype, op, transport, protocol, clock)
     spec = transport_asked(transport, protocol, preset)
-    algorithms = algorithms_named(collective, algorithm, tune is not None)
+    algorithms = parse_algorithms(collective, algorithm, tune is not None)
     sizes = sizes_between(least, most, factor)
     if wants_guest(clock):
         needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
@@ -158,7 +158,7 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
     if json_file is not None:
         write_rows(json_file, rows, run)
     if tune is not None:
-        for entry in tuned(rows, run, tune).entries:
+        for entry in write_tuning_table(rows, run, tune).entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
 
 

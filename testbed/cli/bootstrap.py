@@ -14,10 +14,16 @@ from rich.console import Console
 from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, JsonFileOption, SeedOption
 from testbed.cli.text_table import print_rows
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, go_on_in_guest
-from testbed.measure.execution.bench_request import guest_for, wants_guest
-from testbed.measure.execution.resolve_backend import choose_network_without_ranks
-from testbed.measure.execution.start_request import WAYS, connection_buffers_bytes, guest_bytes_for, tries_of
-from testbed.measure.execution.start_run import StartRow, StartRun
+from testbed.measure.execution.benchmark_options import (
+    WAYS,
+    bootstrap_trials,
+    connection_buffers_bytes,
+    guest_bytes_for,
+    guest_for,
+    wants_guest,
+)
+from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
+from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.prediction.startup_cost import growth
 from testbed.spec.units import format_size
 
@@ -74,13 +80,13 @@ def bootstrap(
     Time is until the last rank is done, its parts are means over ranks. Buffers are those that protocol `staged` keeps
     for each connection.
     """
-    tries = tries_of(ranks, way, groups, costs, clock)
+    tries = bootstrap_trials(ranks, way, groups, costs, clock)
     if wants_guest(clock):
         needed = guest_bytes_for(tries)
         go_on_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
     console = Console(stderr=True, highlight=False)
     network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
-    run = StartRun(network, seed, lambda line: console.print(f"  {line}"))
+    run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
     kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
     print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
     rows = print_rows(run.rows(tries), HEADINGS, WIDTHS, _cells)
@@ -92,7 +98,7 @@ def bootstrap(
         )
 
 
-def _cells(row: StartRow) -> tuple[Any, ...]:
+def _cells(row: BootstrapRow) -> tuple[Any, ...]:
     name = next((name for name, way in WAYS.items() if way == row.way), "")
     parts = [f"{row.parts.get(part, 0.0):.3f}" for part in ("finding", "topology", "connecting")]
     sizes = (row.memory_bytes, row.sockets * connection_buffers_bytes(), row.bytes_sent)
@@ -100,7 +106,7 @@ def _cells(row: StartRow) -> tuple[Any, ...]:
     return row.ranks, name, f"{row.time_s:.3f}", *parts, row.sockets, *shown, f"{row.predicted.seconds:.3f}"
 
 
-def _growth(rows: Sequence[StartRow]) -> list[str]:
+def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
     """How seconds grow with ranks, for each way that was tried with several."""
     found = []
     for name, way in WAYS.items():

@@ -16,7 +16,7 @@ from testbed.cli.options import MODEL_CLOCK, JobsOption, OutputOption
 from testbed.cli.run_output import telling
 from testbed.measure.results.run_directory import default_path
 from testbed.show.report import print_summary
-from testbed.show.report.formatting import time_text
+from testbed.spec.units import time_text
 
 
 def add_commands(app: typer.Typer) -> None:

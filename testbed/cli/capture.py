@@ -14,8 +14,8 @@ from rich.table import Table
 
 from testbed.contrib.capture.session import Captured, Request, capture
 from testbed.errors import BadInput, did_you_mean
-from testbed.show.report.formatting import size_text, time_text
 from testbed.spec.catalogue import accelerators
+from testbed.spec.units import size_text, time_text
 from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 

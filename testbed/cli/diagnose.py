@@ -14,10 +14,10 @@ from testbed.comm.flight_recorder.pytorch import write_pytorch
 from testbed.errors import BadInput
 from testbed.measure.diagnosis import diagnose as judge
 from testbed.measure.diagnosis import read_evidence
-from testbed.measure.diagnosis.text import diagnosis_lines
-from testbed.measure.execution.flight_dumps import dump_running
+from testbed.measure.diagnosis.dumps import dump_running
+from testbed.measure.diagnosis.verdicts import diagnosis_lines
 from testbed.measure.results.run_directory import hand_over
-from testbed.show.report.diagnosis import write_diagnosis
+from testbed.show.report.diagnosis_page import write_diagnosis
 from testbed.spec.units import parse_duration
 
 DumpsArgument = Annotated[

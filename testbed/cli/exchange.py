@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed.cli.options import AUTO_SCALE, OverridesOption
 from testbed.errors import BadInput
 from testbed.show.exchange import (
-    Given,
+    ImportDefaults,
     MetricsForm,
     export_astra_sim,
     export_chakra,
@@ -167,7 +167,7 @@ def import_(
     What of the file is not in the topology is said on standard error, line by line.
     """
     try:
-        given = Given(
+        given = ImportDefaults(
             None if rate is None else parse_rate(rate),
             None if delay is None else parse_delay(delay),
             None if hosts is None else parse_hosts(hosts),

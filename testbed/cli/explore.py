@@ -30,10 +30,17 @@ from testbed.cli.text_table import console_of_tables
 from testbed.measure.results.run_directory import default_path
 from testbed.prediction.search import Standing
 from testbed.show.report import print_summary
-from testbed.show.report.answer import BEST, answer, best_of, difference, found_words, paired
 from testbed.show.report.exploration import PAGE, compared_rows
-from testbed.show.report.formatting import size_text, time_text
+from testbed.show.report.exploration_findings import (
+    BEST,
+    best_of,
+    describe_findings,
+    difference,
+    found_words,
+    paired,
+)
 from testbed.spec.scenario import load_scenario
+from testbed.spec.units import size_text, time_text
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -153,7 +160,7 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     document, found = explored.document, explored.found
     rows = compared_rows(document)
     # where it is confirmed a run will say how sure it is
-    _tell(found_words(document, rows) if confirming else answer(document, rows), console)
+    _tell(found_words(document, rows) if confirming else describe_findings(document, rows), console)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)

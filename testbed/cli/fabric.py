@@ -20,7 +20,7 @@ from testbed.cli.options import (
     PolicyOption,
     SizeScaleOption,
 )
-from testbed.measure.execution.resolve_backend import choose_network_without_ranks, command_given
+from testbed.measure.execution.network_setup import choose_network_without_ranks, command_given
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import killed
 from testbed.net import doctor

@@ -12,7 +12,7 @@ from testbed.cli.options import JsonOption, OverridesOption
 from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.result import Result
 from testbed.prediction.dry_run import workloads_of
-from testbed.show.report.graph import Form, drawn
+from testbed.show.report.topology_graph import Form, draw_topology
 from testbed.spec.file_formats import json_schema, load
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -86,7 +86,7 @@ def graph(
     found = load(file, overrides or [])
     assert isinstance(found, Scenario | TopologySpec)
     spec = found.topology if isinstance(found, Scenario) else found
-    text = drawn(spec.resolve(), form)
+    text = draw_topology(spec.resolve(), form)
     if output is None:
         print(text, end="")
     else:

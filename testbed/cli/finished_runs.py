@@ -17,8 +17,8 @@ from testbed.cli.run_output import telling
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import hand_over
 from testbed.show.report import write_report
-from testbed.show.report.formatting import time_text
-from testbed.show.report.runs import Comparison, compare_runs, unequal_words
+from testbed.show.report.run_comparison import Comparison, compare_runs, unequal_words
+from testbed.spec.units import time_text
 
 EXIT_DIFFERENT = 4
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `testbed run` made.")]

@@ -22,12 +22,18 @@ from testbed.cli.options import (
 )
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
 from testbed.errors import BadInput
-from testbed.measure.execution.bench_request import congestion_control_for, wants_guest
-from testbed.measure.execution.program_run import check_words, guest_bytes, program_given, run_programs
-from testbed.measure.execution.resolve_backend import choose_network, guest_settings
-from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of
-from testbed.measure.results.failed_run import failed_path
+from testbed.measure.execution.benchmark_options import congestion_control_for, wants_guest
+from testbed.measure.execution.network_setup import choose_network, guest_settings
+from testbed.measure.execution.program_run import (
+    TorchOptions,
+    algorithms_of,
+    check_program_options,
+    guest_bytes,
+    program_given,
+    run_programs,
+)
 from testbed.measure.results.run_directory import default_path
+from testbed.measure.results.unfinished_run import failed_path
 from testbed.net.virtual.guest import Guest, GuestSettings
 from testbed.net.virtual.kernel_image import find_image
 from testbed.spec.policy import DEFAULT_POLICY
@@ -107,7 +113,7 @@ def launch(
     rank before them; the exit status is the worst. When a rank fails the others are stopped.
     """
     command = program_given(context.args)
-    check_words(transport, protocol, clock)
+    check_program_options(transport, protocol, clock)
     options = TorchOptions(
         TransportSpec(kind=transport, protocol=protocol),
         algorithms_of(collective or ()),

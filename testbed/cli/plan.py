@@ -15,17 +15,17 @@ from rich.table import Table
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.cli.progress_bar import searching
 from testbed.cli.unused_inputs import tell_left_out
-from testbed.measure.results.serving_summary import answers_predicted
+from testbed.measure.results.serving_summary import predicted_latencies
 from testbed.measure.results.training_summary import limited_words, prediction
 from testbed.prediction.dry_run import dry_runs, schedule_csv
 from testbed.prediction.step_flops import step_work
-from testbed.show.report.formatting import size_text, time_text
 from testbed.show.report.terminal import print_not_emulated, print_training_steps
-from testbed.show.report.throughput import work_words
+from testbed.show.report.variant_text import work_words
 from testbed.spec.base_model import look_up
 from testbed.spec.overrides import preset_changes
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
+from testbed.spec.units import size_text, time_text
 from testbed.workload.job.kinds.trace import ranks_of_trace
 
 PROVEN = 1e-3  # of a step: what the rounding of times leaves open
@@ -53,7 +53,7 @@ def plan(
         print(schedule_csv(tried, as_csv), end="")
         return
     found = {
-        name: {**prediction(one, Scale()), **answers_predicted(one, Scale())} for name, one in tried.items()
+        name: {**prediction(one, Scale()), **predicted_latencies(one, Scale())} for name, one in tried.items()
     }
     if as_json:
         print(json.dumps(found, indent=1))

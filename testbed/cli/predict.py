@@ -23,12 +23,12 @@ from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import step_work
 from testbed.prediction.step_prediction import MOST_PACKETS
-from testbed.show.report.answer import short_queue_words
-from testbed.show.report.formatting import size_text, time_text
-from testbed.show.report.requests import serving_words
+from testbed.show.report.exploration_findings import short_queue_words
+from testbed.show.report.serving import serving_words
 from testbed.show.report.terminal import FEW, print_training_steps
-from testbed.show.report.throughput import work_words
+from testbed.show.report.variant_text import work_words
 from testbed.spec.scenario import load_scenario
+from testbed.spec.units import size_text, time_text
 
 
 def add_commands(app: typer.Typer) -> None:

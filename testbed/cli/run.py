@@ -28,7 +28,7 @@ from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, telling
 from testbed.cli.unused_inputs import tell_left_out
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
-from testbed.measure.execution.request import Request
+from testbed.measure.execution.run import Request
 from testbed.measure.results.run_directory import default_path
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario

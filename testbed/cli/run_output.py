@@ -12,8 +12,8 @@ from rich.console import Console
 
 from testbed.cli.experiments.run import Listener
 from testbed.cli.progress_bar import bar_on, told_of_searches
-from testbed.measure.execution.progress import PartProgress, Progress, words_left, words_on
-from testbed.measure.execution.request import PreparedRun
+from testbed.measure.execution.progress import PartProgress, Progress, progress_text, time_left_text
+from testbed.measure.execution.run import PreparedRun
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
 from testbed.show.report import print_refusal, print_summary
@@ -48,7 +48,10 @@ def telling(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
 
         def parts(of: Sequence[PartProgress]) -> None:
             bar.update(
-                task, more="; ".join(filter(None, (words_left(time.monotonic() - began_s, of), words_on(of))))
+                task,
+                more="; ".join(
+                    filter(None, (time_left_text(time.monotonic() - began_s, of), progress_text(of)))
+                ),
             )
 
         def step(done: int, total: int) -> None:

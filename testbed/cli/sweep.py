@@ -25,12 +25,11 @@ from testbed.cli.progress_bar import bar_on
 from testbed.cli.run_output import EXIT_UNTRUSTED, telling
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep, SweepFigure
-from testbed.show.report.formatting import size_text, time_text
 from testbed.show.report.sweep import CAPTION, PAGE, TABLE, lacking
-from testbed.show.report.sweep_answer import answer
-from testbed.show.report.sweep_series import Curves, Maps, Panel, laid_out
+from testbed.show.report.sweep_findings import Curves, Maps, Panel, arrange_series, describe_sweep
 from testbed.spec.scenario import load_scenario
 from testbed.spec.sweep_axes import parse_axes
+from testbed.spec.units import size_text, time_text
 
 MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all
 
@@ -126,9 +125,9 @@ def _carried_out(planned: experiment.Plan, console: Console) -> Sweep:
 
 
 def _print(found: Sweep, console: Console) -> None:
-    for sentence in answer(found):
+    for sentence in describe_sweep(found):
         console.print(sentence, markup=False, soft_wrap=True)
-    shown = laid_out(found)
+    shown = arrange_series(found)
     if isinstance(shown, Curves) and len(shown.series) <= MOST_COLUMNS:
         console.print(_pivoted(shown))
     elif isinstance(shown, Maps) and len(shown.across.texts) <= MOST_COLUMNS:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.progress_bar import bar_on
-from testbed.measure.execution.resolve_backend import command_given, guest_settings
+from testbed.measure.execution.network_setup import command_given, guest_settings
 from testbed.net.virtual.guest import STALL_TIMEOUT_S, Guest, GuestExit, GuestSettings
 from testbed.net.virtual.kernel_build import build as build_kernel
 from testbed.net.virtual.kernel_image import find_image

@@ -325,8 +325,8 @@ class TransportSpec(StrictModel):
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
         "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: "
-        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or "
-        "one of your own: docs/how-to/plugins/transports.md.",
+        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as "
+        "`datagram` says. Or one of your own: docs/how-to/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
         default=None, description="What a transport of your own is made with."

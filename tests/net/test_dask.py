@@ -16,7 +16,7 @@ import pytest
 from testbed.cli.experiments import sweep
 from testbed.cli.experiments.run import Listener
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import worker_is
+from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.results.sweep_result import Sweep
 from testbed.net.links.netns import command_in_namespace, run_script
 from testbed.prediction.executors import EngineError, Processes, WorkStopped
@@ -105,7 +105,7 @@ def test_a_worker_that_dies_loses_nothing(two_workers: Any, tmp_path: Path) -> N
     where = set(client.run(network_of_this_process).values())
     assert len(where) == 2
     assert os.stat("/proc/self/ns/net").st_ino not in where
-    engine = Cluster(client, "here", worker_is)
+    engine = Cluster(client, "here", worker_identity)
     engine.check()
     assert engine.words == "2 workers of Dask at here"
     told: list[int] = []
@@ -139,7 +139,7 @@ def test_a_worker_that_is_unlike_is_refused_by_name(two_workers: Any, tmp_path: 
 
 def test_what_is_stopped_ends_for_whoever_waits(two_workers: Any, tmp_path: Path) -> None:
     client, _ = two_workers
-    engine = Cluster(client, "here", worker_is)
+    engine = Cluster(client, "here", worker_identity)
     with pytest.raises(WorkStopped, match="stopped"):
         swept(tmp_path / "out", engine, lambda done, total, words: engine.stop() if done == 2 else None)
     assert len((tmp_path / "out" / "predicted.jsonl").read_text().splitlines()) == 2

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from testbed.clock import clock_here
-from testbed.measure.execution.event_timeline import changed_by, condition
+from testbed.measure.execution.event_player import changed_by, condition
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import LinkError

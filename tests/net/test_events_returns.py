@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from testbed.clock import clock_here
-from testbed.measure.execution.launcher_process import LauncherProcess
+from testbed.measure.execution.launchers import LauncherProcess
+from testbed.measure.execution.network_setup import choose_network_backend
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.resolve_backend import choose_network_backend
 from testbed.measure.execution.shard_run import ShardRun
-from testbed.measure.results.shards import whole
+from testbed.measure.results.shards import whole_run_shard
 from testbed.net.fabric.network import Fabric
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -166,7 +166,7 @@ def test_a_host_that_is_killed_comes_back_with_its_card_and_its_rank(tmp_path: P
     scenario = load_scenario(tmp_path / "lone.yaml")
     engine, datapath = ("netem", "system") if clock_here() else ("userspace", "netdev")
     backend = choose_network_backend(engine, datapath)
-    (shard,) = whole(scenario)
+    (shard,) = whole_run_shard(scenario)
     run = SurvivingShard(shard, scenario, backend, Scale(), tmp_path, SILENT)
     record = run.measure()
     assert [(entry["action"], entry["begins"]) for entry in record.events] == [

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from testbed.comm.flight_recorder import RankDump
-from testbed.measure.execution.flight_dumps import dump_running
+from testbed.measure.diagnosis.dumps import dump_running
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from testbed.workload.job.errors import RunError
 from tests.net.runs import (

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.results.live_records import EVENT, LINKS, NETWORK, PARTS, PHASE, RUN, STEP, LiveLog
 from testbed.measure.results.run_directory import PARTIAL_SUFFIX
+from testbed.measure.results.unfinished_run import EVENT, LINKS, NETWORK, PARTS, PHASE, RUN, STEP, LiveLog
 from tests.unit.report_run import SIZE_SCALE, SyntheticRun
 
 ORIGIN_S = 5000.0

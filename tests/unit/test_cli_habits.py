@@ -21,19 +21,18 @@ from testbed.cli import fabric as fabrics
 from testbed.cli import listing as commands
 from testbed.cli.listing import age_s, age_text, few
 from testbed.cli.main import app
-from testbed.measure.execution.request import Request, prepare
-from testbed.measure.results.errors import RunExists
+from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
-from testbed.measure.results.run_directory import OWNER, RunDirectory
+from testbed.measure.results.run_directory import OWNER, RunDirectory, RunExists
 from testbed.measure.results.run_listing import entries, killed, to_prune
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.net.errors import FabricError, UnknownHost
 from testbed.net.fabric.fabric_state import FabricState, select_fabric
 from testbed.processes import process_start_ticks
 from testbed.show.report import print_summary
-from testbed.show.report.formatting import signed_percent_text
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
+from testbed.spec.units import signed_percent_text
 from testbed.version import VERSION
 from tests.unit.report_run import SyntheticRun
 

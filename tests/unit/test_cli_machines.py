@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.request import machines_of
+from testbed.measure.execution.run import machines_of
 from testbed.prediction.dry_run import workloads_of
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale

@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.measure.diagnosis.set_cover import Pair, Part, explain
+from testbed.measure.diagnosis.fault_localisation import Pair, Part, explain
 
 NAMES = ["nic a", "nic b", "nic c", "link 0", "link 1", "plane 0", "switch x", "switch y"]
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from testbed.cli.experiments.executor_choice import engine_named
-from testbed.measure.execution import guest_shard
-from testbed.measure.execution.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
-from testbed.measure.execution.remote_guests import worker_is
-from testbed.measure.execution.request import Request, prepare
-from testbed.measure.results.parts import FINISHED
+from testbed.measure.execution import guests
+from testbed.measure.execution.guests import GuestWork, measure_on_worker, read_ended, unpack
+from testbed.measure.execution.remote_guests import worker_identity
+from testbed.measure.execution.run import Request, prepare
+from testbed.measure.results.unfinished_run import FINISHED
 from testbed.net.virtual.guest import GuestExit, GuestSettings
 from testbed.prediction.executors import EngineError, Processes
 from testbed.prediction.executors.dask_cluster import Cluster, difference
@@ -49,8 +49,8 @@ def test_what_a_worker_has_that_is_not_as_here_is_named() -> None:
     here = {"testbed": "1", "kernel": "6.1"}
     assert difference(here, here) == ""
     assert difference({"testbed": "2"}, here) == "testbed 2, expected 1; kernel none, expected 6.1"
-    assert set(worker_is()) == {"testbed", "Python", "calibration", "kernel of the virtual clock"}
-    assert worker_is() == worker_is()
+    assert set(worker_identity()) == {"testbed", "Python", "calibration", "kernel of the virtual clock"}
+    assert worker_identity() == worker_identity()
 
 
 def test_the_real_clock_is_this_machines_alone() -> None:
@@ -82,7 +82,7 @@ def test_a_shard_comes_from_its_worker_as_it_would_stand_here(
     def measure(work: GuestWork, image: object, shard: object, scenario: object, folder: Path) -> GuestExit:
         (folder / "deep").mkdir(parents=True)
         (folder / "deep" / "samples").write_text(f"{scenario} of {shard}")
-        guest_shard.finish(folder, ended)
+        guests.finish(folder, ended)
         seen.append(folder)
         return ended
 
@@ -92,10 +92,10 @@ def test_a_shard_comes_from_its_worker_as_it_would_stand_here(
         def __str__(self) -> str:
             return "the seventh"
 
-    monkeypatch.setattr(guest_shard, "measure", measure)
-    monkeypatch.setattr(guest_shard, "find_image", lambda: None)
+    monkeypatch.setattr(guests, "measure_in_guest", measure)
+    monkeypatch.setattr(guests, "find_image", lambda: None)
     item: tuple[object, object] = (Seventh(), "scenario")
-    packed = measure_elsewhere(GuestWork(GuestSettings(), Scale(), None), item)  # type: ignore[arg-type]
+    packed = measure_on_worker(GuestWork(GuestSettings(), Scale(), None), item)  # type: ignore[arg-type]
     assert not seen[0].exists()
     assert unpack(packed, tmp_path / "7") == ended
     assert (tmp_path / "7" / "deep" / "samples").read_text() == "scenario of the seventh"

@@ -11,7 +11,7 @@ import pytest
 
 import testbed
 from testbed.errors import BadInput, TestbedError
-from testbed.measure.results.errors import RunExists
+from testbed.measure.results.run_directory import RunExists
 from testbed.net.controller import PolicyError
 from testbed.net.errors import NoKernelError, SettingMismatch
 from testbed.spec.errors import ConfigError, Problem

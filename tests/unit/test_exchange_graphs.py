@@ -20,18 +20,18 @@ import pytest
 import yaml
 
 from testbed.errors import BadInput
-from testbed.show.exchange import Given, export_graphml, import_topology
-from testbed.show.exchange.places import great_circle_km
+from testbed.show.exchange import ImportDefaults, export_graphml, import_topology
+from testbed.show.exchange.graph_attributes import great_circle_km
 from testbed.spec.errors import ConfigError
 from testbed.spec.topology import TopologySpec, load_topology
 
 SHIPPED = Path(__file__).parents[2] / "topologies"
-GIVEN = Given(rate_bps=1e9, delay_s=1e-3)
+GIVEN = ImportDefaults(rate_bps=1e9, delay_s=1e-3)
 BERLIN, MUNICH, HAMBURG = (52.52, 13.405), (48.137, 11.575), (53.55, 9.99)
 FIBRE_S_PER_KM = 4.9e-6
 
 
-def imported(path: Path, text: str, given: Given = GIVEN) -> tuple[TopologySpec, list[str]]:
+def imported(path: Path, text: str, given: ImportDefaults = GIVEN) -> tuple[TopologySpec, list[str]]:
     """Return the topology and the notes of a file with this text."""
     path.write_text(text)
     topology, notes = import_topology(path, given)
@@ -111,7 +111,7 @@ def test_a_length_in_degrees_is_not_taken_for_kilometres(tmp_path: Path) -> None
         "left out: length of 1 edge (4.75): neither km nor m fit it (4.75 where 504 km are between places), "
         "--unit length=km would say one; the great circle stands"
     ]
-    _, notes = imported(tmp_path / "net.gml", zoo_like(4.75), Given(1e9, units={"length": "km"}))
+    _, notes = imported(tmp_path / "net.gml", zoo_like(4.75), ImportDefaults(1e9, units={"length": "km"}))
     assert notes == [
         "left out: length of 1 edge (4.75): impossible, for a link is not shorter than the great circle between "
         "its ends; the great circle stands"
@@ -123,11 +123,11 @@ def test_a_length_in_degrees_is_not_taken_for_kilometres(tmp_path: Path) -> None
     [
         (600, GIVEN, 600, []),
         (600_000, GIVEN, 600, ["assumed: length of 1 edge is in m"]),
-        (373, Given(1e9, units={"length": "mi"}), 600.284, []),
+        (373, ImportDefaults(1e9, units={"length": "mi"}), 600.284, []),
     ],
 )
 def test_the_unit_of_lengths_is_the_one_that_fits_the_places(
-    length: float, given: Given, km: float, notes: list[str], tmp_path: Path
+    length: float, given: ImportDefaults, km: float, notes: list[str], tmp_path: Path
 ) -> None:
     spec, got = imported(tmp_path / "net.gml", zoo_like(length), given)
     assert ways(spec)[0][2][1] == pytest.approx(km * FIBRE_S_PER_KM, rel=1e-5)
@@ -182,14 +182,14 @@ def test_a_unit_can_be_given_for_any_attribute(tmp_path: Path) -> None:
     edge = {"source": "a", "target": "b", "weight": 7, "load": 25}
     text = graphml(Sample(nodes=[{"id": "a"}, {"id": "b"}], edges=[edge]))
     spec, notes = imported(
-        tmp_path / "net.graphml", text, Given(1e9, units={"weight": "ms", "load": "MiB/s"})
+        tmp_path / "net.graphml", text, ImportDefaults(1e9, units={"weight": "ms", "load": "MiB/s"})
     )
     assert ways(spec)[0][2][:2] == (25 * 8 * 2**20, 7e-3)
     assert notes == []
     with pytest.raises(BadInput, match="--unit latency: got latency, expected one of load, weight"):
-        imported(tmp_path / "net.graphml", text, Given(1e9, units={"latency": "ms"}))
+        imported(tmp_path / "net.graphml", text, ImportDefaults(1e9, units={"latency": "ms"}))
     with pytest.raises(BadInput, match="--unit weight=parsec: got parsec, expected a unit"):
-        imported(tmp_path / "net.graphml", text, Given(1e9, units={"weight": "parsec"}))
+        imported(tmp_path / "net.graphml", text, ImportDefaults(1e9, units={"weight": "parsec"}))
 
 
 def test_what_could_not_be_used_is_said_where_something_is_missing(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_could_not_be_used_is_said_where_something_is_missing(tmp_path: Pat
     with pytest.raises(
         BadInput, match=r"got no delay, expected one, or --delay(.|\n)*--unit latency=ms would say one"
     ):
-        imported(tmp_path / "net.graphml", text, Given(1e9))
+        imported(tmp_path / "net.graphml", text, ImportDefaults(1e9))
 
 
 # --- identities
@@ -330,7 +330,7 @@ def test_shadow_1_says_no_units_so_that_they_are_given(tmp_path: Path) -> None:
         "left out: latency of 1 edge (50.0): a number without a unit, --unit latency=ms would say one; --delay stands",
     ]
     units = {"latency": "ms", "bandwidthup": "KiB/s"}
-    spec, notes = imported(tmp_path / "net.xml", SHADOW_1, Given(1e9, units=units))
+    spec, notes = imported(tmp_path / "net.xml", SHADOW_1, ImportDefaults(1e9, units=units))
     assert (ways(spec)[0][2][1], notes) == (50e-3, [])
     assert {building.nic and building.nic.rate_bps for building in spec.buildings.values()} == {
         10240 * 1024 * 8
@@ -599,7 +599,7 @@ IGRAPH_05 = """<?xml version="1.0" encoding="UTF-8"?>
 
 def test_a_key_may_have_no_name_but_its_id_and_a_default(tmp_path: Path) -> None:
     """As igraph 0.5 has ids without a prefix, and files written by hand have keys without attr.name."""
-    spec, notes = imported(tmp_path / "net.graphml", IGRAPH_05, Given(1e9, units={"latency": "us"}))
+    spec, notes = imported(tmp_path / "net.graphml", IGRAPH_05, ImportDefaults(1e9, units={"latency": "us"}))
     assert (ways(spec)[0][:3], notes) == (("a", "b", (1e9, 1e-3, 0, 0)), [])
 
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.errors import BadInput
-from testbed.measure.results.errors import BadResult
+from testbed.measure.results.run_directory import BadResult
 from testbed.prediction.dry_run import dry_runs
 from testbed.show.exchange import export_astra_sim, exported_job
 from testbed.show.exchange.astra_sim import dimensions_of
-from testbed.show.exchange.routes import next_links, shortest_s
+from testbed.show.exchange.topology_export import next_links, shortest_s
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.errors import BadInput
-from testbed.show.exchange import Given, import_topology
-from testbed.show.exchange.interface_names import linux_name
+from testbed.show.exchange import ImportDefaults, import_topology
+from testbed.show.exchange.containerlab_netem import linux_name
 from testbed.spec.errors import ConfigError
 from testbed.spec.topology import TopologySpec, load_topology
 
-GIVEN = Given(rate_bps=1e9, delay_s=1e-3, nic_bps=10e9)
+GIVEN = ImportDefaults(rate_bps=1e9, delay_s=1e-3, nic_bps=10e9)
 
 
 def imported(folder: Path, lab: str, script: str = "") -> tuple[TopologySpec, list[str]]:

@@ -18,15 +18,15 @@ import yaml
 
 from testbed.errors import BadInput
 from testbed.show.exchange import (
-    Given,
+    ImportDefaults,
     export_containerlab,
     export_graphml,
     export_mininet,
     import_topology,
     parse_hosts,
 )
-from testbed.show.exchange.linux_routers import routed
-from testbed.show.exchange.places import great_circle_km
+from testbed.show.exchange.graph_attributes import great_circle_km
+from testbed.show.exchange.topology_export import routed
 from testbed.spec.errors import ConfigError
 from testbed.spec.topology import TopologySpec, load_topology
 
@@ -34,8 +34,8 @@ SHIPPED = Path(__file__).parents[2] / "topologies"
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def back(path: Path, given: Given | None = None, strict: bool = False) -> TopologySpec:
-    text, _ = import_topology(path, given or Given(), strict=strict)
+def back(path: Path, given: ImportDefaults | None = None, strict: bool = False) -> TopologySpec:
+    text, _ = import_topology(path, given or ImportDefaults(), strict=strict)
     return load_topology(yaml.safe_load(text))
 
 
@@ -86,7 +86,9 @@ ZOO = """<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.gr
 
 def test_a_network_of_the_topology_zoo_becomes_buildings_and_links(tmp_path: Path) -> None:
     (tmp_path / "Tiny.graphml").write_text(ZOO)
-    text, notes = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03, hosts=2, nic_bps=100e9))
+    text, notes = import_topology(
+        tmp_path / "Tiny.graphml", ImportDefaults(delay_s=0.03, hosts=2, nic_bps=100e9)
+    )
     spec = load_topology(yaml.safe_load(text))
     assert spec.name == "tiny"
     assert list(spec.buildings) == ["sanfrancisco", "sanfrancisx2", "newyork", "paris"]
@@ -113,15 +115,15 @@ def test_what_a_file_does_not_say_has_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match="New York to Paris: got no delay, expected one, or --delay for all that have none"
     ):
-        import_topology(tmp_path / "Tiny.graphml", Given())
+        import_topology(tmp_path / "Tiny.graphml", ImportDefaults())
     (tmp_path / "net.gml").write_text(
         "graph [ node [ id 1 ] node [ id 2 ] edge [ source 1 target 2 length 100 ] ]"
     )
     with pytest.raises(BadInput, match="got no rate"):
-        import_topology(tmp_path / "net.gml", Given())
+        import_topology(tmp_path / "net.gml", ImportDefaults())
     with pytest.raises(BadInput, match=r"got no delay, expected .*\nlength: a number without a unit"):
-        import_topology(tmp_path / "net.gml", Given(rate_bps=1e9))
-    (link,) = back(tmp_path / "net.gml", Given(rate_bps=1e9, units={"length": "km"})).wan
+        import_topology(tmp_path / "net.gml", ImportDefaults(rate_bps=1e9))
+    (link,) = back(tmp_path / "net.gml", ImportDefaults(rate_bps=1e9, units={"length": "km"})).wan
     assert (link.a, link.b) == ("n1", "n2")
     assert link.delay_s == pytest.approx(0.49e-3)
 
@@ -132,14 +134,16 @@ def test_what_a_file_does_not_say_has_to_be_given(tmp_path: Path) -> None:
 def test_what_is_no_network_is_refused(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match=re.escape(name)):
-        import_topology(tmp_path / name, Given())
+        import_topology(tmp_path / name, ImportDefaults())
 
 
 def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -> None:
     (tmp_path / "Tiny.graphml").write_text(ZOO)
 
     def hosts_of(text: str) -> dict[str, int]:
-        made, _ = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03, hosts=parse_hosts(text)))
+        made, _ = import_topology(
+            tmp_path / "Tiny.graphml", ImportDefaults(delay_s=0.03, hosts=parse_hosts(text))
+        )
         return {name: one.hosts for name, one in load_topology(yaml.safe_load(made)).buildings.items()}
 
     none = dict.fromkeys(["sanfrancisco", "sanfrancisx2", "newyork", "paris"], 0)
@@ -151,7 +155,7 @@ def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -
         hosts_of("0")
     some = ZOO.replace('<node id="3">', '<node id="3"><data key="hosts">2</data>')
     (tmp_path / "Tiny.graphml").write_text(some)
-    made, notes = import_topology(tmp_path / "Tiny.graphml", Given(delay_s=0.03))
+    made, notes = import_topology(tmp_path / "Tiny.graphml", ImportDefaults(delay_s=0.03))
     assert [one["hosts"] for one in yaml.safe_load(made)["buildings"].values()] == [0, 0, 0, 2]
     without = "sanfrancisco, sanfrancisx2, newyork"
     assert f"assumed: no hosts in {without}, of which the file says nothing; --hosts says it" in notes
@@ -160,7 +164,7 @@ def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -
 def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:
     spec = load_topology(SHIPPED / "backbone.yaml")
     export_graphml(spec, path := tmp_path / "net.graphml")
-    made, _ = import_topology(path, Given(hosts={"north": 2, "west": 0}))
+    made, _ = import_topology(path, ImportDefaults(hosts={"north": 2, "west": 0}))
     found = load_topology(yaml.safe_load(made)).buildings
     assert {name: one.hosts for name, one in found.items()} == {"east": 4, "north": 2, "west": 0, "south": 0}
     assert found["east"] == spec.buildings["east"]
@@ -183,7 +187,7 @@ def test_hosts_that_cannot_be_counted_are_refused(text: str, said: str) -> None:
 def test_a_network_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     networkx.write_graphml(networkx.path_graph(201), tmp_path / "long.graphml")
     with pytest.raises(ConfigError, match="at most 200"):
-        import_topology(tmp_path / "long.graphml", Given(rate_bps=1e9, delay_s=1e-3))
+        import_topology(tmp_path / "long.graphml", ImportDefaults(rate_bps=1e9, delay_s=1e-3))
 
 
 # --- containerlab
@@ -250,7 +254,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
     path = tmp_path / "lab.clab.yml"
     path.write_text(yaml.safe_dump(SPINE))
     (tmp_path / "impair.sh").write_text(LINES)
-    given = Given(rate_bps=1e9, delay_s=0.001, nic_bps=10e9)
+    given = ImportDefaults(rate_bps=1e9, delay_s=0.001, nic_bps=10e9)
     text, _ = import_topology(path, given, tmp_path / "impair.sh")
     spec = load_topology(yaml.safe_load(text))
     assert {name: (one.hosts, one.nic and one.nic.rate_bps) for name, one in spec.buildings.items()} == {
@@ -375,4 +379,4 @@ def test_rates_are_divided_so_that_others_carry_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["none.graphml", "none.clab.yml"])
 def test_a_file_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"{name}: got no such file, expected a network"):
-        import_topology(tmp_path / name, Given())
+        import_topology(tmp_path / name, ImportDefaults())

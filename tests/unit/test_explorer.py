@@ -40,7 +40,7 @@ from testbed.prediction.search.search import Result
 from testbed.prediction.search.space import Space, chosen_by, own_values
 from testbed.prediction.step_flops import step_work
 from testbed.prediction.step_prediction import predict
-from testbed.show.report.answer import paired
+from testbed.show.report.exploration_findings import paired
 from testbed.spec.catalogue import baselines
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.prediction.search import Configuration, Evaluation, Infeasible
 from testbed.prediction.search.sensitivity import choices_of, document, sensitivity
-from testbed.show.report.sensitivity import sensitivity_chart
+from testbed.show.report.exploration import sensitivity_chart
 
 SHARDS, STAGES = (
     "workload.parallelism.data_parallel_shard_degree",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.resolve_backend import command_given
+from testbed.measure.execution.network_setup import command_given
 from testbed.net.controller.process import ControllerApi
 from testbed.net.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
 from testbed.net.fabric import fabric_state as states

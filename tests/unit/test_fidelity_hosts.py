@@ -12,19 +12,26 @@ import pytest
 
 from testbed.comm.transport.socket_view import Unobserved
 from testbed.comm.transport.sockets import WireCounts
-from testbed.measure.execution.host_evidence import pauses_of, why_not_again
-from testbed.measure.fidelity.building_invariants import conservation_in_buildings
-from testbed.measure.fidelity.foreign_traffic import Foreign, in_steps, no_foreign_traffic, outside_steps
-from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.fidelity.packet_balance import building_of, grown, packet_balances
-from testbed.measure.fidelity.rank_invariants import (
+from testbed.measure.execution.network_evidence import pauses_of, why_not_again
+from testbed.measure.fidelity.building_invariants import (
+    building_of,
+    conservation_in_buildings,
+    grown,
+    packet_balances,
+)
+from testbed.measure.fidelity.host_invariants import (
     Attempt,
     BaselineTimes,
+    Foreign,
+    in_steps,
     network_as_before,
+    no_foreign_traffic,
+    outside_steps,
     ranks_awake,
     stalls,
 )
-from testbed.measure.ranks.host_monitor import HostCounts, HostMonitor, traffic
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, traffic
 from testbed.net.fabric.bridges import CARD, bridges, cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocols, read_protocols

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from testbed.measure.fidelity import invariants
-from testbed.measure.fidelity.cputime import CpuShares, parse_cpu_times
+from testbed.measure.fidelity.cpu_monitor import (
+    CpuShares,
+    MonitorWindow,
+    family,
+    parse_cpu_times,
+    parse_process,
+    parse_run_time,
+    read_windows,
+)
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.fidelity.monitor import MonitorWindow, read_windows
 from testbed.measure.fidelity.probe import LinkMeasurement
-from testbed.measure.fidelity.processes import family, parse_process, parse_run_time
 from testbed.measure.fidelity.verdict import Invariant, judge, worst
 from testbed.measure.fidelity.watcher import TICK_S, late_ticks
 from testbed.spec.link_direction import Direction

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.measure.fidelity import processes
-from testbed.measure.fidelity.processes import OwnProcesses, run_times_kept
+from testbed.measure.fidelity import cpu_monitor
+from testbed.measure.fidelity.cpu_monitor import OwnProcesses, run_times_kept
 
 pytestmark = pytest.mark.skipif(not run_times_kept(), reason="this kernel keeps no run times")
 
@@ -31,7 +31,7 @@ input()
 
 
 def test_a_childs_work_is_ours_and_ours_is_not_the_childs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SWITCH", "no such program")  # this machine's may be at work for others
+    monkeypatch.setattr(cpu_monitor, "SWITCH", "no such program")  # this machine's may be at work for others
     ours = OwnProcesses(os.getpid())
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -58,14 +58,14 @@ def test_a_childs_work_is_ours_and_ours_is_not_the_childs(monkeypatch: pytest.Mo
 
 def test_nobody_waits_until_all_processes_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     told, asked = threading.Event(), threading.Event()
-    looked = processes._all_processes
+    looked = cpu_monitor._all_processes
 
     def late() -> Iterator[tuple[int, str, int]]:
         asked.set()
         assert told.wait(10)
         yield from looked()
 
-    monkeypatch.setattr(processes, "_all_processes", late)
+    monkeypatch.setattr(cpu_monitor, "_all_processes", late)
     ours = OwnProcesses(os.getpid())
     with ours.followed(0.01):
         assert asked.wait(10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from testbed.measure.fidelity.tunnel_invariants import (
+from testbed.measure.fidelity.link_invariants import (
     Tunnel,
     clocks_agree,
     tunnel_delay,

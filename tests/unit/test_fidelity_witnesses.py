@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport.sockets import WireCounts
-from testbed.measure.execution.job_run import LinkSample
-from testbed.measure.execution.records import shifted
-from testbed.measure.execution.step_clock import StepClock
-from testbed.measure.execution.witnesses import Witnesses
-from testbed.measure.fidelity.step_invariants import StepTime, model_error, steps_alike
-from testbed.measure.fidelity.witness_invariants import (
+from testbed.measure.execution.job_run import LinkSample, StepClock
+from testbed.measure.execution.rank_evidence import RankEvidence
+from testbed.measure.execution.shard_records import shifted
+from testbed.measure.fidelity.cross_check_invariants import (
     Begun,
     CardClaim,
     Computed,
@@ -27,7 +25,8 @@ from testbed.measure.fidelity.witness_invariants import (
     compute_as_asked,
     step_ends_witnessed,
 )
-from testbed.measure.ranks.host_monitor import HostCounts, witnesses
+from testbed.measure.fidelity.timing_invariants import StepTime, model_error, steps_alike
+from testbed.measure.ranks.telemetry import HostCounts, witnesses
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
@@ -351,5 +350,5 @@ def test_state_that_a_replica_gives_away_may_be_under_way_when_its_step_is_over(
     ]
     for given, trials in ((800, [1, 1]), (0, [0, 0, 1, 1])):
         samples = [{"step": 0, "operation": "step", "given_bytes": given}]
-        witnesses_ = Witnesses(job, samples, StepClock(), {}, links, exact=True)
+        witnesses_ = RankEvidence(job, samples, StepClock(), {}, links, exact=True)
         assert [claim.trial for claim in witnesses_._links(steps)] == trials

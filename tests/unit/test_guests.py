@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.resolve_backend import choose_guests
-from testbed.measure.execution.resource_forecast import ARRAY_SHARE, Forecast, GuestLoad
+from testbed.measure.execution.network_setup import choose_guests
+from testbed.measure.execution.resources import ARRAY_SHARE, Forecast, GuestLoad
 from testbed.measure.fidelity.capacity import guest_memory
 from testbed.net import doctor
 from testbed.spec.errors import ConfigError

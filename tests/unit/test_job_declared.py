@@ -9,8 +9,8 @@ import pytest
 
 from testbed.comm.transport import TrafficClass
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
-from testbed.measure.results.shards import cut
+from testbed.measure.ranks.collective_buffers import CollectiveArrays
+from testbed.measure.results.shards import split_into_shards
 from testbed.net.controller import PolicyChoice, View, compute
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
@@ -168,7 +168,7 @@ def test_variants_take_turns_a_trial_each_with_a_seed_of_its_own() -> None:
         "seed": 7,
     }
     scenario = Scenario.model_validate(document)
-    parts = cut(scenario)
+    parts = split_into_shards(scenario)
     assert [part.variant for part in parts] == ["one", "two", "two", "one", "one", "two"]
     assert [part.first_trial for part in parts] == [0, 0, 1, 1, 2, 2]
     assert len({part.seed for part in parts}) == 3

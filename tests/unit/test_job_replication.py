@@ -11,7 +11,7 @@ import pytest
 
 from testbed.comm.collectives import Communicator, count_wrong_among, fill
 from testbed.comm.transport import Transport
-from testbed.measure.results.shards import cut
+from testbed.measure.results.shards import split_into_shards
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -128,7 +128,7 @@ def test_collectives_across_replicas_are_of_one_place_in_all() -> None:
 
 
 def test_all_steps_of_a_variant_are_one_job() -> None:
-    shards = cut(load_scenario(LOSS))
+    shards = split_into_shards(load_scenario(LOSS))
     assert [(shard.variant, shard.trials) for shard in shards] == [
         ("restart", 16),
         ("blocking", 16),

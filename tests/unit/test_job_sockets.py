@@ -27,9 +27,8 @@ from testbed.comm.transport import (
 from testbed.comm.transport.sockets import congestion_control, describe_connection
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
-from testbed.measure.ranks.socket_sampler import SocketSampler
-from testbed.measure.results.socket_use import socket_use
-from testbed.measure.results.summary import StepResult
+from testbed.measure.ranks.telemetry import SocketSampler
+from testbed.measure.results.summary import StepResult, socket_use
 from testbed.net.controller import Flow, View
 from testbed.net.controller.policies.explicit import Te
 from testbed.net.fabric.namespace_setup import host_setup

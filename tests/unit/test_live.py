@@ -13,13 +13,10 @@ from testbed.cli.main import app
 from testbed.cli.watch import shown
 from testbed.errors import BadInput
 from testbed.measure.execution.live_log import RunLive
-from testbed.measure.results.shards import cut
-from testbed.show.live.finished_run import Finished
-from testbed.show.live.jsonl_tail import Tail
-from testbed.show.live.page_data import FAILED, FINISHED, RUNNING
-from testbed.show.live.run_follower import Following
+from testbed.measure.results.shards import split_into_shards
+from testbed.show.live.page_data import FAILED, FINISHED, RUNNING, JsonlTail
+from testbed.show.live.run_sources import FinishedRun, RunFollower, timeline
 from testbed.show.live.server import LOOPBACK, LivePage
-from testbed.show.live.timeline import timeline
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from tests.unit.live_run import LiveRun
@@ -28,7 +25,7 @@ from tests.unit.report_run import BUCKETS, SyntheticRun
 
 def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
-    tail = Tail(path)
+    tail = JsonlTail(path)
     assert tail.new() == []
     path.write_text('{"a": 1}\n{"a": 2')
     assert tail.new() == [{"a": 1}]
@@ -36,7 +33,7 @@ def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('}\n{"b": 3}\n')
     assert tail.new() == [{"a": 2}, {"b": 3}]
-    assert Tail(path, b'"b"').new() == [{"b": 3}]
+    assert JsonlTail(path, b'"b"').new() == [{"b": 3}]
     with path.open("a") as file:
         file.write('{"a": \n{"a": 4}\n')  # cut where its writer was killed
     assert tail.new() == [{"a": 4}]
@@ -45,7 +42,7 @@ def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
 def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     view = following.view
     following.look()
     assert (view.state, view.name, view.phases) == (RUNNING, "quickstart", ["starting 8 ranks"])
@@ -86,7 +83,7 @@ def test_steps_wait_for_their_last_rank(tmp_path: Path) -> None:
     late = run.part / "rank-7.jsonl"
     words = late.read_text()
     late.write_text("")
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     following.look()
     assert following.view.steps == []
     late.write_text(words)
@@ -98,7 +95,7 @@ def test_what_links_carry_is_a_share_of_their_rate(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
     run.step()
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     following.look()
     readings, step = following.view.readings[0], following.view.steps[0]
     each_s = 0.1
@@ -118,9 +115,9 @@ def test_parts_that_were_done_before_anybody_looked_are_whole(tmp_path: Path) ->
         (run.part / name).write_text((run.source / name).read_text())
     (run.part / "live.jsonl").unlink()
     (run.part / "shard.json").write_text(json.dumps({"manifest": run.manifest}))
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     following.look()
-    over = Finished(run.source)
+    over = FinishedRun(run.source)
     assert following.view.network == over.view.network
     assert following.view.steps == over.view.steps
     assert following.view.readings[0].since(0) == over.view.readings[0].since(0)
@@ -133,7 +130,7 @@ def test_a_step_that_a_lost_rank_never_ends_is_shown_when_others_went_on(tmp_pat
     run = LiveRun(tmp_path / "run")
     run.begin()
     lost = run.part / "rank-7.jsonl"
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     for expected in (0, 0, 1, 2):
         run.step()
         lost.unlink()
@@ -144,7 +141,7 @@ def test_a_step_that_a_lost_rank_never_ends_is_shown_when_others_went_on(tmp_pat
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     following.look()
     run.fail("rank 3 on east4: gone")
     following.look()
@@ -156,12 +153,12 @@ def test_what_went_on_and_what_is_over_look_alike(tmp_path: Path) -> None:
     run.begin()
     for _ in range(10):
         run.step()
-    following = Following(run.folder)
+    following = RunFollower(run.folder)
     following.look()
     went = following.view
     there = timeline(following.files(0), 3, following.scale, following.offset_s(0))
     run.finish()
-    over = Finished(run.folder)
+    over = FinishedRun(run.folder)
     for one, other in zip(went.steps, over.view.steps, strict=True):
         assert one[:4] == other[:4]
         assert one[4:] == pytest.approx(other[4:])
@@ -174,7 +171,7 @@ def test_what_went_on_and_what_is_over_look_alike(tmp_path: Path) -> None:
 
 
 def test_a_timeline_has_computing_above_what_was_in_flight(tmp_path: Path) -> None:
-    over = Finished(SyntheticRun().write(tmp_path / "run"))
+    over = FinishedRun(SyntheticRun().write(tmp_path / "run"))
     found = timeline(over.files(0), 2, over.scale, 0.0)
     assert found["ranks"] == list(range(8))
     assert len(found["rank"]) == 8 * (2 * BUCKETS + 3)
@@ -277,7 +274,7 @@ def test_a_run_that_may_lose_replicas_gives_a_page_nothing_to_take_rates_from(tm
         asked = load_scenario(Path(__file__).parents[2] / "scenarios" / scenario)
         folder = tmp_path / Path(scenario).stem
         folder.mkdir()
-        RunLive(folder, folder, asked, cut(asked), Scale())
+        RunLive(folder, folder, asked, split_into_shards(asked), Scale())
         head = json.loads((folder / "live.jsonl").read_text().splitlines()[0])
         return {variant["work"] is not None for variant in head["variants"]}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.fidelity.alpha_beta_check import model_agreement
+from testbed.measure.fidelity.timing_invariants import model_agreement
 from testbed.net.paths.alpha_beta import RingStep, calibration_bytes, ring_all_reduce_s, ring_steps
 from testbed.net.paths.hops import Paths
 from testbed.spec.topology import TopologySpec, load_topology

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.execution.pause_counters import pause_invariants, paused_links
-from testbed.measure.execution.resolve_backend import link_engine_for
-from testbed.measure.fidelity.pause_invariants import lossless, no_circle
-from testbed.measure.results.pause_result import PausedLink, merged
+from testbed.measure.execution.network_evidence import pause_invariants, paused_links
+from testbed.measure.execution.network_setup import link_engine_for
+from testbed.measure.fidelity.building_invariants import lossless, no_circle
+from testbed.measure.results.link_summary import PausedLink, merge_paused_links
 from testbed.net.fabric.bridges import HELD_BYTES, cables
 from testbed.net.fabric.plan import make_plan
 from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json, wire_to_json
 from testbed.net.paths.buffer_checks import find_pause_cycle
-from testbed.show.exchange.linux_routers import lost
-from testbed.show.report.pauses import pause_rows, pause_words
+from testbed.show.exchange.topology_export import lost
+from testbed.show.report.shared_sections import pause_rows, pause_words
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -202,10 +202,10 @@ def test_shards_are_put_together() -> None:
         dropped=0,
     )
     other = one.model_copy(update={"pauses": 4, "paused_share": 0.1, "buffer_peak_bytes": 70})
-    (found,) = merged([[one], [other]])
+    (found,) = merge_paused_links([[one], [other]])
     assert (found.pauses, found.buffer_peak_bytes) == (7, 70)
     assert found.paused_share == pytest.approx(0.3)
-    assert merged([(), ()]) == ()
+    assert merge_paused_links([(), ()]) == ()
 
 
 class _Variant:

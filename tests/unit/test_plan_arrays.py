@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.collectives import COLLECTIVES
-from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
+from testbed.measure.ranks.collective_buffers import CollectiveArrays
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Workload, workload_of

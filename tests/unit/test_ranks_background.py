@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.ranks.background import BackgroundTraffic, end
+from testbed.measure.ranks.process import BackgroundTraffic, end
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology

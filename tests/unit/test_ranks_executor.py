@@ -10,9 +10,13 @@ import pytest
 
 from testbed.comm.collectives import CollectiveTimeout, Communicator, traffic
 from testbed.comm.transport import TrafficClass
-from testbed.measure.ranks.compute_timer import Timed
-from testbed.measure.ranks.executor import Done, Executor
-from testbed.measure.ranks.receive_credits import ReceiveCredits, credit_sockets
+from testbed.measure.ranks.executor import (
+    Executor,
+    PlanOutcome,
+    ReceiveCredits,
+    TimedOperations,
+    credit_sockets,
+)
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
 
@@ -42,7 +46,7 @@ def carry_out(
     spoil: bool = False,
     sockets: Any = None,
     timeout_s: float = 5.0,
-) -> Done:
+) -> PlanOutcome:
     communicator = Communicator(transport, timeout_s=timeout_s)
     groups = {}
     for number, (name, members) in enumerate(plan.groups):
@@ -110,7 +114,7 @@ def test_equal_collectives_that_are_under_way_at_once_have_memory_of_their_own()
 
 
 def test_computing_goes_slower_while_messages_take_part_of_it() -> None:
-    timed = Timed(0.5)
+    timed = TimedOperations(0.5)
     timed.compute(1, 10.0, 4.0)
     timed.pause(2, 10.0, 5.0)
     timed.slow(12.0, True)  # 2 of the 4 seconds are left, at half speed
@@ -129,7 +133,7 @@ def test_a_rank_computes_slower_beside_its_messages() -> None:
     plan = JobPlan(((Pause("late", "late", "pause", (), 0.3), send(1, 1, 0)), (compute(0.05), recv(0, 1))))
     for share, took_s in ((0.0, 0.05), (0.5, 0.1)):
 
-        def program(transport: Any, share: float = share) -> Done:
+        def program(transport: Any, share: float = share) -> PlanOutcome:
             communicator = Communicator(transport)
             executor = Executor(plan, {0: communicator}, {}, "float32", 5.0, None)
             executor.computing_share = share

@@ -12,7 +12,7 @@ import pytest
 from testbed.comm.collectives import Communicator
 from testbed.comm.transport import TransportError
 from testbed.measure.ranks.executor import Executor
-from testbed.measure.ranks.faults import RankFaults, mismatched
+from testbed.measure.ranks.fault_injection import RankFaults, mismatched
 from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import Scale

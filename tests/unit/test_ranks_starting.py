@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport.wire import HELLO_BYTES
-from testbed.measure.execution.start_request import WAYS, dimensions_of, tries_of
-from testbed.measure.execution.start_run import StartOptions, spec_of
-from testbed.measure.ranks.startup import StartRank, StartSpec, group_kinds, partners
+from testbed.measure.execution.benchmark_options import WAYS, bootstrap_trials, dimensions_of
+from testbed.measure.execution.bootstrap_benchmark import BootstrapOptions, spec_of
+from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, group_kinds, partners
 from testbed.prediction.startup_cost import RING, StartCosts, connections_of, start_of
 from testbed.spec.errors import ConfigError
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
@@ -45,7 +45,7 @@ def test_partners_hear_from_each_other_and_are_as_many_as_the_model_counts(size:
 def test_a_start_takes_the_sockets_and_bytes_that_the_closed_form_has(name: str) -> None:
     way = WAYS[name]
     costs = StartCosts(base_s=0.01, caller_s=1e-3, entry_s=1e-4, connection_s=1e-3, pair_s=1e-4, rank_s=1e-4)
-    options = StartOptions(RANKS, (("tensor", 4),), way, costs, timeout_s=20.0)
+    options = BootstrapOptions(RANKS, (("tensor", 4),), way, costs, timeout_s=20.0)
     results = run(spec_of(options, HOSTS, ready_s=0.05))
     assert sorted(result["rank"] for result in results) == list(range(RANKS))
     expected = start_of(RANKS, [4, 2], way, costs)
@@ -61,14 +61,14 @@ def test_a_start_takes_the_sockets_and_bytes_that_the_closed_form_has(name: str)
     assert all(result["parts"]["topology"] >= expected.topology_s for result in results)
 
 
-def run(spec: StartSpec) -> list[dict[str, Any]]:
+def run(spec: BootstrapSpec) -> list[dict[str, Any]]:
     """All ranks of it, each in a thread."""
     told: list[dict[str, Any]] = []
     failures: list[BaseException] = []
 
     def one(rank: int) -> None:
         try:
-            StartRank(spec, rank, told.append).run()
+            BootstrapRank(spec, rank, told.append).run()
         except BaseException as error:
             failures.append(error)
 
@@ -82,8 +82,8 @@ def run(spec: StartSpec) -> list[dict[str, Any]]:
 
 
 def test_a_spec_survives_its_way_to_the_launcher() -> None:
-    spec = spec_of(StartOptions(8, (("tensor", 4),), WAYS["lazy"], StartCosts(0.0, 0.0)), HOSTS)
-    assert StartSpec.from_json(spec.to_json()) == spec
+    spec = spec_of(BootstrapOptions(8, (("tensor", 4),), WAYS["lazy"], StartCosts(0.0, 0.0)), HOSTS)
+    assert BootstrapSpec.from_json(spec.to_json()) == spec
     assert spec.begin_s > time.monotonic()
     addresses = {
         spec.address(rank, kind, door=door)
@@ -116,12 +116,12 @@ def test_what_is_wrong_is_named(changed: dict[str, str], words: str) -> None:
         **changed,
     }
     with pytest.raises(ConfigError, match=words):
-        tries_of(**asked)
+        bootstrap_trials(**asked)
 
 
 def test_without_groups_there_are_all_ranks_and_replicas() -> None:
     assert dimensions_of("none") == ()
-    assert [kind.name for kind in StartOptions(4, (), WAYS["lazy"], StartCosts(0.0, 0.0)).kinds] == [
+    assert [kind.name for kind in BootstrapOptions(4, (), WAYS["lazy"], StartCosts(0.0, 0.0)).kinds] == [
         "all",
         "data",
     ]

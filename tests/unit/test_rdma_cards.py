@@ -10,7 +10,7 @@ import pytest
 from testbed.comm.transport import TransportError
 from testbed.comm.transport.rdma import devices
 from testbed.comm.transport.rdma.card import timeout_exponent
-from testbed.measure.execution.request import check_here
+from testbed.measure.execution.run import check_here
 from testbed.net.fabric.namespace_setup import host_setup
 from testbed.net.fabric.plan import make_plan
 from testbed.net.links import setup

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.show.report.answer import Row, answer, best_of, found_words, paired
+from testbed.show.report.exploration_findings import Row, best_of, describe_findings, found_words, paired
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
@@ -43,7 +43,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect() -> None:
-    assert answer(DOCUMENT, ROWS) == [
+    assert describe_findings(DOCUMENT, ROWS) == [
         "The best: schedule ZBH1, policy te. 2 s a step by the model, 2,048 tokens/s, MFU 30 %, "
         "no less than 1.5 s by computing alone.",
         "That is 1.25x as fast as atlas tuned, the quickest baseline, 20 % less time (by the model).",
@@ -86,7 +86,7 @@ SURE: dict[str, Any] = {
 
 
 def test_before_anything_is_measured_it_tells_how_far_off_the_model_was_and_what_to_confirm() -> None:
-    assert answer(SURE, ROWS)[-4:] == [
+    assert describe_findings(SURE, ROWS)[-4:] == [
         "No effect on the best, by the model: wan_send_tokens false: yours kept; congestion_control bbr: any other is "
         "as good.",
         "At such points (clean networks, training) the model was 0.6 % off in the median of 70 that were measured, "
@@ -96,22 +96,25 @@ def test_before_anything_is_measured_it_tells_how_far_off_the_model_was_and_what
         "To confirm next: the best and the first 1 of 2 within the model's error of it (policy ecmp, 2.004 s). "
         "`testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs that on the emulated network.",
     ]
-    assert any("20 % less time (by the model)." in sentence for sentence in answer(SURE, ROWS))
+    assert any("20 % less time (by the model)." in sentence for sentence in describe_findings(SURE, ROWS))
     narrow = [*ROWS[:-1], row("best", "best 1", 2.49)]
-    assert any("0.4 % less time (by the model, less than its error)." in one for one in answer(SURE, narrow))
+    assert any(
+        "0.4 % less time (by the model, less than its error)." in one
+        for one in describe_findings(SURE, narrow)
+    )
 
 
 def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equals_is_alone() -> None:
     errors = {**SURE["model_errors"], "points": 2, "of": 20, "median": 0.138}
     near = {"count": 1, "first": SURE["near"]["first"][:1]}
-    said = answer({**SURE, "model_errors": errors, "near": near, "sensitivity": None}, ROWS)
+    said = describe_findings({**SURE, "model_errors": errors, "near": near, "sensitivity": None}, ROWS)
     assert (
         "at most 13.8 % off in the median of each of 2 networks (20 that were measured), 8.9 % at" in said[-2]
     )
     assert said[-1].startswith(
         "To confirm next: the best, as nothing else is within the model's error of it. `testbed"
     )
-    unknown = answer({**SURE, "model_errors": None}, ROWS)
+    unknown = describe_findings({**SURE, "model_errors": None}, ROWS)
     assert unknown[-1] == (
         "Nothing of it was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs what is "
         "compared on the emulated network."
@@ -120,13 +123,13 @@ def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equ
 
 def test_what_was_measured_says_no_more_of_other_points() -> None:
     some = [{**one, "measured": measured_variant(one["name"], one["step_time_s"])} for one in ROWS]
-    said = answer(SURE, some)
+    said = describe_findings(SURE, some)
     assert said[-1] == "Measured on the emulated network."
     assert not any(words in " ".join(said) for words in ("At such points", "To confirm next", "gains less"))
 
 
 def test_a_baseline_that_is_quicker_is_told_as_such() -> None:
-    said = answer({**DOCUMENT, "indifferent": {}}, [*ROWS[:-1], row("best", "best 1", 2.55)])
+    said = describe_findings({**DOCUMENT, "indifferent": {}}, [*ROWS[:-1], row("best", "best 1", 2.55)])
     assert said[1] == (
         "That is slower than atlas tuned, the quickest baseline, 2.5 s (by the model): it chooses among values that "
         "the search was not given."
@@ -138,7 +141,7 @@ def test_what_was_measured_is_told_with_how_sure_it_is() -> None:
     times = [(one, [one["step_time_s"] * factor for factor in (1.1, 1.12, 1.13)]) for one in ROWS]
     some = [{**one, "measured": measured_variant(one["name"], *own)} for one, own in times]
     right = {"median_error": 0.01, "worst_error": 0.1, "kendall_tau": 0.9}
-    said = answer({**DOCUMENT, "work": None, "agreement": right}, some)
+    said = describe_findings({**DOCUMENT, "work": None, "agreement": right}, some)
     assert said[0] == "The best: schedule ZBH1, policy te. 2.24 s a step."
     assert "1.25x as fast as atlas tuned" in said[1]
     assert "(measured; 1.25x to 1.25x at 95 % confidence)" in said[1]
@@ -164,16 +167,20 @@ def test_packets_that_chose_are_told_with_where_their_choice_had_stood() -> None
         return {"trials": 1, "candidates": chosen}
 
     third = [rung("candidate-3", "candidate-2", "candidate-1"), rung("candidate-3", "candidate-2")]
-    (said,) = (words for words in answer({**DOCUMENT, "rungs": third}, ROWS) if "packets" in words)
+    (said,) = (words for words in describe_findings({**DOCUMENT, "rungs": third}, ROWS) if "packets" in words)
     assert said == "Of the 3 quickest by the model packets chose its number 3, 10 % less time than its first."
     first = [rung("candidate-1", "candidate-2")]
-    (said,) = (words for words in answer({**DOCUMENT, "rungs": first}, ROWS) if "packets" in words)
+    (said,) = (words for words in describe_findings({**DOCUMENT, "rungs": first}, ROWS) if "packets" in words)
     assert said == "Of the 2 quickest by the model packets chose its first."
 
 
 def test_queues_that_may_overflow_are_told() -> None:
     short = [["east", "west", 1_000_000_000, 3_427_500_000]]
-    (said,) = (words for words in answer({**DOCUMENT, "short_queues": short}, ROWS) if "round trip" in words)
+    (said,) = (
+        words
+        for words in describe_findings({**DOCUMENT, "short_queues": short}, ROWS)
+        if "round trip" in words
+    )
     assert said.startswith("Queues that hold less than a round trip of bytes: east to west 1 GB of 3.43 GB. ")
 
 

@@ -19,7 +19,7 @@ from testbed.show.report.charts import (
     time_split_chart,
     timeline_chart,
 )
-from testbed.show.report.data import LinkCounters, RunData, load_run
+from testbed.show.report.run_data import LinkCounters, RunData, load_run
 from testbed.show.report.svg import Axis, padded_range, shorten
 from testbed.show.report.topology import load_class, topology_drawing
 from testbed.show.report.utilisation import LinkRates, used_between, utilisation_over_time_chart

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE, dump_name
-from testbed.measure.execution.run import who_words
-from testbed.measure.results.failed_run import keep_failed
-from testbed.show.report.diagnosis import suspected, suspicion_words
+from testbed.measure.execution.run import failure_summary
+from testbed.measure.results.unfinished_run import keep_failed
+from testbed.show.report.diagnosis_page import suspected, suspicion_words
 from tests.unit.flight_world import World, faulty
 from tests.unit.report_run import measured_variant
 
@@ -44,6 +44,6 @@ def test_a_run_that_fails_says_who_it_was(tmp_path: Path) -> None:
     write(world, tmp_path / "shards" / "0" / FLIGHT)
     left = keep_failed(tmp_path / "run", tmp_path / "shards", "rank 3 was killed")
     assert left is not None
-    (line,) = who_words(left)
+    (line,) = failure_summary(left)
     assert line.startswith(f"CRASHED: rank {whose[0]}, since ")
-    assert who_words(tmp_path) == []
+    assert failure_summary(tmp_path) == []

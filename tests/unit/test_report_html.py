@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.errors import BadResult
+from testbed.measure.results.run_directory import BadResult
 from testbed.show.report import write_report
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 

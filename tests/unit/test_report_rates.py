@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.rates import rates_of
+from testbed.measure.results.committed_work import rates_of
 from testbed.prediction.step_flops import StepWork, step_work
-from testbed.show.report.tables import labelled
-from testbed.show.report.throughput import rates_words, variant_words, work_words
+from testbed.show.report.pages import labelled
+from testbed.show.report.variant_text import rates_words, variant_words, work_words
 from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import SyntheticRun, measured_variant
 

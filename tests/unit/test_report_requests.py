@@ -7,8 +7,7 @@ from typing import Any
 
 from testbed.measure.results.result import Variant
 from testbed.measure.results.serving_result import Serving
-from testbed.show.report.compare import comparisons, opening
-from testbed.show.report.requests import (
+from testbed.show.report.serving import (
     curve_of,
     latency_chart,
     load_chart,
@@ -16,6 +15,7 @@ from testbed.show.report.requests import (
     serving_rows,
     serving_words,
 )
+from testbed.show.report.variant_text import comparisons, opening
 from tests.unit.report_run import measured_variant
 
 PARTS = {"batching_s": 1e-4, "queue_s": 4e-4, "transfer_s": 2e-4, "compute_s": 3e-4}

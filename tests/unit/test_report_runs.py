@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.measure.results.errors import BadResult
+from testbed.measure.results.manifest import file_hash
 from testbed.measure.results.result import StepTimes
-from testbed.measure.results.run_fingerprint import file_hash
-from testbed.show.report.compare import student_975
-from testbed.show.report.runs import Difference, compare_runs, ratio_interval
+from testbed.measure.results.run_directory import BadResult
+from testbed.show.report.run_comparison import Difference, compare_runs, ratio_interval
+from testbed.show.report.variant_text import student_975
 from tests.unit.report_run import SyntheticRun
 
 

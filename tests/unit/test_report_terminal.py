@@ -8,8 +8,8 @@ from rich.console import Console
 
 from testbed.measure.results.result import Bytes, Result, Variant
 from testbed.show.report import print_summary
-from testbed.show.report.compare import comparisons, deviation, speedup_interval
 from testbed.show.report.terminal import predicted_words
+from testbed.show.report.variant_text import comparisons, deviation, speedup_interval
 from tests.unit.report_run import SyntheticRun, measured_variant
 
 

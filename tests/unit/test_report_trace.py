@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from testbed.comm.collectives import COLLECTIVES
 from testbed.measure.results.records import Sample, read_samples
-from testbed.show.report.counters import changes, counter_events
-from testbed.show.report.data import communicates, load_run
-from testbed.show.report.interval_rows import pack_rows
+from testbed.show.report.run_data import communicates, load_run
+from testbed.show.report.svg import pack_rows
 from testbed.show.report.trace import (
     COMPUTE_STREAM,
     FIRST_COMMUNICATION_STREAM,
     STEP_STREAM,
+    changes,
+    counter_events,
     trace_events,
     write_trace,
 )

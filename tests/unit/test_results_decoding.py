@@ -9,22 +9,22 @@ import pytest
 
 from testbed.comm.transport import Software
 from testbed.measure.results.committed_work import Work
-from testbed.measure.results.decoding_result import Decoding
-from testbed.measure.results.decoding_summary import (
+from testbed.measure.results.result import Variant
+from testbed.measure.results.serving_result import Decoding
+from testbed.measure.results.serving_summary import (
     decoded_steps,
     decoding_figures,
+    predicted_latencies,
     quantiles,
     token_times,
     tokens_of,
 )
-from testbed.measure.results.result import Variant
-from testbed.measure.results.serving_summary import answers_predicted
 from testbed.measure.results.summary import StepResult
 from testbed.net.paths import network_of
 from testbed.prediction.dry_run import dry_runs
 from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Timeline
-from testbed.show.report.token_latency import decoding_rows, decoding_words
+from testbed.show.report.serving import decoding_rows, decoding_words
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -139,10 +139,10 @@ def test_a_plan_says_how_long_a_token_takes_and_a_request(tmp_path: Path) -> Non
         "workload": {"plan": "decode", "options": {"batch": 8, "experts": 8, "row": 64, "tokens": 2}},
     }
     (tried,) = dry_runs(load_scenario(decoding), Scale()).values()
-    token = answers_predicted(tried, Scale())["token"]
+    token = predicted_latencies(tried, Scale())["token"]
     assert token["mean"] * 2 == pytest.approx(tried.timeline.step_time_s)
     card = load_scenario("scenarios/inference/one-card.yaml", ["workload.inference.requests=200"])
     served = dry_runs(card, Scale())
-    found = {name: answers_predicted(one, Scale())["latency"] for name, one in served.items()}
+    found = {name: predicted_latencies(one, Scale())["latency"] for name, one in served.items()}
     assert all(0 < one["p50"] <= one["p99"] <= one["p999"] <= one["max"] for one in found.values())
     assert found["load-800"]["mean"] > found["load-300"]["mean"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.errors import NotWritable, RunExists
-from testbed.measure.results.run_directory import OWNER, RunDirectory
+from testbed.measure.results.run_directory import OWNER, NotWritable, RunDirectory, RunExists
 from testbed.processes import process_start_ticks
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.results.link_use import by_link, jain_index, plane_balance, wan_use
+from testbed.measure.results.link_summary import by_link, jain_index, plane_balance, wan_use
 from testbed.measure.results.records import LinkKey
 from testbed.spec.scale import Scale
 from testbed.spec.topology import TopologySpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.measure.results.replication_summary import replication_summary
+from testbed.measure.results.replication import replication_summary
 from testbed.measure.results.summary import gather_steps, middle_step, undisturbed
 from testbed.spec.scale import Scale
 

@@ -12,11 +12,11 @@ from pyarrow import parquet, types
 
 import testbed
 from testbed.errors import BadInput
-from testbed.measure.results.errors import BadResult
-from testbed.measure.results.frames import OPERATIONS, READINGS, STEPS
 from testbed.measure.results.manifest import Manifest
+from testbed.measure.results.notebook_views import OPERATIONS, READINGS, STEPS
 from testbed.measure.results.reference_docs import models, page
 from testbed.measure.results.result import Result
+from testbed.measure.results.run_directory import BadResult
 from tests.unit.report_run import GRADIENT_BYTES, SyntheticRun
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.measure.execution.job_run import LinkSample
-from testbed.measure.execution.records import link_lines
+from testbed.measure.execution.shard_records import link_lines
 from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import (
     Control,
@@ -21,7 +21,14 @@ from testbed.measure.results.result import (
     VerdictRecord,
 )
 from testbed.measure.results.shard_merge import GAP_S, merge_records, merge_variants, merge_verdicts
-from testbed.measure.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
+from testbed.measure.results.shards import (
+    Shard,
+    ShardFigures,
+    ShardRecord,
+    ShardVariant,
+    split_into_shards,
+    whole_run_shard,
+)
 from testbed.net.fabric.running_fabric import FabricCounters, WanCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.prediction.calibration import Calibration
@@ -70,7 +77,7 @@ def test_algorithms_of_files_are_called_by_file_and_name(tmp_path: Path) -> None
         file.write_text(OWN)
     asked = scenario(1, "ring", *(f"{file}:mine" for file in files))
     assert asked.variant_names == ("ring", "own:mine", "own:mine-2")
-    shards = cut(asked)
+    shards = split_into_shards(asked)
     assert [shard.variant for shard in shards] == list(asked.variant_names)
     assert [shard.folder for shard in shards] == list(asked.variant_names)
     assert shards[2].scenario(asked).algorithms == (f"{files[1]}:mine",)
@@ -141,7 +148,7 @@ def result(shard: Shard, step_times: list[float], status: str = "trusted") -> Sh
 
 
 def test_a_shard_is_one_variant_and_at_most_ten_trials() -> None:
-    parts = cut(scenario(12, "ring", "hierarchical"))
+    parts = split_into_shards(scenario(12, "ring", "hierarchical"))
     assert [(part.variant, part.first_trial, part.trials) for part in parts] == [
         ("ring", 0, 10),
         ("ring", 10, 2),
@@ -155,7 +162,7 @@ def test_a_shard_is_one_variant_and_at_most_ten_trials() -> None:
 
 
 def test_shards_follow_each_other_in_time_and_are_numbered_through() -> None:
-    first, second = cut(scenario(12, "ring"))
+    first, second = split_into_shards(scenario(12, "ring"))
     happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
     reading = {"time_s": 0.2, "rank": 0, "peer": 1, "dscp": 0, "channel": 0, "retransmits": 3}
     parts = [
@@ -190,7 +197,7 @@ def test_connections_of_later_shards_do_not_take_their_counts_back(first: int, s
                 {**same, "time_s": 0.9, "retransmits": count},
             ],
         )
-        for part, count in zip(cut(twelve), (first, second), strict=True)
+        for part, count in zip(split_into_shards(twelve), (first, second), strict=True)
     ]
     (variant,) = merge_variants(twelve, Scale(), results, merge_records(results))
     (connection,) = variant.connections
@@ -209,7 +216,7 @@ def reading(time_s: float, packets: int) -> LinkSample:
 
 
 def test_what_went_by_before_a_shard_began_is_in_no_interval() -> None:
-    first, second = cut(scenario(12, "ring"))
+    first, second = split_into_shards(scenario(12, "ring"))
     rows = list(link_lines([reading(9.5, 500), reading(11.5, 504), reading(11.6, 505)], 10.0))
     parts = [replace(result(part, [1.0]), links=rows) for part in (first, second)]
     forth = [row for row in merge_records(parts).links if row["direction"] == "a_to_b"]
@@ -218,7 +225,7 @@ def test_what_went_by_before_a_shard_began_is_in_no_interval() -> None:
 
 
 def test_a_network_without_links_between_buildings_has_steps_all_the_same() -> None:
-    parts = cut(scenario(12, "ring"))
+    parts = split_into_shards(scenario(12, "ring"))
     merged = merge_records([replace(result(part, [1.0]), links=[]) for part in parts])
     assert merged.links == []
     assert len({sample["step"] for sample in merged.samples if sample["operation"] == "step"}) == len(parts)
@@ -226,7 +233,7 @@ def test_a_network_without_links_between_buildings_has_steps_all_the_same() -> N
 
 def test_the_summary_is_that_of_all_trials() -> None:
     twelve = scenario(12, "ring")
-    first, second = cut(twelve)
+    first, second = split_into_shards(twelve)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
     (variant,) = merge_variants(twelve, Scale(10), results, merge_records(results))
     times = variant.step_time_s
@@ -250,7 +257,7 @@ def test_the_summary_is_that_of_all_trials() -> None:
 
 def test_a_whole_scenario_in_one_network_keeps_its_times_and_names() -> None:
     of = scenario(2, "ring")
-    (shard,) = whole(of)
+    (shard,) = whole_run_shard(of)
     records = merge_records([result(shard, [1.0, 1.2])])
     assert min(sample["start_s"] for sample in records.samples) == 0.0
     assert {sample["variant"] for sample in records.samples} == {"ring"}

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.results.committed_work import Work
-from testbed.measure.results.rates import rates_of
-from testbed.measure.results.replication_result import Replication
-from testbed.measure.results.replication_summary import replication_summary
+from testbed.measure.results.committed_work import Work, committed_work, rates_of, workload_words
+from testbed.measure.results.replication import Replication, replication_summary
 from testbed.measure.results.result import Variant
-from testbed.measure.results.work_summary import committed_work, workload_words
 from testbed.prediction.step_flops import StepWork, step_work
-from testbed.show.report.compare import comparisons, opening
-from testbed.show.report.throughput import variant_words
+from testbed.show.report.variant_text import comparisons, opening, variant_words
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import measured_variant

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.run_fingerprint import RunFingerprint, code_hash, file_hash, fingerprint_of
+from testbed.measure.results.manifest import RunFingerprint, code_hash, file_hash, fingerprint_of
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 
@@ -64,7 +64,7 @@ def test_it_names_what_differs(tmp_path: Path) -> None:
 def test_the_hash_of_the_code_leaves_out_what_python_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("testbed.measure.results.run_fingerprint.PACKAGE", tmp_path)
+    monkeypatch.setattr("testbed.measure.results.manifest.PACKAGE", tmp_path)
     (tmp_path / "a.py").write_text("1")
     before = code_hash.__wrapped__()
     (tmp_path / "__pycache__").mkdir()

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.collectives import AUTO
-from testbed.measure.execution import bench_request
-from testbed.measure.execution.bench_request import (
-    algorithms_named,
-    check_words,
+from testbed.measure.execution import benchmark_options
+from testbed.measure.execution.benchmark_options import (
+    check_bench_options,
     congestion_control_for,
     guest_bytes,
     guest_for,
+    parse_algorithms,
     sizes_between,
     wants_guest,
 )
@@ -39,26 +39,26 @@ def test_sizes_go_up_to_the_largest_that_fits() -> None:
 )
 def test_a_word_that_is_none_is_refused_by_its_option(word: str, value: str, said: str) -> None:
     words = {"dtype": "float32", "op": "sum", "transport": "tcp", "protocol": "eager", "clock": "real"}
-    check_words(**words)
+    check_bench_options(**words)
     with pytest.raises(ConfigError, match=said):
-        check_words(**{**words, word: value})
+        check_bench_options(**{**words, word: value})
 
 
 def test_algorithms_are_named_one_by_one_or_all() -> None:
-    assert algorithms_named("all_reduce", AUTO) == (AUTO,)
-    assert algorithms_named("all_reduce", "ring,hierarchical") == ("ring", "hierarchical")
-    every = algorithms_named("all_reduce", "all")
+    assert parse_algorithms("all_reduce", AUTO) == (AUTO,)
+    assert parse_algorithms("all_reduce", "ring,hierarchical") == ("ring", "hierarchical")
+    every = parse_algorithms("all_reduce", "all")
     assert {"ring", "hierarchical"} < set(every)
-    assert algorithms_named("all_reduce", AUTO, tune=True) == every
+    assert parse_algorithms("all_reduce", AUTO, tune=True) == every
     with pytest.raises(ConfigError, match="--tune: got sendrecv, expected a collective with several"):
-        algorithms_named("sendrecv", AUTO, tune=True)
+        parse_algorithms("sendrecv", AUTO, tune=True)
 
 
 def test_a_benchmark_goes_on_in_a_guest_unless_it_is_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_request, "clock_here", lambda: None)
+    monkeypatch.setattr(benchmark_options, "clock_here", lambda: None)
     assert wants_guest("virtual")
     assert not wants_guest("real")
-    monkeypatch.setattr(bench_request, "clock_here", lambda: "free")
+    monkeypatch.setattr(benchmark_options, "clock_here", lambda: "free")
     assert not wants_guest("virtual")
 
 

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from testbed.measure.execution.event_timeline import beyond_engine, changed_by, changes, condition, touched
-from testbed.measure.execution.events import EventPlayer, events_record
+from testbed.measure.execution.event_player import (
+    EventPlayer,
+    beyond_engine,
+    changed_by,
+    changes,
+    condition,
+    events_record,
+    touched,
+)
 from testbed.net.fabric.faults import Condition
 from testbed.spec.events import DrawnEvent, EventSpec
 from testbed.spec.scale import Scale

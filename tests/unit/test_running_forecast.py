@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.execution.resource_forecast import (
+from testbed.measure.execution.resources import (
     GuestLoad,
     forecast,
+    forecast_text,
     guest_loads,
-    halving,
+    halving_option,
     room_for,
-    words_on,
 )
 from testbed.prediction.dry_run import workloads_of
 from testbed.spec.scale import Scale
@@ -98,19 +98,19 @@ def test_a_rank_to_a_process_needs_more(scenario: Scenario) -> None:
 def test_fewer_trials_halve_what_steps_take(scenario: Scenario, loads: dict[str, GuestLoad]) -> None:
     many = scenario.model_copy(update={"trials": 9, "warmup": 1})
     dear = {name: replace(load, messages=1e6) for name, load in loads.items()}
-    assert halving(many, SCALE, dear, forecast(many, dear, 2, GIB)) == "--trials 3"
+    assert halving_option(many, SCALE, dear, forecast(many, dear, 2, GIB)) == "--trials 3"
 
 
 def test_smaller_sizes_halve_what_bytes_take(scenario: Scenario, loads: dict[str, GuestLoad]) -> None:
     single = scenario.model_copy(update={"trials": 1})
     dear = {name: replace(load, sent_bytes=10e9) for name, load in loads.items()}
-    hint = halving(single, SCALE, dear, forecast(single, dear, 2, GIB))
+    hint = halving_option(single, SCALE, dear, forecast(single, dear, 2, GIB))
     assert hint == "--set scale.size_scale=20000"
 
 
 def test_nothing_halves_what_starting_takes(scenario: Scenario, loads: dict[str, GuestLoad]) -> None:
     quick = {name: replace(load, messages=1.0, sent_bytes=1.0) for name, load in loads.items()}
-    assert halving(scenario, SCALE, quick, forecast(scenario, quick, 2, GIB)) == ""
+    assert halving_option(scenario, SCALE, quick, forecast(scenario, quick, 2, GIB)) == ""
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_it_is_said_as_roughly_as_it_is_known(
     scenario: Scenario, loads: dict[str, GuestLoad], messages: float, hint: str, words: str
 ) -> None:
     these = {name: replace(load, messages=messages) for name, load in loads.items()}
-    assert words_on(forecast(scenario, these, 2, GIB), hint) == words
+    assert forecast_text(forecast(scenario, these, 2, GIB), hint) == words

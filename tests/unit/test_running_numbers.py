@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.measure.execution.similarity_numbers import numbers_of
+from testbed.measure.fidelity.similarity import numbers_of
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of

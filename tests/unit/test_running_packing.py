@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.rank_packing import MOST_BYTES, MOST_TOGETHER, ranks_asked, ranks_per_process
-from testbed.measure.ranks.process import Carried, in_processes
+from testbed.measure.execution.resources import MOST_BYTES, MOST_TOGETHER, ranks_asked, ranks_per_process
+from testbed.measure.ranks.process import ProcessRole, in_processes
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.endpoints import RankEndpoint
@@ -85,5 +85,5 @@ def test_ranks_that_follow_each_other_share_a_process_and_the_last_has_what_is_l
 
 
 def test_a_process_is_told_by_its_ranks() -> None:
-    assert Carried(tuple(endpoints(8)[2:3])).who == {"who": "rank 2", "host": "east2"}
-    assert Carried(tuple(endpoints(8)[2:5])).who == {"who": "ranks 2 to 4", "host": "east2 to east4"}
+    assert ProcessRole(tuple(endpoints(8)[2:3])).who == {"who": "rank 2", "host": "east2"}
+    assert ProcessRole(tuple(endpoints(8)[2:5])).who == {"who": "ranks 2 to 4", "host": "east2 to east4"}

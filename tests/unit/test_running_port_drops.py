@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from testbed.measure.execution.job_run import LinkSample
-from testbed.measure.execution.port_drops import port_drops
+from testbed.measure.execution.network_evidence import port_drops
 from testbed.net.fabric.bridges import CARD, cables
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.interfaces import NodeCounts, PortCounts

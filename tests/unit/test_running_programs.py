@@ -12,10 +12,9 @@ import testbed
 from testbed.comm.flight_recorder import Recorder
 from testbed.contrib.torch.launch_env import ring_name
 from testbed.measure.diagnosis import read_evidence
-from testbed.measure.execution import networks, resolve_backend
-from testbed.measure.execution.program_flight import ProgramFlight
-from testbed.measure.execution.program_run import program_given, run_programs
-from testbed.measure.execution.resolve_backend import choose_network_without_ranks
+from testbed.measure.execution import network_setup
+from testbed.measure.execution.network_setup import choose_network_without_ranks
+from testbed.measure.execution.program_run import ProgramFlight, program_given, run_programs
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.ranks.programs import Programs
 from testbed.spec.errors import ConfigError
@@ -26,7 +25,7 @@ BACKEND = NetworkBackend("userspace", "netdev")
 
 @pytest.fixture(autouse=True)
 def backend_of_any_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve_backend, "choose_network_backend", lambda link_engine, datapath: BACKEND)
+    monkeypatch.setattr(network_setup, "choose_network_backend", lambda link_engine, datapath: BACKEND)
 
 
 def test_a_network_without_ranks_has_what_was_asked_for() -> None:
@@ -58,7 +57,7 @@ def test_the_process_that_holds_a_network_is_told_all_of_it(
         asked.append((path, options))
         return "ab12"
 
-    monkeypatch.setattr(networks, "start_background", start_background)
+    monkeypatch.setattr(network_setup, "start_background", start_background)
     monkeypatch.chdir(tmp_path)
     network = choose_network_without_ranks("two-buildings", "ecmp", size_scale="4000")
     assert network.start(Path("two-buildings"), print) == "ab12"

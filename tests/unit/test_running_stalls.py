@@ -8,7 +8,7 @@ import pytest
 
 from testbed.comm.flight_recorder import FLIGHT, STALLED
 from testbed.measure.diagnosis import read_evidence
-from testbed.measure.execution.stalls import LEAST_TIMES, Stall, StallTeller, StallWatch
+from testbed.measure.execution.stalls import LEAST_TIMES, Stall, StallReporter, StallWatch
 from testbed.measure.results.shards import Shard
 from tests.unit.flight_world import faulty
 
@@ -86,7 +86,7 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
         dump.write(flight / STALLED / f"rank-{dump.rank}.json")
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallTeller(flight, said.append, watch, Shard(3, "two buildings", 4, 2, 1))
+    teller = StallReporter(flight, said.append, watch, Shard(3, "two buildings", 4, 2, 1))
     for lasted_s in (10.0, 15.0):
         teller.tell(Stall("ring", 1, lasted_s, 0.5))
         teller.end()
@@ -102,7 +102,7 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
 def test_without_dumps_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallTeller(tmp_path, said.append, watch, Shard(0, None, 0, 3, 1))
+    teller = StallReporter(tmp_path, said.append, watch, Shard(0, None, 0, 3, 1))
     teller.tell(Stall("ring", -1, 10.0, 0.5))
     teller.end()
     assert said[0].startswith(

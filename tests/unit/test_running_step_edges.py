@@ -7,7 +7,7 @@ import time
 import pytest
 
 from testbed.clock import CLOCK_VARIABLE
-from testbed.measure.execution.step_edges import EARLY_S, StepEdges
+from testbed.measure.execution.job_run import EARLY_S, StepEdges
 
 
 def test_a_measured_step_is_due_before_it_begins_and_over_when_all_ranks_say_so() -> None:

@@ -14,8 +14,8 @@ from testbed.measure.results.serving_result import Serving
 from testbed.prediction.latency import at_share, request_times
 from testbed.prediction.request_metrics import ServedStep, served_step, serving_figures
 from testbed.prediction.step_prediction import predict
-from testbed.show.exchange import Given, export_graphml, import_topology
-from testbed.show.exchange.linux_routers import lost
+from testbed.show.exchange import ImportDefaults, export_graphml, import_topology
+from testbed.show.exchange.topology_export import lost
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -396,6 +396,6 @@ def test_a_topology_with_nodes_goes_out_as_a_graph_and_comes_back(tmp_path: Path
     file = tmp_path / "nodes.graphml"
     spec = scenario().topology
     assert export_graphml(spec, file) == []
-    text, _ = import_topology(file, Given())
+    text, _ = import_topology(file, ImportDefaults())
     assert load_topology(yaml.safe_load(text)) == spec
     assert any("inference nodes" in words for words in lost(spec))

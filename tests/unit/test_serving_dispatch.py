@@ -13,18 +13,17 @@ import pytest
 from testbed.comm.transport import MemoryNetwork, Transport
 from testbed.contrib.conformance.harness import in_threads
 from testbed.errors import BadInput
-from testbed.measure.execution.records import RankRecords
-from testbed.measure.execution.serving_log import as_carried
-from testbed.measure.ranks.executor import Done
-from testbed.measure.ranks.faults import RankFaults
-from testbed.measure.ranks.serving_executor import ServingExecutor
+from testbed.measure.execution.shard_records import RankRecords, resolve_served_job
+from testbed.measure.ranks.executor import PlanOutcome
+from testbed.measure.ranks.fault_injection import RankFaults
+from testbed.measure.ranks.serving_rank import ServingExecutor
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.latency import request_times
 from testbed.prediction.request_metrics import served_step, serving_figures
 from testbed.prediction.step_prediction import predict
 from testbed.prediction.timeline import Timeline
-from testbed.show.exchange.job_export import exported_job
-from testbed.show.report.requests import serving_words
+from testbed.show.exchange.chakra import exported_job
+from testbed.show.report.serving import serving_words
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.workload.dispatch import Dispatched, Dispatcher, Dispatching, NoServerError, PieceKey
@@ -230,13 +229,15 @@ class Mortal(ServingExecutor):
         super()._take_on(key, number, now_s)
 
 
-def in_ranks(made: Job, folder: Path, mortal: int | None = None) -> list[tuple[list[Operation], Done] | None]:
+def in_ranks(
+    made: Job, folder: Path, mortal: int | None = None
+) -> list[tuple[list[Operation], PlanOutcome] | None]:
     """What each rank has done of a job, all of them in threads."""
     network, dispatching = MemoryNetwork(len(made.hosts)), made.workload.dispatching
     assert dispatching is not None
     start_s = time.monotonic() + 0.05
 
-    def act(transport: Transport) -> tuple[list[Operation], Done] | None:
+    def act(transport: Transport) -> tuple[list[Operation], PlanOutcome] | None:
         kind = Mortal if transport.rank == mortal else ServingExecutor
         executor = kind(dispatching, transport, "float32", 5.0, RankFaults(), folder, True)
         executor.prepare(0)
@@ -249,14 +250,14 @@ def in_ranks(made: Job, folder: Path, mortal: int | None = None) -> list[tuple[l
     return in_threads(len(made.hosts), network.transports.__getitem__, act)
 
 
-def read_back(made: Job, folder: Path, found: list[tuple[list[Operation], Done] | None]) -> Job:
+def read_back(made: Job, folder: Path, found: list[tuple[list[Operation], PlanOutcome] | None]) -> Job:
     """The job as it was carried out, by what ranks wrote down."""
     steps = [
         {"operation": "step", "variant": "ring", "trial": 0, "step": 0, "rank": rank, "name": "ring",
          "start_s": 0.0, "end_s": 1.0, "looks_s": 0.1}
         for rank, own in enumerate(found) if own is not None
     ]  # fmt: skip
-    return as_carried(made, folder, RankRecords(samples=steps))
+    return resolve_served_job(made, folder, RankRecords(samples=steps))
 
 
 def test_ranks_do_what_is_decided_and_write_it_down(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from testbed.comm.transport.socket_view import Unobserved
 from testbed.comm.transport.sockets import SocketOptions, changed_options, read_socket_options
-from testbed.measure.execution.witnesses import socket_changes
-from testbed.measure.ranks.host_monitor import HostMonitor
+from testbed.measure.execution.rank_evidence import socket_changes
+from testbed.measure.ranks.telemetry import HostMonitor
 from testbed.net.links.socket_table import SocketTable
 
 _SO_MAX_PACING_RATE = 47

@@ -17,11 +17,11 @@ from testbed.cli.experiments.sweep_confirmation import chosen
 from testbed.cli.main import app
 from testbed.measure.execution.progress import Progress
 from testbed.measure.results.committed_work import Work
-from testbed.measure.results.errors import BadResult
-from testbed.measure.results.median_interval import median_interval
+from testbed.measure.results.run_directory import BadResult
+from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
 from testbed.show.report.sweep import lacking, write_sweep
-from testbed.show.report.sweep_answer import answer, caption
+from testbed.show.report.sweep_findings import caption, describe_sweep
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, axes_of, parse_axes, parse_axis, places
@@ -180,7 +180,7 @@ def test_the_ends_and_both_sides_of_a_crossing_are_confirmed_first_then_the_wide
 
 def test_the_answer_says_who_is_the_quickest_where_and_how_sure_that_is() -> None:
     axes = [parse_axis("topology.wan.0.delay=1ms..9ms:9")]
-    sentences = answer(made(axes, CROSSING))
+    sentences = describe_sweep(made(axes, CROSSING))
     assert sentences[0] == "Ring is the quickest up to 3 ms; tree is the quickest from 4 ms on."
     assert sentences[1] == "They are farthest apart at 1 ms: ring is 3.60x as fast as tree."
     assert (
@@ -189,7 +189,7 @@ def test_the_answer_says_who_is_the_quickest_where_and_how_sure_that_is() -> Non
     )
     assert sentences[-1].startswith("By the model alone")
     some = made(axes, CROSSING, {(0,): "trusted", (8,): "caution"})
-    assert answer(some)[-1] == (
+    assert describe_sweep(some)[-1] == (
         "Measured under the virtual clock at 2 of 9 points: caution; the model was 9.1 % off in the median, "
         "9.1 % at the worst."
     )
@@ -204,21 +204,21 @@ def test_measured_and_predicted_steps_are_not_held_against_each_other() -> None:
         {"ring": lambda *at: 1.0},
         {(0, 0): "trusted"},
     )
-    assert answer(found)[0] == "Ecmp and te are the quickest at every delay from 1 ms to 2 ms."
+    assert describe_sweep(found)[0] == "Ecmp and te are the quickest at every delay from 1 ms to 2 ms."
 
 
 def test_what_the_model_cannot_tell_apart_is_equally_quick() -> None:
     """It was 9.1 % off where packets were sent: a difference of 5 % between its own figures says nothing."""
     near = {"ring": lambda index: 1.0, "tree": lambda index: 1.05}
     axes = [parse_axis("a.delay=1ms..4ms:4")]
-    assert answer(made(axes, near))[0] == "Ring is the quickest at every delay from 1 ms to 4 ms."
-    sentences = answer(made(axes, near, {(0,): "trusted"}))
+    assert describe_sweep(made(axes, near))[0] == "Ring is the quickest at every delay from 1 ms to 4 ms."
+    sentences = describe_sweep(made(axes, near, {(0,): "trusted"}))
     assert sentences[0] == "Ring is the quickest at 1 ms; ring and tree are the quickest from 2 ms on."
 
 
 def test_what_is_untrusted_is_the_quickest_of_nothing() -> None:
     verdicts = {(0,): "untrusted", (1,): "untrusted"}
-    sentences = answer(made([parse_axis("a.delay=1ms..2ms:2")], CROSSING, verdicts))
+    sentences = describe_sweep(made([parse_axis("a.delay=1ms..2ms:2")], CROSSING, verdicts))
     assert sentences[0] == "No step time of it is to be used."
     assert sentences[-1] == "Measured under the virtual clock at all 2 points: untrusted."
 
@@ -245,7 +245,7 @@ def test_a_sweep_by_the_model_leaves_a_folder_with_all_of_it(tmp_path: Path) -> 
     assert list(table["step_time_s"]) == [one.predicted_s for point in found.points for one in point.figures]
     assert len(pandas.read_parquet(folder / "points.parquet")) == 12
     page = (folder / "sweep.html").read_text()
-    assert answer(found)[0] in page
+    assert describe_sweep(found)[0] in page
     assert "<svg" in page
     assert "<script" not in page
 
@@ -270,7 +270,7 @@ def test_points_that_do_not_fit_stay_and_say_why(tmp_path: Path) -> None:
     found = swept(tmp_path / "out", "ranks=3..5")
     assert [point.misfit is None for point in found.points] == [True, True, False]
     assert "ranks" in str(found.points[2].misfit)
-    assert any("1 point does not fit" in sentence for sentence in answer(found))
+    assert any("1 point does not fit" in sentence for sentence in describe_sweep(found))
     assert "does not fit" in (tmp_path / "out" / "sweep.html").read_text()
     with pytest.raises(ConfigError, match="tplogy"):
         swept(tmp_path / "none", "tplogy=1,2")
@@ -432,7 +432,7 @@ def test_unequal_steps_are_held_against_each_other_by_their_tokens_and_others_no
             clock="model",
             made={"testbed": "1"},
         )
-        return answer(found)
+        return describe_sweep(found)
 
     alike = dict.fromkeys(("a", "b", "1", "4"), "a model")
     # 1000 tokens in 1 s, 4000 in 2 s

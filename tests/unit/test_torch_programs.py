@@ -13,7 +13,7 @@ import pytest
 from testbed.comm.collectives import TuningTable
 from testbed.comm.collectives.algorithm_selection import Entry
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, BackendError, ProgramJob
-from testbed.measure.execution.torch_programs import TorchOptions, algorithms_of, torch_environment
+from testbed.measure.execution.program_run import TorchOptions, algorithms_of, torch_environment
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.workload.job.endpoint_resolution import loopback_endpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from testbed.show.report.data import load_run
+from testbed.show.report.run_data import load_run
 from testbed.show.report.trace import write_trace
 from tests.perfetto import rows, trace_processor
 from tests.unit.report_run import BUCKETS, SyntheticRun

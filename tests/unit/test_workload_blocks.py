@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.collectives import Communicator
-from testbed.measure.ranks.executor import Done, Executor
+from testbed.measure.ranks.executor import Executor, PlanOutcome
 from testbed.net.paths import Network
 from testbed.net.paths import Path as Way
 from testbed.prediction.simulation import simulate
@@ -171,7 +171,7 @@ def test_blocks_are_carried_out_and_every_sum_is_right(run: Any, way: str, nodes
         group = own.split(range(own.size), TENSOR)
         assert group is not None
         executor = Executor(plan, {0: own}, {0: group}, "float32", 20.0, None)
-        found: list[Done] = []
+        found: list[PlanOutcome] = []
         for step in range(2):
             executor.prepare(salt=1000 * step)
             own.barrier()

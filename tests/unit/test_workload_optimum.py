@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.measure.execution.guest_shard import _with_schedule
+from testbed.measure.execution.guests import _with_schedule
 from testbed.prediction.dry_run import dry_runs
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario

@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.execution.backend import ThisMachine
-from testbed.measure.execution.events import EventPlayer
+from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.run import execute
+from testbed.measure.execution.run import LocalBackend, execute
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.shards import Shard, ShardRecord
@@ -133,7 +132,7 @@ class Saboteur(ShardRun):
         return self.planter
 
 
-class SabotagedMachine(ThisMachine):
+class SabotagedMachine(LocalBackend):
     """Where lies are told in the only shard."""
 
     names: tuple[str, ...] = ()

@@ -22,11 +22,10 @@ from typing import Any
 import psutil
 
 from testbed.errors import TestbedError
-from testbed.measure.execution.backend import ThisMachine
-from testbed.measure.execution.events import EventPlayer
+from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.run import execute
+from testbed.measure.execution.run import LocalBackend, execute
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.shards import Shard, ShardRecord
@@ -166,7 +165,7 @@ class Distorted(ShardRun):
         return Planter(fabric, self.planted) if self.planted else None
 
 
-class DistortedMachine(ThisMachine):
+class DistortedMachine(LocalBackend):
     """Where something is planted into the only shard."""
 
     planted: Planted | None = None

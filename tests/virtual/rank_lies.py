@@ -17,10 +17,10 @@ from typing import Any
 
 from testbed.comm.collectives import fill
 from testbed.measure.ranks import executor, rank
-from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
+from testbed.measure.ranks.collective_buffers import CollectiveArrays
 from testbed.measure.ranks.executor import Executor
-from testbed.measure.ranks.host_monitor import HostMonitor
 from testbed.measure.ranks.rank import Rank
+from testbed.measure.ranks.telemetry import HostMonitor
 
 Lying = Callable[[], bool]  # whether the step that goes on in this thread is one to lie in
 _here = threading.local()

@@ -15,7 +15,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
 from testbed.measure.results.result import Result
-from testbed.show.report.compare import comparisons
+from testbed.show.report.variant_text import comparisons
 from testbed.workload.job.endpoints import LISTEN_PORT
 from tests.virtual.conftest import finished_run, variants_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.cli.experiments.run import Listener, run
 from testbed.comm.transport.rdma.devices import import_pyverbs
-from testbed.measure.execution.request import Request
+from testbed.measure.execution.run import Request
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import hand_over, make_folder

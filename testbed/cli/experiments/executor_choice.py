@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from testbed.measure.execution.remote_guests import worker_is
+from testbed.measure.execution.remote_guests import worker_identity
 from testbed.prediction.executors import Engine, Processes
 from testbed.prediction.executors.dask_cluster import cluster
 from testbed.spec.errors import ConfigError, Problem
@@ -26,5 +26,5 @@ def engine_named(name: str, scheduler: str | None, jobs: int | None) -> Iterator
     if name == PROCESSES:
         yield Processes(count)
         return
-    with cluster(scheduler, count, worker_is) as found:
+    with cluster(scheduler, count, worker_identity) as found:
         yield found

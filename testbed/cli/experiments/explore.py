@@ -16,7 +16,7 @@ from testbed.cli.experiments.run import Listener
 from testbed.cli.experiments.search_confirmation import Agreement, agreement, confirmation
 from testbed.cli.experiments.search_log import RESULT, SCENARIO, Keeper, OtherSearch
 from testbed.cli.experiments.successive_halving import RUNGS, halve
-from testbed.measure.execution.request import check_here
+from testbed.measure.execution.run import check_here
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import hand_over
 from testbed.net.paths.buffer_checks import short_queues

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.cli.experiments.run import Listener, run
-from testbed.measure.execution.request import Request
+from testbed.measure.execution.run import Request
 from testbed.measure.results.result import Result
 from testbed.prediction.executors import Engine
 from testbed.spec.errors import ConfigError, Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.measure.execution.resolve_backend import choose_virtual_scale
+from testbed.measure.execution.network_setup import choose_virtual_scale
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.step_prediction import MOST_PACKETS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.cli.experiments.run import Listener, run
-from testbed.measure.execution.request import Request
+from testbed.measure.execution.run import Request
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import default_path
-from testbed.show.report.runs import SCENARIO, Comparison, compare_runs
+from testbed.show.report.run_comparison import SCENARIO, Comparison, compare_runs
 from testbed.spec.scenario import load_scenario
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.request import PreparedRun, Request, prepare
+from testbed.measure.execution.run import PreparedRun, Request, prepare
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import hand_over
 from testbed.show.report import write_report

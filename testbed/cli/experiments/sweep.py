@@ -18,13 +18,12 @@ from testbed.cli.experiments.run import Listener
 from testbed.cli.experiments.sweep_confirmation import chosen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
-from testbed.measure.execution.request import check_here
-from testbed.measure.results.committed_work import Work
-from testbed.measure.results.median_interval import median_interval
+from testbed.measure.execution.run import check_here
+from testbed.measure.results.committed_work import Work, committed_work
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import hand_over, make_folder
+from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import SWEEP, Clock, Measured, Sweep, SweepAxis, SweepPoint
-from testbed.measure.results.work_summary import committed_work
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.executors import Engine, Processes
 from testbed.prediction.step_flops import step_work

@@ -1,4 +1,4 @@
-"""From dumps to a diagnosis. Pure, and the same for the same dumps."""
+"""From flight-recorder dumps to a diagnosis. Pure: the same dumps give the same diagnosis."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from testbed.comm.flight_recorder import COMPLETED, NetworkPaths, RankDump
-from testbed.measure.diagnosis.first_timeout import naive_answer
-from testbed.measure.diagnosis.hangs import hang_verdicts, stalled
-from testbed.measure.diagnosis.limits import CLOCK_ERROR_S, SAME_CLOCK_ERROR_S
-from testbed.measure.diagnosis.mismatch import mismatches
+from testbed.comm.flight_recorder import COMPLETED, FAILED, Entry, NetworkPaths, RankDump
+from testbed.measure.diagnosis.desync import find_mismatches
+from testbed.measure.diagnosis.hangs import hang_verdicts, is_stalled
 from testbed.measure.diagnosis.operation_graph import Graph, longest_s
-from testbed.measure.diagnosis.pairs import slow_network
-from testbed.measure.diagnosis.slow import slow_io, slow_ranks
-from testbed.measure.diagnosis.verdicts import CRASHED, STUCK_IN_NETWORK, Diagnosis, Verdict
+from testbed.measure.diagnosis.slow_pairs import slow_network
+from testbed.measure.diagnosis.stragglers import slow_io, slow_ranks
+from testbed.measure.diagnosis.thresholds import CLOCK_ERROR_S, SAME_CLOCK_ERROR_S
+from testbed.measure.diagnosis.verdicts import (
+    CRASHED,
+    STUCK_IN_NETWORK,
+    Diagnosis,
+    NaiveVerdict,
+    Verdict,
+    moment_text,
+    seconds_text,
+)
 from testbed.measure.diagnosis.wait_graph import gone_ranks
 
 
@@ -31,13 +38,13 @@ def diagnose(
     if clock_error_s is None:
         clock_error_s = SAME_CLOCK_ERROR_S if paths.one_clock else CLOCK_ERROR_S
     verdicts: list[Verdict] = []
-    hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
+    hangs = is_stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
     if hangs:
         verdicts = hang_verdicts(graph, clock_error_s, paths)
         stuck = [pair for own in verdicts if own.kind == STUCK_IN_NETWORK for pair in own.pairs]
         if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and len(stuck) == 1:
             verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s, stuck))
-    wrong = mismatches(graph, clock_error_s)
+    wrong = find_mismatches(graph, clock_error_s)
     if wrong:
         # ranks that mean different things wait for each other for ever, which is no second fault
         crashed = [own for own in verdicts if own.kind == CRASHED]
@@ -51,7 +58,7 @@ def diagnose(
     named = {rank for group in graph.groups.values() for rank in group.ranks}
     return Diagnosis(
         tuple(verdicts),
-        naive_answer(graph),
+        blame_first_timeout(graph),
         first_incomplete(graph),
         len(graph.dumps),
         tuple(sorted(named - set(graph.dumps))),
@@ -86,3 +93,55 @@ def first_incomplete(graph: Graph) -> str:
             if entry.state != COMPLETED and entry.scheduled_s < best[0]:
                 best = (entry.scheduled_s, graph.node_words(node))
     return best[1]
+
+
+def blame_first_timeout(graph: Graph) -> NaiveVerdict:
+    """By the failure that came first on any clock; where none failed by the longest operation."""
+    failed = [
+        (entry.ended_s, rank, place)
+        for rank, dump in graph.dumps.items()
+        for place, entry in enumerate(dump.entries)
+        if entry.state == FAILED and entry.ended_s is not None
+    ]
+    failed += _timed_out(graph)
+    if failed:
+        ended_s, rank, place = min(failed)
+        entry = graph.dumps[rank].entries[place]
+        blamed = _named(entry, rank)
+        what = graph.node_words((rank, place))
+        return NaiveVerdict(
+            blamed, f"rank {rank} gave up first, in {what} at {moment_text(ended_s)}: rank {blamed}'s fault"
+        )
+    times = [
+        ((dump.time_s if entry.ended_s is None else entry.ended_s) - entry.scheduled_s, -rank, place)
+        for rank, dump in graph.dumps.items()
+        for place, entry in enumerate(dump.entries)
+        if entry.ended_s is not None or not entry.over
+    ]
+    if not times:
+        return NaiveVerdict(None, "nothing is recorded of how long anything took")
+    took_s, negative, place = max(times)
+    entry = graph.dumps[-negative].entries[place]
+    blamed = _named(entry, -negative) if entry.state != COMPLETED else -negative
+    what = graph.node_words((-negative, place))
+    return NaiveVerdict(
+        blamed,
+        f"rank {-negative}'s {what} takes longest, {seconds_text(took_s)}: rank {blamed}'s fault",
+    )
+
+
+def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
+    """Of ranks that say themselves that something was not done in time: when, who, and the oldest operation."""
+    found = []
+    for since_s, left_s, (rank, place) in graph.timed_out():
+        # what nothing was left of began to be waited for earlier: it ended no later than others heard of it
+        until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
+        found.append((since_s + left_s if left_s else until_s, rank, place))
+    return found
+
+
+def _named(entry: Entry, rank: int) -> int:
+    """The first peer that an operation waits for; the rank itself where it says none."""
+    if entry.peer is not None:
+        return entry.peer
+    return min(entry.waits_for, default=rank)

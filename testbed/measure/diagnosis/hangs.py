@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from testbed.comm.flight_recorder import FAILED, NetworkPaths
 from testbed.measure.diagnosis import wait_graph
-from testbed.measure.diagnosis.limits import STALLED_TIMES
-from testbed.measure.diagnosis.lost_messages import network_verdicts
+from testbed.measure.diagnosis.desync import find_divergence, peers_of
+from testbed.measure.diagnosis.fault_localisation import network_verdicts
 from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, activity_s
-from testbed.measure.diagnosis.programs import peers_of, strayed
+from testbed.measure.diagnosis.thresholds import STALLED_TIMES
 from testbed.measure.diagnosis.verdicts import (
     CRASHED,
     DEADLOCK,
@@ -27,7 +27,7 @@ from testbed.measure.diagnosis.wait_graph import Waiting, caused, together, wait
 ORDER = (CRASHED, SILENT, RANK_NOT_JOINED, DEADLOCK, STUCK_IN_NETWORK, SLOW_IO)
 
 
-def stalled(graph: Graph, longest_s: float) -> bool:
+def is_stalled(graph: Graph, longest_s: float) -> bool:
     """Whether something is open that would be over in a healthy run: failed, of a rank that ended, or too long."""
     for rank, dump in graph.dumps.items():
         for node in graph.open_nodes(rank):
@@ -193,7 +193,7 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
         ranks = tuple(sorted({node[0] for node in circle}))
         keys = sorted({(graph.entry(node).group, graph.entry(node).sequence) for node in circle})
         lines = [f"rank {node[0]} waits in {graph.node_words(node)}" for node in circle[:6]]
-        stray = {rank: own for rank in ranks if (own := strayed(graph, rank, peers[rank]))}
+        stray = {rank: own for rank in ranks if (own := find_divergence(graph, rank, peers[rank]))}
         for rank, own in sorted(stray.items())[:3]:
             lines.append(
                 f"rank {rank} called {own.did} where those that run the same program call {own.instead}"

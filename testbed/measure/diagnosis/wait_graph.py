@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.comm.flight_recorder import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
-from testbed.measure.diagnosis.limits import SAME_STALL_SHARE
+from testbed.measure.diagnosis.desync import harmless
 from testbed.measure.diagnosis.operation_graph import (
     ABSENT,
     JOINED,
@@ -23,7 +23,7 @@ from testbed.measure.diagnosis.operation_graph import (
     Node,
     heard_of,
 )
-from testbed.measure.diagnosis.programs import harmless
+from testbed.measure.diagnosis.thresholds import SAME_STALL_SHARE
 
 NETWORK = "network"  # from the first rank to the second
 NOT_JOINED = "not joined"
@@ -51,7 +51,7 @@ class Cause:
 
 
 @dataclass
-class Felt:
+class Impact:
     """Of one cause: since when, by the clocks of who waits for it directly; for how long; who waits, at any remove."""
 
     since_s: float = math.inf
@@ -64,7 +64,7 @@ class Felt:
 class Waiting:
     """causes: of all that waits; circles: nodes that wait for each other, and for nothing else."""
 
-    causes: dict[Cause, Felt]
+    causes: dict[Cause, Impact]
     circles: list[tuple[Node, ...]]
 
 
@@ -83,7 +83,7 @@ def gone_ranks(graph: Graph) -> dict[int, str]:
     return {} if len(found) == len(graph.dumps) > 1 else found
 
 
-def stands_still(graph: Graph, rank: int) -> bool:
+def has_stopped(graph: Graph, rank: int) -> bool:
     """Whether a rank that is not known to have ended does nothing.
 
     Others have failed, and it has not, though its connections ended, too, and it has waited for longer than they had
@@ -150,7 +150,7 @@ class _Follower:
         self.clock_error_s = clock_error_s
         self.harmless = harmless(graph)
         # beside one that is gone, others have merely not heard of it yet
-        self.still = {rank for rank in graph.dumps if not self.gone and stands_still(graph, rank)}
+        self.still = {rank for rank in graph.dumps if not self.gone and has_stopped(graph, rank)}
 
     def nexts(self, node: Node) -> list[Node | Cause]:
         """What an open operation waits for directly."""
@@ -261,12 +261,12 @@ def follow(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
     for node in [one for found in nexts.values() for one in found if isinstance(one, tuple)]:
         if node not in nexts:
             nexts[node] = follower.nexts(node)
-    causes: dict[Cause, Felt] = {}
+    causes: dict[Cause, Impact] = {}
     circling: dict[Node, frozenset[Node]] = {}
     for node in nodes:
         reached, ends = _reach(nexts, node)
         for cause in ends:
-            causes.setdefault(cause, Felt()).waiters.add(node[0])
+            causes.setdefault(cause, Impact()).waiters.add(node[0])
         if not ends and node in reached:
             circling[node] = frozenset(reached)
     for node in nodes:
@@ -291,7 +291,7 @@ def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node
     return reached, ends
 
 
-def _feel(graph: Graph, felt: Felt, cause: Cause, node: Node) -> None:
+def _feel(graph: Graph, felt: Impact, cause: Cause, node: Node) -> None:
     """Book who waits for a cause directly, and since when."""
     entry = graph.entry(node)
     since_s = entry.scheduled_s
@@ -305,7 +305,7 @@ def _feel(graph: Graph, felt: Felt, cause: Cause, node: Node) -> None:
     felt.age_s = max(felt.age_s, graph.seen_until_s(node) - since_s)
 
 
-def _of_one_stall(causes: dict[Cause, Felt]) -> dict[Cause, Felt]:
+def _of_one_stall(causes: dict[Cause, Impact]) -> dict[Cause, Impact]:
     """Without what came about when others gave up: waits much younger than the oldest."""
     oldest_s = max((felt.age_s for felt in causes.values()), default=0.0)
     return {
@@ -327,16 +327,16 @@ def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
     return found
 
 
-def caused(found: Waiting, *kinds: str) -> dict[Cause, Felt]:
+def caused(found: Waiting, *kinds: str) -> dict[Cause, Impact]:
     """Its causes of these kinds."""
     return {cause: felt for cause, felt in found.causes.items() if cause.kind in kinds}
 
 
-def together(causes: Mapping[Cause, Felt]) -> dict[tuple[int, ...], tuple[Felt, list[Key]]]:
+def together(causes: Mapping[Cause, Impact]) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
     """By ranks: what is felt of them, through which operations."""
-    together: dict[tuple[int, ...], tuple[Felt, list[Key]]] = {}
+    together: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
     for cause, felt in causes.items():
-        own, keys = together.setdefault(cause.ranks, (Felt(), []))
+        own, keys = together.setdefault(cause.ranks, (Impact(), []))
         own.since_s = min(own.since_s, felt.since_s)
         own.age_s = max(own.age_s, felt.age_s)
         own.waiters |= felt.waiters
@@ -345,6 +345,6 @@ def together(causes: Mapping[Cause, Felt]) -> dict[tuple[int, ...], tuple[Felt, 
     return together
 
 
-def waiters_words(graph: Graph, felt: Felt) -> list[str]:
+def waiters_words(graph: Graph, felt: Impact) -> list[str]:
     """Who waits for a cause directly, in which operations; the first ones."""
     return [f"rank {node[0]} waits in {graph.node_words(node)}" for node in sorted(felt.direct)[:4]]

@@ -1,19 +1,18 @@
-"""Brings together what was measured for one variant and has it judged."""
+"""Collects what was measured for one variant, with the model's prediction, and judges it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.execution.event_timeline import changed_by, touched
-from testbed.measure.execution.events import events_record
-from testbed.measure.execution.host_evidence import HostEvidence
+from testbed.clock import clock_here
+from testbed.comm.replicas.coordinator import RECORDS
+from testbed.measure.execution.event_player import changed_by, events_record, touched
 from testbed.measure.execution.job_run import LinkSample
-from testbed.measure.execution.model_check import ModelCheck
-from testbed.measure.execution.pause_counters import pause_invariants
-from testbed.measure.execution.replication import ReplicationRecord
+from testbed.measure.execution.network_evidence import HostEvidence, pause_invariants
 from testbed.measure.fidelity import (
     Invariant,
     LinkMeasurement,
@@ -22,18 +21,25 @@ from testbed.measure.fidelity import (
     judge,
     link_invariants,
     read_windows,
-    tunnel_invariants,
 )
+from testbed.measure.fidelity.cpu_monitor import MonitorWindow
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.fidelity.monitor import MonitorWindow
+from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import Number, scale_similarity
-from testbed.measure.fidelity.tunnel_invariants import Tunnel
+from testbed.measure.fidelity.timing_invariants import StepTime, model_error
 from testbed.measure.fidelity.verdict import ORDER
-from testbed.measure.results.summary import StepResult
+from testbed.measure.results.replication import begun_s, replication_summary
+from testbed.measure.results.summary import StepResult, undisturbed
 from testbed.net.fabric.running_fabric import WanCounters
-from testbed.spec.events import EventSpec
+from testbed.prediction.calibration import Calibration
+from testbed.prediction.stated_errors import stated_error
+from testbed.prediction.step_prediction import prepared
+from testbed.prediction.timeline import Timeline
+from testbed.spec.events import KILL_EVENTS, EventSpec
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.topology import Topology
+from testbed.workload.job.job import Job
+from testbed.workload.job.launch_spec import Replication
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,10 @@ def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> lis
 
 _MACHINE = (invariants.cpu_headroom, invariants.foreign_load, invariants.scheduler_lag)
 _TUNNELS = (
-    tunnel_invariants.tunnel_rate,
-    tunnel_invariants.tunnel_delay,
-    tunnel_invariants.tunnel_loss,
-    tunnel_invariants.clocks_agree,
+    link_invariants.tunnel_rate,
+    link_invariants.tunnel_delay,
+    link_invariants.tunnel_loss,
+    link_invariants.clocks_agree,
 )
 
 
@@ -245,3 +251,76 @@ def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
     return {
         name: (last[name][0] - first[name][0], last[name][1] - first[name][1] + queued[name]) for name in last
     }
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """The model's timeline of a step, None where it says nothing of such a scenario; emulated.
+
+    stated: the worst error that is stated of it on such scenarios, as a share; None where none is. singly: whether each
+    step is to take as long, and not only their median.
+    """
+
+    timeline: Timeline | None
+    stated: float | None
+    singly: bool
+
+    def invariant(self, steps: Sequence[StepResult], dropped: int) -> Invariant:
+        """Hold a variant's steps against it. dropped: frames that queues dropped, which makes single steps chaos."""
+        predicted_s = self.timeline.step_time_s if self.timeline else None
+        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed(steps)]
+        return model_error(
+            times, predicted_s, self.stated, clock_here() == "free", self.singly and not dropped
+        )
+
+
+def check_model(job: Job, algorithm: str, calibration: Calibration) -> ModelCheck:
+    """Play a variant's step on the model. ControllerError, Stuck, BadCalibration."""
+    if job.unmodelled:
+        return ModelCheck(None, None, singly=False)
+    step = prepared(job, algorithm, calibration)
+    stated = stated_error(job.scenario, bool(step.network.packets))
+    return ModelCheck(step.play(), stated, singly=not job.topology.lossy)
+
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReplicationRecord:
+    """records: the coordinator's, emulated times. warmup: steps before measuring starts. microbatches: by replica."""
+
+    told: Replication
+    records: Sequence[Record]
+    scale: Scale
+    warmup: int
+    microbatches: Sequence[int] = ()
+
+    @classmethod
+    def read(cls, folder: Path, job: Job) -> ReplicationRecord | None:
+        """From a shard's folder; None where no replicas come and go."""
+        if job.replication is None:
+            return None
+        lines = (folder / RECORDS).read_text().splitlines()
+        records, training = list(map(json.loads, lines)), job.workload.training
+        microbatches = training.microbatches if training is not None else ()
+        return cls(job.replication, records, job.scale, job.scenario.warmup, microbatches)
+
+    @property
+    def origin_s(self) -> float:
+        """When the first measured step began, for the first time: samples have the last."""
+        return begun_s(self.records, self.warmup)
+
+    def summary(self, samples: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
+        """What losses cost. samples: ranks'; events: all that came."""
+        return replication_summary(
+            self.records,
+            [sample for sample in samples if sample["operation"] == "step"],
+            [entry for entry in events if entry["action"] in KILL_EVENTS],
+            self.scale,
+            replicas=len(self.told.replicas),
+            mode=self.told.policy.mode,
+            catch_up=self.told.policy.catch_up,
+            warmup=self.warmup,
+            microbatches=self.microbatches,
+        )

@@ -1,30 +1,194 @@
-"""Guests of the virtual clock carry out the shards of a run, side by side."""
+"""Guests of the virtual clock that measure a run's shards, side by side."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
+import re
 import shutil
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.execution.guest_shard import LINK_ENGINE, GuestWork, measure, read_ended
-from testbed.measure.execution.identity import identity_of
 from testbed.measure.execution.progress import PartProgress, Progress
-from testbed.measure.execution.resource_forecast import Forecast
-from testbed.measure.results.parts import FINISHED, Parts
-from testbed.measure.results.shards import Shard, ShardRecord, cut
-from testbed.measure.results.writer import Carried, ShardTimes
+from testbed.measure.execution.resources import Forecast
+from testbed.measure.results.run_directory import surroundings
+from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards
+from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
+from testbed.measure.results.writer import BackendResult, ShardTimes
+from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, idlest_cores
-from testbed.net.virtual.kernel_image import KernelImage
+from testbed.net.virtual.kernel_image import KernelImage, find_image
+from testbed.prediction import calibration
+from testbed.prediction.calibration import file_in_use
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
 from testbed.workload.job.errors import RunError
+from testbed.workload.job.job import workload_of
+from testbed.workload.schedules import find_schedule, write_csv
+
+_PACKAGE = Path(__file__).parents[2]
+OWN_FILE = re.compile(r"(/[^\s'\":,]+\.py):\w")
+_KEY_DIGITS = 16
+
+
+def record_key(scenario: str, others: Any) -> str:
+    """Hexadecimal; changes with the scenario's text, the text of files named in it, this code and the calibration.
+
+    scenario: as YAML, with whole paths. others: what else counts, as JSON.
+    """
+    found = hashlib.sha256()
+    for part in (scenario, json.dumps(others, sort_keys=True), *_surroundings(), *_texts(scenario)):
+        found.update(part.encode() + b"\0")
+    return found.hexdigest()[:_KEY_DIGITS]
+
+
+def _surroundings() -> Iterator[str]:
+    yield json.dumps(surroundings()["versions"], sort_keys=True)
+    yield sys.executable
+    yield str(_PACKAGE)
+
+
+def _texts(scenario: str) -> Iterator[str]:
+    own = {Path(name) for name in OWN_FILE.findall(scenario)}
+    calibration = file_in_use()
+    for file in (*sorted(_PACKAGE.rglob("*.py")), *sorted(own), *([calibration] if calibration else [])):
+        yield str(file)
+        yield file.read_text() if file.exists() else ""
+
+
+LINK_ENGINE, DATAPATH = "netem", "system"
+CHECKOUT = Path(__file__).parents[3]
+Told = Callable[[Mapping[str, Any]], None]
+"""Hears what the guest says of itself: `phase`, or `step` of `of`."""
+
+
+@dataclass(frozen=True)
+class GuestWork:
+    """What shards of a run have in common. settings: of each guest, but for core, seed and folders."""
+
+    settings: GuestSettings
+    scale: Scale
+    ranks_per_process: int | None
+    link_engine: str = LINK_ENGINE
+
+
+def measure_in_guest(
+    work: GuestWork,
+    image: KernelImage,
+    shard: Shard,
+    scenario: Scenario,
+    folder: Path,
+    *,
+    core: int | None = None,
+    told: Told = lambda event: None,
+    meanwhile: Callable[[Guest], None] = lambda guest: None,
+) -> GuestExit:
+    """Measure a shard in a guest, into its folder, which is made; scenario: its own. RunError, VirtualClockError."""
+    folder.mkdir(parents=True)
+    own = folder / "scenario.yaml"
+    own.write_text(_with_schedule(scenario, work.scale, folder).to_yaml())
+    task = {
+        "shard": asdict(shard),
+        "scenario": str(own.resolve()),
+        "link_engine": work.link_engine,
+        "datapath": DATAPATH,
+        "scale": asdict(work.scale),
+        "ranks_per_process": work.ranks_per_process,
+        "folder": str(folder.resolve()),
+    }
+    (folder / "task.json").write_text(json.dumps(task))
+    settings = replace(work.settings, core=core, seed=shard.seed, writable=(folder,))
+    ended = _booted(Guest(image, settings), shard, folder, told, meanwhile)
+    finish(folder, ended)
+    return ended
+
+
+def finish(folder: Path, ended: GuestExit) -> None:
+    """Mark a shard's record as whole: last of all."""
+    written = folder / f".{FINISHED}"
+    written.write_text(json.dumps(asdict(ended)))
+    written.rename(folder / FINISHED)
+
+
+def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
+    """The same on a worker of an engine: its folder as an archive; nothing of it stays on the worker."""
+    shard, scenario = item
+    with tempfile.TemporaryDirectory(prefix="testbed-shard-") as above:
+        folder = Path(above, str(shard.number))
+        measure_in_guest(work, find_image(), shard, scenario, folder)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in folder.rglob("*"):
+                archive.write(file, file.relative_to(folder))
+        return packed.getvalue()
+
+
+def unpack(packed: bytes, folder: Path) -> GuestExit:
+    """A shard's folder from its archive; what marks it as whole comes last."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        folder.mkdir(parents=True)
+        archive.extractall(folder, [name for name in archive.namelist() if name != FINISHED])
+        ended = GuestExit(**json.loads(archive.read(FINISHED)))
+    finish(folder, ended)
+    return ended
+
+
+def read_ended(file: Path) -> GuestExit:
+    """How a finished shard's guest ended."""
+    return GuestExit(**json.loads(file.read_text()))
+
+
+def _booted(
+    guest: Guest, shard: Shard, folder: Path, told: Told, meanwhile: Callable[[Guest], None]
+) -> GuestExit:
+    complaints: list[str] = []
+    pending = ""
+
+    def said(text: str) -> None:
+        nonlocal pending
+        *lines, pending = (pending + text).split("\n")
+        for line in lines:
+            told(json.loads(line))
+
+    command = [
+        sys.executable,
+        "-m",
+        "testbed.measure.execution.guest_entry",
+        str((folder / "task.json").resolve()),
+    ]
+    environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment()}
+    try:
+        ended = guest.run(command, CHECKOUT, environment, said, complaints.append, lambda: meanwhile(guest))
+    except VirtualClockError as error:
+        raise VirtualClockError(f"{shard.name}: {error}") from error
+    if ended.status != 0:
+        why = "".join(complaints).strip().removeprefix("error: ")
+        raise RunError(f"{shard.name}: {why or f'ended with status {ended.status}'}")
+    return ended
+
+
+def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
+    """The same with a schedule that is searched for as a file: a guest has other things to do."""
+    asked = scenario.workload.schedule
+    if asked is None or asked.file is not None or not find_schedule(asked.name).searched:
+        return scenario
+    training = workload_of(scenario, scenario.topology.resolve(scale), scale).training
+    assert training is not None
+    file = folder / f"{asked.name}.csv"
+    file.write_text(write_csv(training.schedule.orders))
+    return scenario.changed({"workload.schedule.file": str(file.resolve())}, scenario.name)
+
 
 POLL_S = 0.1
 
@@ -57,7 +221,7 @@ class Guests:
 
     def shards(self, scenario: Scenario) -> list[Shard]:
         """Algorithms side by side in networks of their own: under the virtual clock all see the same anyway."""
-        return cut(scenario)
+        return split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str:
         """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
@@ -65,11 +229,16 @@ class Guests:
         kernel = [image.version, image.recipe, self.settings.cpu_time]
         if self.link_engine != LINK_ENGINE:
             kernel.append(self.link_engine)
-        return identity_of(scenario.to_yaml(), [asdict(scale), kernel])
+        return record_key(scenario.to_yaml(), [asdict(scale), kernel])
 
     def carry_out(
-        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
-    ) -> Carried:
+        self,
+        scenario: Scenario,
+        shards: Sequence[Shard],
+        scale: Scale,
+        parts: ShardFolders,
+        progress: Progress,
+    ) -> BackendResult:
         """See `Backend`."""
         check_programs()
         began_s = time.monotonic()
@@ -79,7 +248,7 @@ class Guests:
         times = [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended]
         wall_s = time.monotonic() - began_s
         memory_bytes, expected = self.settings.memory_bytes, self.expected
-        return Carried(
+        return BackendResult(
             records,
             wall_s,
             memory_bytes,
@@ -100,7 +269,7 @@ class _Carrying:
         scenario: Scenario,
         shards: Sequence[Shard],
         scale: Scale,
-        parts: Parts,
+        parts: ShardFolders,
         progress: Progress,
     ) -> None:
         self.image = guests.image
@@ -165,7 +334,7 @@ class _Carrying:
                 raise RunError(f"{shard.name}: stopped")
 
         try:
-            ended = measure(
+            ended = measure_in_guest(
                 self.work,
                 self.image,
                 shard,

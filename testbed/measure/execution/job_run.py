@@ -1,19 +1,20 @@
-"""Runs one job on a fabric that is up: starts the launcher, watches everything, samples the links meanwhile."""
+"""Runs one job on a fabric that is up: starts launchers, tracks steps, samples the links."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from testbed.clock import CpuTime, clock_here, sleep_until
 from testbed.comm.flight_recorder import STALLED
-from testbed.measure.execution.events import EventPlayer
-from testbed.measure.execution.remote_hosts import Launchers
+from testbed.measure.execution.event_player import EventPlayer
+from testbed.measure.execution.launchers import Launchers
 from testbed.measure.execution.stalls import Stall, StallWatch
-from testbed.measure.execution.step_clock import StepClock
-from testbed.measure.execution.step_edges import StepEdges
 from testbed.net.fabric.change_watch import ChangeWatch
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK
 from testbed.net.fabric.network import Fabric
@@ -252,3 +253,66 @@ class JobRun:
             span = f"{min(noticed_ms):.3g} to {max(noticed_ms):.3g} ms"
             words += f"; {len(noticed_ms)} others noticed, {span} later"
         return [f"{words}:"]
+
+
+class StepClock:
+    """Keeps what launchers' events say of steps' starts and ends, by the number of the step."""
+
+    def __init__(self) -> None:
+        self.starts: dict[int, tuple[float, float]] = {}
+        """The start that rank 0 announced, and when its launcher heard of it, seconds of CLOCK_MONOTONIC."""
+        self.ends: dict[int, dict[int, float]] = {}
+        """When each rank's launcher heard that the rank had ended the step, by rank."""
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Note one of a launcher's events, if it is about a step."""
+        if event["event"] == "step" and "heard_s" in event:
+            self.starts[event["index"]] = event["start_s"], event["heard_s"]
+        elif event["event"] == "ended":
+            heard_s = {int(rank): time_s for rank, time_s in event["heard_s"].items()}
+            self.ends.setdefault(event["index"], {}).update(heard_s)
+
+
+NEAR_S = 0.001  # who waits for a launcher's words wakes up this late at most
+EARLY_S: dict[CpuTime | None, float] = {"free": NEAR_S, None: 0.005, "counted": math.inf}
+"""How long before a step's start its counters are due to be read, by what computing costs.
+
+By the real clock a reading takes some milliseconds, and ranks that begin meanwhile would wait for a core. All ranks
+have agreed on the start by then, and nothing is on its way but their last acknowledgements. In a guest whose computing
+counts a reading may take longer: there it is due as soon as the start is known.
+"""
+
+
+class StepEdges:
+    """Which edges of measured steps are due, from what the launchers say."""
+
+    def __init__(self) -> None:
+        self._clock = clock_here()
+        self._starts_s: deque[float] = deque()
+        self._ended: dict[int, int] = {}  # ranks that have ended a step, by its number
+
+    @property
+    def due_s(self) -> float | None:
+        """When somebody should be back to read at a start; None while no step is about to begin."""
+        if not self._starts_s:
+            return None
+        return self._starts_s[0] - EARLY_S[self._clock]
+
+    def began(self, event: Mapping[str, Any]) -> None:
+        """A step is going to begin: an event `step` of a launcher's."""
+        if event["trial"] >= 0:
+            self._starts_s.append(event["start_s"])
+
+    def ended(self, event: Mapping[str, Any]) -> bool:
+        """Some ranks have ended a step: an event `ended` of a launcher's. Whether all have now."""
+        count = self._ended.pop(event["index"], 0) + event["ranks"]
+        if count >= event["of"]:
+            return True
+        self._ended[event["index"]] = count
+        return False
+
+    def wait_for_start(self) -> None:
+        """Sleep for what is left until the start that is due, where a reading takes no time; else do so at once."""
+        start_s = self._starts_s.popleft()
+        if self._clock == "free":
+            sleep_until(start_s - 2e-9)  # a timer comes a nanosecond late

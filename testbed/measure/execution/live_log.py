@@ -1,4 +1,4 @@
-"""Writes down what a run does while it does it, for who watches: see `testbed.measure.results.live_records`."""
+"""Writes down what a run does while it does it, for who watches: see `testbed.measure.results.unfinished_run`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.measure.execution.assessment import link_key
-from testbed.measure.execution.events import EventPlayer
+from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.progress import PartProgress, Progress
-from testbed.measure.results.live_records import EVENT, LINKS, NETWORK, PARTS, PHASE, RUN, STEP, LiveLog
 from testbed.measure.results.shards import Shard
+from testbed.measure.results.unfinished_run import EVENT, LINKS, NETWORK, PARTS, PHASE, RUN, STEP, LiveLog
 from testbed.prediction.step_flops import step_work
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario

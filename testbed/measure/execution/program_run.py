@@ -1,30 +1,46 @@
-"""Programs of anybody as the ranks of a job, on a network that is built for them, or on this machine's loopback."""
+"""Runs any program as the ranks of a job, on an emulated network or over loopback."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from testbed.comm.collectives import COLLECTIVES, TuningTable, collective_of
+from testbed.comm.flight_recorder import DUMPS, FLIGHT, PATHS_FILE, NetworkPaths, dump_name, read_ring
+from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS
-from testbed.measure.execution.networks import Network
-from testbed.measure.execution.program_check import ProgramCheck, words_of
-from testbed.measure.execution.program_flight import ProgramFlight
-from testbed.measure.execution.resolve_backend import LOOPBACK_RANKS, command_given
-from testbed.measure.execution.torch_programs import TorchOptions, torch_environment
+from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, ProgramJob, ring_name
+from testbed.errors import did_you_mean
+from testbed.measure.execution.network_setup import LOOPBACK_RANKS, Network, command_given
+from testbed.measure.fidelity import invariants, link_invariants
+from testbed.measure.fidelity.probe import measure_links
+from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
+from testbed.measure.results.run_directory import hand_over
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.net.fabric.network import Fabric
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
+from testbed.spec.catalogue import accelerators
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
-from testbed.spec.topology import load_topology
+from testbed.spec.topology import Topology, load_topology
+from testbed.spec.transport import TransportSpec
+from testbed.version import VERSION
 from testbed.workload.job.endpoint_resolution import (
     endpoints_on,
     loopback_endpoints,
     multipath_of,
+    resolve_endpoints,
     wants_rdma,
 )
+from testbed.workload.job.endpoints import RankEndpoint
 
 SEED = 1
 CLOCKS = ("real", "virtual")
@@ -32,7 +48,7 @@ UNTRUSTED = 3
 RANK_BYTES = 384 << 20  # of a guest, for a program with PyTorch and a small model
 
 
-def check_words(transport: str, protocol: str, clock: str) -> None:
+def check_program_options(transport: str, protocol: str, clock: str) -> None:
     """ConfigError names the first option whose value is none of those that there are."""
     for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
         if (expected := own.expected(value)) is not None:
@@ -141,3 +157,176 @@ def _run(
     finally:
         if flight.kept:
             progress(f"what ranks' collectives did last: testbed diagnose {output}")
+
+
+LOOK_INTERVAL_S = 5.0  # switches close connections of those who say nothing for a minute
+
+
+class ProgramCheck:
+    """Of a network that is up. `look` from time to time; `verdict` when programs have ended. FabricError, LinkError."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._watch = fabric.watch()
+        self._measurements = measure_links(fabric.topology, fabric.probe_pids())
+        self._began_s = self._looked_s = time.monotonic()
+
+    def look(self) -> None:
+        """Note what was changed since, if it is time to."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_INTERVAL_S:
+            self._looked_s = now_s
+            self._watch.look()
+
+    def verdict(self) -> Verdict:
+        """Links as they were measured, settings as they are now, and whatever has changed meanwhile.
+
+        What a run's verdict says of ranks there is nobody to say of programs: whether they are right, or were late.
+        """
+        self._watch.look(thorough=True)
+        changes = [(change.time_s - self._began_s, change.words) for change in self._watch.changes]
+        settings, offloads = self._fabric.changed_settings(), self._fabric.changed_offloads()
+        return judge(
+            [
+                invariants.rate_accuracy(self._measurements),
+                invariants.delay_accuracy(self._measurements),
+                link_invariants.jitter_accuracy(self._measurements),
+                link_invariants.settings_in_force("settings_in_force", "the network", settings),
+                link_invariants.settings_in_force("offload_state", "offloads", offloads),
+                link_invariants.nothing_changed(changes),
+            ]
+        )
+
+
+def words_of(verdict: Verdict) -> list[str]:
+    """For people: the verdict, and what does not hold."""
+    broken = [f"{one.name}: {one.sentence}" for one in verdict.invariants if one.ok is False]
+    return [f"the network: {verdict.status}, {len(verdict.invariants)} checks", *broken]
+
+
+class ProgramFlight:
+    """Of the ranks at these endpoints. output: the folder that dumps go into, made when there are any.
+
+    kept: whether there are.
+    """
+
+    def __init__(self, endpoints: Sequence[RankEndpoint], output: Path) -> None:
+        self._endpoints = endpoints
+        self._output = output
+        self._rings: dict[int, mmap.mmap] = {}
+        self.kept = False
+
+    def make(self, folder: Path) -> None:
+        """Every rank's ring as a file of its name in the folder; its memory is kept here when the folder is gone."""
+        for endpoint in self._endpoints:
+            path = folder / ring_name(endpoint.rank)
+            with path.open("x+b") as file:
+                file.truncate(ring_bytes())
+                self._rings[endpoint.rank] = mmap.mmap(file.fileno(), 0)
+
+    def keep(self, ended: Mapping[int, str]) -> None:
+        """Dump what every rank's operations do now, unless none has begun any. ended: how ranks ended, by rank."""
+        now_s = time.monotonic()
+        dumps = [
+            read_ring(self._rings[one.rank], one.host, now_s, ended.get(one.rank, ""))
+            for one in self._endpoints
+            if any(self._rings[one.rank][:8])  # the others have made no process group
+        ]
+        if not any(dump.entries for dump in dumps):
+            return
+        folder = self._output / FLIGHT
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(DUMPS):
+            old.unlink()  # of more ranks, perhaps
+        for dump in dumps:
+            dump.write(folder / dump_name(dump.rank))
+        # which parts of the network a pair crosses is not told
+        NetworkPaths({one.rank: one.host for one in self._endpoints}, one_clock=True).write(
+            folder / PATHS_FILE
+        )
+        hand_over(self._output)
+        self.kept = True
+
+
+SITE = "testbed_torch_backend-{version}.dist-info"
+ENTRY_POINTS = "[torch.backends]\ntestbed = testbed.contrib.torch:autoload\n"
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """How process groups of programs do their collectives.
+
+    algorithms: by collective. default: whether programs get them that name no backend.
+    """
+
+    transport: TransportSpec = field(default_factory=TransportSpec)
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+    tuning: TuningTable = field(default_factory=TuningTable)
+    congestion_control: str | None = None
+    default: bool = False
+
+
+def algorithms_of(asked: Sequence[str]) -> dict[str, str]:
+    """From `COLLECTIVE=ALGORITHM` words of a command line. ConfigError."""
+    found = {}
+    for word in asked:
+        collective, equals, algorithm = word.partition("=")
+        if not equals or COLLECTIVES.expected(collective) is not None:
+            known = did_you_mean(collective, COLLECTIVES)
+            raise _wrong(word, f"COLLECTIVE=ALGORITHM, of {known}")
+        known_algorithms = collective_of(collective).algorithms
+        if (expected := known_algorithms.expected(algorithm)) is not None:
+            raise _wrong(word, expected)
+        found[collective] = algorithm
+    return found
+
+
+def _wrong(got: str, expected: str) -> ConfigError:
+    return ConfigError([Problem("command line", None, "--collective", got, expected)])
+
+
+@contextlib.contextmanager
+def torch_environment(
+    options: TorchOptions,
+    endpoints: Sequence[RankEndpoint],
+    topology: Topology | None,
+    scale: Scale,
+    seed: int,
+    flight: ProgramFlight | None = None,
+) -> Iterator[dict[str, str]]:
+    """The environment, and within the block the folder that it speaks of.
+
+    endpoints: of ranks, with ports of their own. topology: emulated; None on loopback. flight: where ranks record.
+    """
+    wiring = resolve_endpoints(
+        options.transport,
+        scale,
+        topology,
+        endpoints,
+        seed,
+        congestion_control=options.congestion_control,
+    )
+    tuning = TuningTable(options.tuning.entries, scale.size_scale)
+    job = ProgramJob(wiring, dict(options.algorithms), tuning, dict(accelerators()))
+    with tempfile.TemporaryDirectory(prefix="testbed-torch-") as folder:
+        if flight is not None:
+            flight.make(Path(folder))
+            job = replace(job, rings=folder)
+        site = Path(folder) / "site"
+        metadata = site / SITE.format(version=VERSION)
+        metadata.mkdir(parents=True)
+        (site / "testbed").symlink_to(Path(__file__).parents[2])
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: testbed-torch-backend\nVersion: {VERSION}\n"
+        )
+        (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+        file = Path(folder) / "job.json"
+        job.write(file)
+        before = os.environ.get("PYTHONPATH")
+        yield {
+            "PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])]),
+            VARIABLE: str(file),
+            **({DEFAULT_VARIABLE: "1"} if options.default else {}),
+            # as torchrun: ranks share this machine's cores
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }

@@ -30,7 +30,7 @@ class Progress:
     parts: Callable[[Sequence[PartProgress]], None] = no_parts
 
 
-def words_on(parts: Sequence[PartProgress]) -> str:
+def progress_text(parts: Sequence[PartProgress]) -> str:
     """For people: "1 of 3 parts done; ring at 12.3 s, leaders at 9.8 s"; empty where there is one part only."""
     if len(parts) < 2:
         return ""
@@ -40,7 +40,7 @@ def words_on(parts: Sequence[PartProgress]) -> str:
     return said + (f"; {moments}" if moments else "")
 
 
-def words_left(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
+def time_left_text(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
     """For people: "about 40 s left", as if steps went on as quickly; empty until a step is done and all are known."""
     here = [part for part in parts if part.clock_s > 0 or not part.finished]  # others were there from before
     done = sum(part.total if part.finished else part.done for part in here)

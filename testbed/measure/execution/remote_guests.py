@@ -9,13 +9,12 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from testbed.measure.execution.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
-from testbed.measure.execution.guests import Guests
+from testbed.measure.execution.guests import Guests, GuestWork, measure_on_worker, read_ended, unpack
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.resource_forecast import Forecast
-from testbed.measure.results.parts import FINISHED, Parts
+from testbed.measure.execution.resources import Forecast
 from testbed.measure.results.shards import Shard, ShardRecord
-from testbed.measure.results.writer import Carried, ShardTimes
+from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
+from testbed.measure.results.writer import BackendResult, ShardTimes
 from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import GuestSettings
 from testbed.net.virtual.kernel_image import KernelImage, find_image
@@ -29,7 +28,7 @@ CODE = Path(__file__).parents[2]
 DIGITS = 12
 
 
-class GuestsElsewhere(Guests):
+class RemoteGuests(Guests):
     """As many at once as the engine has workers; what is finished is kept here as each comes."""
 
     def __init__(
@@ -50,8 +49,13 @@ class GuestsElsewhere(Guests):
         return f"virtual clock, by {self.engine.words}"
 
     def carry_out(
-        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
-    ) -> Carried:
+        self,
+        scenario: Scenario,
+        shards: Sequence[Shard],
+        scale: Scale,
+        parts: ShardFolders,
+        progress: Progress,
+    ) -> BackendResult:
         """See `Backend`. A worker that dies loses nothing: what it had is done again by another."""
         began_s = time.monotonic()
         finished = parts.finished
@@ -63,7 +67,7 @@ class GuestsElsewhere(Guests):
         guests = f"{len(waiting)} guest{'' if len(waiting) == 1 else 's'}"
         progress.phase(f"{guests} for {self.engine.words}")
         progress.step(done, total)
-        with self.engine.workers(measure_elsewhere, work) as workers:
+        with self.engine.workers(measure_on_worker, work) as workers:
             asked = [(shard, shard.scenario(scenario)) for shard in waiting]
             for shard, packed in zip(waiting, workers.map(asked), strict=True):
                 unpack(packed, parts.folder / str(shard.number))
@@ -71,7 +75,7 @@ class GuestsElsewhere(Guests):
                 progress.step(min(done, total - 1), total)
         folders = [parts.folder / str(shard.number) for shard in shards]
         ended = [read_ended(folder / FINISHED) for folder in folders]
-        return Carried(
+        return BackendResult(
             [ShardRecord.read(folder) for folder in folders],
             time.monotonic() - began_s,
             self.settings.memory_bytes,
@@ -82,7 +86,7 @@ class GuestsElsewhere(Guests):
         )
 
 
-def worker_is() -> Mapping[str, str]:
+def worker_identity() -> Mapping[str, str]:
     """What must be the same on all workers, for figures to be the same whoever works."""
     try:
         image = find_image()

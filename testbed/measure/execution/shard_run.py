@@ -14,38 +14,39 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.collectives import between_groups
 from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE
-from testbed.measure.execution import rank_packing
-from testbed.measure.execution.assessment import Evidence, assess
-from testbed.measure.execution.event_timeline import changed_by
-from testbed.measure.execution.events import EventPlayer, events_record
-from testbed.measure.execution.host_evidence import HostEvidence, why_not_again
+from testbed.measure.execution import resources
+from testbed.measure.execution.assessment import Evidence, ReplicationRecord, assess, check_model
+from testbed.measure.execution.event_player import EventPlayer, changed_by, events_record
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
+from testbed.measure.execution.launchers import bring_home, monitor_file, monitor_remote_hosts, tunnels_of
 from testbed.measure.execution.live_log import ShardLive
-from testbed.measure.execution.model_check import check_model
-from testbed.measure.execution.pause_counters import paused_links
-from testbed.measure.execution.port_drops import port_drops, port_record
+from testbed.measure.execution.network_evidence import (
+    HostEvidence,
+    paused_links,
+    port_drops,
+    port_record,
+    why_not_again,
+)
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.records import (
+from testbed.measure.execution.rank_evidence import socket_changes
+from testbed.measure.execution.shard_records import (
     NetworkRecord,
     RankRecords,
     fabric_record,
     link_lines,
     read_ranks,
+    resolve_served_job,
     shifted,
 )
-from testbed.measure.execution.remote_hosts import bring_home, monitor_file, tunnels_of, watched
-from testbed.measure.execution.replication import ReplicationRecord
-from testbed.measure.execution.serving_log import as_carried
-from testbed.measure.execution.similarity_numbers import numbers_of
-from testbed.measure.execution.stalls import StallTeller, StallWatch
-from testbed.measure.execution.witnesses import socket_changes
+from testbed.measure.execution.stalls import StallReporter, StallWatch
 from testbed.measure.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.measure.fidelity.capacity import NetworkBackend
-from testbed.measure.fidelity.tunnel_invariants import Tunnel
+from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.measure.fidelity.similarity import numbers_of
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.run_directory import surroundings, write_lines
-from testbed.measure.results.serving_summary import answers_summary
+from testbed.measure.results.serving_summary import shard_latencies
 from testbed.measure.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
 from testbed.measure.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
 from testbed.measure.results.training_summary import training_summary
@@ -108,12 +109,12 @@ class ShardRun:
             raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
         self.hosts, self.workload = self.job.hosts, self.job.workload
         self.happenings = scenario.happenings
-        self.ranks_per_process = rank_packing.ranks_per_process(
+        self.ranks_per_process = resources.ranks_per_process(
             ranks_per_process,
             len(self.hosts),
             self.workload.rank_bytes,
             exact=self.clock == "free",
-            apart=bool(rank_packing.stopping(self.happenings)) or self.job.replication is not None,
+            apart=bool(resources.stopping(self.happenings)) or self.job.replication is not None,
         )
         self.baseline = IsolatedBaseline(
             self.topology,
@@ -163,7 +164,7 @@ class ShardRun:
             live = ShardLive(self.folder, fabric_record(shown, self.hosts))
             live.player, job.on_sample = job.player, live.sample
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
-            teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
+            teller = StallReporter(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
             job.on_stall = teller.tell
             capture = self._capture(fabric)
             frames = fabric.tunnel_frames()
@@ -173,7 +174,7 @@ class ShardRun:
                 if self.clock != "free":
                     monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
-                    stack.enter_context(watched(fabric))
+                    stack.enter_context(monitor_remote_hosts(fabric))
                 try:
                     job.run()
                 except RunError:
@@ -269,7 +270,7 @@ class ShardRun:
         tunnels: Sequence[Tunnel],
     ) -> ShardRecord:
         records = read_ranks(self.folder, len(self.hosts))
-        self.done = as_carried(self.job, self.folder, records)
+        self.done = resolve_served_job(self.job, self.folder, records)
         samples, sockets = records.samples, records.sockets
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
@@ -372,7 +373,7 @@ class ShardRun:
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
         }
-        entry |= answers_summary(self.done, algorithm, steps, records.samples, predicted)
+        entry |= shard_latencies(self.done, algorithm, steps, records.samples, predicted)
         if evidence.replication is not None:
             entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
         if evidence.events:

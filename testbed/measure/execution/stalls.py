@@ -10,7 +10,7 @@ from statistics import median
 
 from testbed.errors import TestbedError
 from testbed.measure.diagnosis import diagnose, read_stalled
-from testbed.measure.diagnosis.text import verdict_line
+from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.results.shards import Shard
 
 LEAST_TIMES = 5.0  # longer than is usual: steps of a healthy run differ by less
@@ -93,7 +93,7 @@ class StallWatch:
         return Stall(variant, trial, now_s - began_s, median(self._steps_s[variant]))
 
 
-class StallTeller:
+class StallReporter:
     """Has dumps judged beside what goes on, and says what they tell, once that is sure, or differs from before.
 
     flight: the folder of the run's dumps. watch: is settled once a verdict is sure. shard: what of the run goes on.

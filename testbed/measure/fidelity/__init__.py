@@ -1,6 +1,6 @@
 """Fidelity: probes, monitor, invariants, verdict, and what a host can carry."""
 
-from testbed.measure.fidelity.monitor import MonitorProcess, MonitorWindow, read_windows
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess, MonitorWindow, read_windows
 from testbed.measure.fidelity.probe import LinkMeasurement, measure_links
 from testbed.measure.fidelity.verdict import Invariant, Verdict, judge, worst
 

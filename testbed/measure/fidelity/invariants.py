@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.measure.fidelity.monitor import MonitorWindow
+from testbed.measure.fidelity.cpu_monitor import MonitorWindow
 from testbed.measure.fidelity.probe import RATE_BOUND, LinkMeasurement
 from testbed.measure.fidelity.verdict import Invariant, graded
 

@@ -17,7 +17,9 @@ from testbed.net.fabric.plan import LINUX_RTO_MIN_MS
 from testbed.spec.link_direction import Direction
 from testbed.spec.links import WanLink
 from testbed.spec.scale import Scale
+from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
+from testbed.workload.job.job import Workload
 
 LEAST_PACKETS = 4  # per message: fewer and store-and-forward of single packets shows
 LEAST_QUEUE_PACKETS = 20  # fewer and the first windows of two connections (RFC 6928) overflow it
@@ -194,3 +196,18 @@ def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:
         else f"The scale model keeps {', '.join(kept)}; what it changes stays where it does no harm.",
         severity="caution",
     )
+
+
+def numbers_of(
+    scenario: Scenario, topology: Topology, workload: Workload, scale: Scale, overhead_s: float
+) -> list[Number]:
+    """topology, workload: emulated ones. overhead_s: of software, emulated, for a message."""
+    cost = scenario.transport.software_cost
+    traffic = Traffic(
+        message_bytes=scale.real_bytes(workload.message_bytes),
+        gradient_bytes=scale.real_bytes(workload.rank_bytes),
+        compute_s=scale.real_s(workload.compute_s),
+        overhead_s=cost.per_message_s + cost.handover_s,
+        emulated_overhead_s=overhead_s,
+    )
+    return dimensionless(scenario.topology.resolve(), topology, scale, traffic)

@@ -16,9 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from testbed.measure.fidelity.cputime import read_cpu_times
-from testbed.measure.fidelity.monitor import WINDOW_S
-from testbed.measure.fidelity.processes import OwnProcesses, run_times_kept
+from testbed.measure.fidelity.cpu_monitor import WINDOW_S, OwnProcesses, read_cpu_times, run_times_kept
 from testbed.processes import set_parent_death_signal
 
 TICK_S = 0.002  # each costs some 30 us of a core: twice as often would take three percent of it

@@ -1,10 +1,13 @@
-"""Carries out one rank's plan: computing as timed waiting to absolute deadlines, messages and collectives meanwhile."""
+"""Executes one rank's plan: timed computing, messages and collectives, with receive credits."""
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -14,11 +17,8 @@ import numpy as np
 from testbed.comm.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.comm.replicas import ReplicaGroup
 from testbed.comm.transport import TransportError
-from testbed.measure.ranks.benchmark_arrays import CollectiveArrays
-from testbed.measure.ranks.block_windows import BlockWindows
-from testbed.measure.ranks.compute_timer import Timed
-from testbed.measure.ranks.faults import RankFaults, mismatched
-from testbed.measure.ranks.receive_credits import ReceiveCredits
+from testbed.measure.ranks.collective_buffers import BlockWindows, CollectiveArrays
+from testbed.measure.ranks.fault_injection import RankFaults, mismatched
 from testbed.workload.dependency_tracker import DependencyTracker, order_of
 from testbed.workload.plan import (
     Block,
@@ -37,7 +37,7 @@ FIRST = 0  # of what rank's data a message holds the pattern
 
 
 @dataclass
-class Done:
+class PlanOutcome:
     """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at.
 
     unlooked: at what nobody has looked yet, as nothing else comes into its place; `look` does, when time is over.
@@ -55,7 +55,7 @@ class Done:
         self.wrong += wrong
         self.checked += checked
 
-    def look(self) -> Done:
+    def look(self) -> PlanOutcome:
         """At all of it."""
         while self.unlooked:
             self.unlooked.pop()()
@@ -121,7 +121,7 @@ class Executor:
                 if self._alone(index):
                     self._fill(index, operation)
 
-    def run(self, start_s: float, algorithm: str = "") -> Done:
+    def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
         """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
 
         algorithm: of collectives that name none. Computing lasts from when it could begin, so that waking up late does
@@ -129,8 +129,8 @@ class Executor:
         """
         self._algorithm = algorithm
         tracker = DependencyTracker(self.operations, self._order)
-        done = Done([(start_s, start_s)] * len(self.operations))
-        computing = Timed(self.computing_share)
+        done = PlanOutcome([(start_s, start_s)] * len(self.operations))
+        computing = TimedOperations(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}
         held: list[int] = []
         ends: dict[int, float] = {}
@@ -177,7 +177,7 @@ class Executor:
         return done
 
     @staticmethod
-    def _go_beside(computing: Timed, operation: Operation, at_s: float) -> None:
+    def _go_beside(computing: TimedOperations, operation: Operation, at_s: float) -> None:
         """Whatever is under way takes part of computing, but puts."""
         if not isinstance(operation, Block):
             computing.slow(at_s, True)
@@ -200,7 +200,7 @@ class Executor:
     def _wait(
         self,
         last_s: float,
-        computing: Timed,
+        computing: TimedOperations,
         works: dict[int, tuple[Work, Callable[[], None]]],
         held: list[int],
     ) -> None:
@@ -227,7 +227,7 @@ class Executor:
         self.credits.grant(operation.peer, operation.tag)
         return False
 
-    def _start(self, index: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
+    def _start(self, index: int, operation: Operation, done: PlanOutcome) -> tuple[Work, Callable[[], None]]:
         if isinstance(operation, Block):
             return self._blocks.start(operation, self._salt, self.timeout_s, done.found)
         if isinstance(operation, Message):
@@ -274,7 +274,7 @@ class Executor:
         arrays.fill(self._salts[index])
 
 
-def check_message(room: Array, tag: int, salt: int, done: Done) -> None:
+def check_message(room: Array, tag: int, salt: int, done: PlanOutcome) -> None:
     """The first element tells which message it is, all others have the pattern."""
     done.checked += room.size
     if room[0] != tag + 1:
@@ -284,3 +284,90 @@ def check_message(room: Array, tag: int, salt: int, done: Done) -> None:
         fill(expected, FIRST, salt)
         room[0] = expected[0]
         done.wrong += count_wrong(room, 1, salt)
+
+
+class TimedOperations:
+    """Computing and pauses under way, by number. share: of the speed of computing that is lost while it is slowed."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._slower = 1 / (1 - share)
+        self._slowed = False
+        self._computing: dict[int, float] = {}
+        self._pauses: dict[int, float] = {}
+
+    def compute(self, number: int, at_s: float, duration_s: float) -> None:
+        """Begin to, for so long at full speed."""
+        self._computing[number] = at_s + duration_s * (self._slower if self._slowed else 1.0)
+
+    def pause(self, number: int, at_s: float, duration_s: float) -> None:
+        """Begin to wait, which takes as long as it takes."""
+        self._pauses[number] = at_s + duration_s
+
+    def slow(self, at_s: float, whether: bool) -> None:
+        """From now on what is left of computing takes longer, or no longer."""
+        if whether == self._slowed:
+            return
+        self._slowed = whether
+        if self._slower != 1:
+            factor = self._slower if whether else 1 / self._slower
+            for number, end_s in self._computing.items():
+                self._computing[number] = at_s + max(0.0, end_s - at_s) * factor
+
+    def over(self, now_s: float) -> dict[int, float]:
+        """Those that have ended, and when; they are forgotten."""
+        found: dict[int, float] = {}
+        for under_way in (self._computing, self._pauses):
+            ended = {number: end_s for number, end_s in under_way.items() if end_s <= now_s}
+            for number in ended:
+                del under_way[number]
+            found |= ended
+        return found
+
+    @property
+    def next_s(self) -> float | None:
+        """When the first of them ends; None without any."""
+        return min((*self._computing.values(), *self._pauses.values()), default=None)
+
+
+_NOTE = struct.Struct("!II")
+CreditSockets = Sequence[tuple[socket.socket, socket.socket]]
+"""By rank: where it receives grants, and where others send theirs."""
+
+
+def credit_sockets(ranks: int) -> CreditSockets:
+    """To be made before the ranks' processes are."""
+    return [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(ranks)]
+
+
+class ReceiveCredits:
+    """What receivers allow one rank to send. `on_grant` is called, in a thread of its own, for each message more."""
+
+    def __init__(self, sockets: CreditSockets, rank: int, on_grant: Callable[[], None]) -> None:
+        self._sockets, self._rank, self._on_grant = sockets, rank, on_grant
+        self._notes: Counter[tuple[int, int]] = Counter()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def grant(self, sender: int, tag: int) -> None:
+        """This rank waits for that message of that rank."""
+        self._sockets[sender][1].send(_NOTE.pack(self._rank, tag))
+
+    def take(self, receiver: int, tag: int) -> bool:
+        """Whether a receiver waits for that message; each grant allows one."""
+        with self._lock:
+            if not self._notes[receiver, tag]:
+                return False
+            self._notes[receiver, tag] -= 1
+            return True
+
+    def _listen(self) -> None:
+        while note := self._sockets[self._rank][0].recv(_NOTE.size):
+            with self._lock:
+                self._notes[_NOTE.unpack(note)] += 1
+            self._on_grant()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._sockets[self._rank][1].send(b"")
+        self._thread.join(timeout=1.0)

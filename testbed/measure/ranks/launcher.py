@@ -27,8 +27,7 @@ from typing import Any
 from testbed.comm.flight_recorder import DUMPED, LAUNCHER_PID, dump_name, read_ring
 from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.replicas.coordinator import Switchboard, fork_coordinator
-from testbed.measure.ranks.background import end
-from testbed.measure.ranks.process import LEFT, Carried, Work, become, in_processes, read_work
+from testbed.measure.ranks.process import LEFT, ProcessRole, Work, become, end, in_processes, read_work
 from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import RankEndpoint
 
@@ -47,7 +46,7 @@ class Launcher:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.selector = selectors.DefaultSelector()
-        self.children: dict[int, Carried] = {}
+        self.children: dict[int, ProcessRole] = {}
         self.finished: set[int] = set()
         self.killed: set[int] = set()  # and not returned
         self.incarnations = {endpoint.rank: 0 for endpoint in work.endpoints}
@@ -85,7 +84,7 @@ class Launcher:
             made = fork_coordinator(job.replication.replicas, policy, Path(job.output))
             self.coordinator, self.switchboard = made
 
-    def _fork(self, carried: Carried) -> int:
+    def _fork(self, carried: ProcessRole) -> int:
         """A process that carries this."""
         read_end, write_end = os.pipe()
         if self.switchboard is not None:
@@ -191,7 +190,7 @@ class Launcher:
         self.ended.pop(endpoint.rank, None)
         if endpoint.rank in self.rings:
             self.rings[endpoint.rank] = mmap.mmap(-1, ring_bytes())
-        pid = self._fork(Carried((endpoint,), self.rings, incarnation=incarnation))
+        pid = self._fork(ProcessRole((endpoint,), self.rings, incarnation=incarnation))
         _say({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
 
     def _drain(self) -> None:
@@ -240,7 +239,7 @@ class Launcher:
         self.last_step = index
         if index == 0:
             for host in self.work.background:
-                self._fork(Carried(background=host))
+                self._fork(ProcessRole(background=host))
 
     def _reap(self) -> None:
         for pid in list(self.children):

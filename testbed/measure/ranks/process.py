@@ -1,4 +1,4 @@
-"""One process of the launcher's: a rank in it, several in threads of their own, or a host's background traffic.
+"""One process of the launcher: a rank, several in threads, or background traffic.
 
 A socket stays in the namespace where it was made, and a namespace is a thread's: so one process carries ranks of many
 hosts, each in a thread that has entered its own. They share what was imported, and nothing of it is copied page by page
@@ -13,25 +13,27 @@ import contextlib
 import json
 import mmap
 import os
+import selectors
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from testbed.comm.flight_recorder import FLIGHT
 from testbed.comm.replicas import RankDismissed
-from testbed.measure.ranks.background import BackgroundTraffic
-from testbed.measure.ranks.bench import BenchRank, BenchSpec
+from testbed.comm.transport import SocketSettings, TrafficClass, TransportError
+from testbed.measure.ranks.benchmarks import BenchRank, BenchSpec, BootstrapRank, BootstrapSpec
+from testbed.measure.ranks.executor import credit_sockets
 from testbed.measure.ranks.rank import Rank
-from testbed.measure.ranks.receive_credits import credit_sockets
 from testbed.measure.ranks.replica_rank import ReplicaRank
 from testbed.measure.ranks.serving_rank import ServingRank
-from testbed.measure.ranks.startup import StartRank, StartSpec
 from testbed.net.links.netns import set_network_namespace
 from testbed.processes import raise_open_file_limit, set_parent_death_signal
 from testbed.workload.job.endpoints import THIS_NAMESPACE, BackgroundHost, RankEndpoint
@@ -62,7 +64,7 @@ class Work:
     """
 
     endpoints: tuple[RankEndpoint, ...]
-    make: Callable[[int, Tell, Carried], RankTask]
+    make: Callable[[int, Tell, ProcessRole], RankTask]
     dumps: Path | None = None
     ranks_per_process: int = 1
     background: tuple[BackgroundHost, ...] = ()
@@ -74,10 +76,10 @@ def read_work(line: str) -> Work:
     """From the parent's document, which says whether it is a job's steps, a benchmark or a start alone."""
     task = json.loads(line)["task"]
     if task == "start":
-        start = StartSpec.from_json(line)
+        start = BootstrapSpec.from_json(line)
         return Work(
             start.ranks,
-            lambda rank, tell, carried: StartRank(start, rank, tell),
+            lambda rank, tell, carried: BootstrapRank(start, rank, tell),
             ranks_per_process=start.ranks_per_process,
         )
     if task == "bench":
@@ -92,7 +94,7 @@ def read_work(line: str) -> Work:
     job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
 
-    def make(rank: int, tell: Tell, carried: Carried) -> RankTask:
+    def make(rank: int, tell: Tell, carried: ProcessRole) -> RankTask:
         ring, line = carried.rings.get(rank), carried.lines.get(rank)
         if line is not None:
             return ReplicaRank(job, rank, tell, line, carried.incarnation, ring)
@@ -112,7 +114,7 @@ def read_work(line: str) -> Work:
 
 
 @dataclass(frozen=True)
-class Carried:
+class ProcessRole:
     """What one process is there for: ranks, or the background traffic of one host.
 
     rings, lines: flight recorders' memory and sockets to a coordinator, by rank. incarnation: how many times its ranks
@@ -138,15 +140,15 @@ class Carried:
 
 def in_processes(
     endpoints: Sequence[RankEndpoint], each: int, rings: Mapping[int, Ring] | None = None
-) -> list[Carried]:
+) -> list[ProcessRole]:
     """So many ranks that follow each other to a process; to the last one, what is left."""
     return [
-        Carried(tuple(endpoints[start : start + each]), rings or {})
+        ProcessRole(tuple(endpoints[start : start + each]), rings or {})
         for start in range(0, len(endpoints), each)
     ]
 
 
-def become(carried: Carried, work: Work, pipe: int) -> None:
+def become(carried: ProcessRole, work: Work, pipe: int) -> None:
     """Be this process from now on, telling all through a pipe, as lines of JSON; never returns."""
     status = 1
     telling = threading.Lock()
@@ -172,7 +174,7 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
         os._exit(status)
 
 
-def _in_threads(carried: Carried, work: Work, tell: Tell) -> bool:
+def _in_threads(carried: ProcessRole, work: Work, tell: Tell) -> bool:
     """Every rank in a thread; whether all went well."""
     endpoints = carried.ranks
     raise_open_file_limit()
@@ -193,7 +195,7 @@ def _in_threads(carried: Carried, work: Work, tell: Tell) -> bool:
     return len(good) == len(endpoints)
 
 
-def _carry(endpoint: RankEndpoint, carried: Carried, work: Work, tell: Tell) -> bool:
+def _carry(endpoint: RankEndpoint, carried: ProcessRole, work: Work, tell: Tell) -> bool:
     """Be one rank, in this thread; whether all went well, which else is told."""
 
     def act() -> None:
@@ -240,3 +242,98 @@ def _enter(endpoint: RankEndpoint | BackgroundHost) -> None:
 
 def _who(endpoint: RankEndpoint) -> Event:
     return {"who": f"rank {endpoint.rank}", "host": endpoint.host}
+
+
+BACKGROUND_PORT = 29_600
+DIAL_TIMEOUT_S, DIAL_AGAIN_S = 5.0, 0.01
+PIECE_BYTES = 256 * 1024
+
+
+class _Ended(Exception):
+    """SIGTERM has come."""
+
+
+class BackgroundTraffic:
+    """One host's share: `run` sends and receives until SIGTERM; returns what it received, ready for JSON."""
+
+    def __init__(self, endpoint: BackgroundHost) -> None:
+        self.endpoint = endpoint
+        self.settings = SocketSettings(endpoint.congestion_control)
+        self.received = 0
+        self._selector = selectors.DefaultSelector()
+        self._piece = memoryview(bytes(PIECE_BYTES))
+        self._sink = memoryview(bytearray(PIECE_BYTES))
+
+    def run(self) -> dict[str, Any]:
+        """Until SIGTERM. Returns job, host, `received_bytes` and `time_s`. Raises OSError, TransportError."""
+        signal.signal(signal.SIGTERM, _end)
+        began_s = time.monotonic()
+        with contextlib.suppress(_Ended):
+            self._listen()
+            for number, target in enumerate(self.endpoint.targets * self.endpoint.connections):
+                self._selector.register(self._dial(target, number), selectors.EVENT_WRITE, self._send)
+            while True:
+                for key, _ in self._selector.select():
+                    key.data(key.fileobj)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return {
+            "job": self.endpoint.job,
+            "host": self.endpoint.host,
+            "received_bytes": self.received,
+            "time_s": time.monotonic() - began_s,
+        }
+
+    def _listen(self) -> None:
+        listener = self.settings.make()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self.endpoint.ip, BACKGROUND_PORT))
+        listener.listen(512)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        self.settings.apply(sock, TrafficClass(self.endpoint.dscp))
+        self._selector.register(sock, selectors.EVENT_READ, self._receive)
+
+    def _dial(self, target: str, number: int) -> socket.socket:
+        """A connection, once the other end listens."""
+        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
+        while True:
+            sock = self.settings.make()
+            self.settings.apply(sock, TrafficClass(self.endpoint.dscp))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self.endpoint.ip, self.endpoint.source_port + number))
+            sock.settimeout(DIAL_TIMEOUT_S)
+            try:
+                sock.connect((target, BACKGROUND_PORT))
+            except OSError as error:
+                sock.close()
+                if time.monotonic() > deadline_s:
+                    raise TransportError(f"no connection with {target}: {error}") from None
+                time.sleep(DIAL_AGAIN_S)
+                continue
+            sock.setblocking(False)
+            return sock
+
+    def _send(self, sock: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock.send(self._piece)
+
+    def _receive(self, sock: socket.socket) -> None:
+        count = sock.recv_into(self._sink)
+        self.received += count
+        if not count:
+            self._selector.unregister(sock)
+            sock.close()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended
+
+
+def end(pids: Sequence[int]) -> None:
+    """End the background traffic of these processes: SIGTERM. One that has ended already is passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)

@@ -19,12 +19,16 @@ from testbed.comm.collectives import Array, CollectiveTimeout, Communicator
 from testbed.comm.collectives.baseline_ring import BASELINE_RING
 from testbed.comm.flight_recorder import COMPLETED, Recorder
 from testbed.comm.transport import OperationCosts, TrafficClass, TransportError
-from testbed.measure.ranks.executor import Done, Executor
-from testbed.measure.ranks.faults import RankFaults
-from testbed.measure.ranks.host_monitor import HostMonitor, resent_here
-from testbed.measure.ranks.receive_credits import CreditSockets, ReceiveCredits
-from testbed.measure.ranks.samples import operation_sample, shared_streams, step_sample
-from testbed.measure.ranks.socket_sampler import SocketSampler
+from testbed.measure.ranks.executor import CreditSockets, Executor, PlanOutcome, ReceiveCredits
+from testbed.measure.ranks.fault_injection import RankFaults
+from testbed.measure.ranks.telemetry import (
+    HostMonitor,
+    SocketSampler,
+    operation_sample,
+    retransmitted_segments,
+    shared_streams,
+    step_sample,
+)
 from testbed.workload.job.endpoints import join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
@@ -35,7 +39,7 @@ EXACT_S = 20e-6
 EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
 
 
-class Carries(Protocol):
+class PlanExecutor(Protocol):
     """What carries a rank's plan out, step after step; see Executor."""
 
     @property
@@ -45,7 +49,7 @@ class Carries(Protocol):
     def prepare(self, salt: int) -> None:
         """Fill what is going to be sent."""
 
-    def run(self, start_s: float, algorithm: str = "") -> Done:
+    def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
         """All of the plan, once."""
 
 
@@ -146,7 +150,7 @@ class Rank:
             for communicator in communicators:
                 communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
 
-    def _make_executor(self) -> Carries:
+    def _make_executor(self) -> PlanExecutor:
         """Communicators of all classes of traffic and groups, and what carries the plan out with them."""
         plan = self.job.plan
         of_class = {0: self.communicator}  # messages of each class have connections of their own
@@ -190,9 +194,13 @@ class Rank:
         for attempt in range(self.job.calibrations):
             start_s = self._agree_on_start()
             self._wait_until(start_s)
-            resent = resent_here()
+            resent = retransmitted_segments()
             self.communicator.all_reduce(array, algorithm=BASELINE_RING)
-            times = {"start_s": start_s, "end_s": time.monotonic(), "resent": resent_here() - resent}
+            times = {
+                "start_s": start_s,
+                "end_s": time.monotonic(),
+                "resent": retransmitted_segments() - resent,
+            }
             head = {"rank": self.rank, "operation": "calibration", "attempt": attempt, "again": again}
             head["resent_before"] = resent
             records.append({**head, **times})
@@ -260,7 +268,7 @@ class Rank:
             self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
 
     def _record(
-        self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]
+        self, index: int, step: Step, span: tuple[float, float], done: PlanOutcome, seen: dict[str, Any]
     ) -> None:
         """What came of a step, for those that count; seen: beside its times, with the bytes sent to each peer."""
         if step.trial < 0:

@@ -12,9 +12,8 @@ from testbed.comm.collectives import Communicator
 from testbed.comm.replicas import ReplicaGroup, Session, SessionSettings
 from testbed.comm.transport import TrafficClass, TransportError
 from testbed.measure.ranks.executor import Executor
-from testbed.measure.ranks.host_monitor import HostMonitor
 from testbed.measure.ranks.rank import Rank
-from testbed.measure.ranks.socket_sampler import SocketSampler
+from testbed.measure.ranks.telemetry import HostMonitor, SocketSampler
 from testbed.workload.job.endpoints import JoinedRank, join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import GroupCollective

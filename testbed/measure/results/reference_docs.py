@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from testbed.measure.results.frames import OPERATIONS, READINGS, STEPS
 from testbed.measure.results.manifest import Entry, Manifest
+from testbed.measure.results.notebook_views import OPERATIONS, READINGS, STEPS
 from testbed.measure.results.result import Result
 
 HEAD = """# Results

@@ -14,15 +14,12 @@ from pydantic import Field, PrivateAttr, ValidationError
 from testbed.errors import BadInput
 from testbed.measure.fidelity.verdict import Status
 from testbed.measure.results.base_model import ResultModel
-from testbed.measure.results.committed_work import Work
-from testbed.measure.results.decoding_result import Decoding
-from testbed.measure.results.errors import BadResult
-from testbed.measure.results.figure import Figure
-from testbed.measure.results.link_result import DroppingPort, LinkUse, PlaneBalance
-from testbed.measure.results.pause_result import PausedLink
-from testbed.measure.results.rates import Rates
-from testbed.measure.results.replication_result import Replication
-from testbed.measure.results.serving_result import Serving
+from testbed.measure.results.committed_work import Rates, Work
+from testbed.measure.results.link_summary import DroppingPort, LinkUse, PausedLink, PlaneBalance
+from testbed.measure.results.notebook_views import Figure
+from testbed.measure.results.replication import Replication
+from testbed.measure.results.run_directory import BadResult
+from testbed.measure.results.serving_result import Decoding, Serving
 from testbed.plugins import registry
 from testbed.spec.scale import Scale
 
@@ -293,7 +290,7 @@ class Result(ResultModel):
         Example:
             >>> result.steps().groupby("variant").step_time_s.describe()
         """
-        from testbed.measure.results.frames import STEPS, frame  # noqa: PLC0415
+        from testbed.measure.results.notebook_views import STEPS, frame  # noqa: PLC0415
 
         rows = [
             (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s, share)
@@ -310,7 +307,7 @@ class Result(ResultModel):
         Example:
             >>> result.operations().to_parquet("operations.parquet")
         """
-        from testbed.measure.results.frames import operations_frame  # noqa: PLC0415
+        from testbed.measure.results.notebook_views import operations_frame  # noqa: PLC0415
 
         return operations_frame(self.folder, self.conversion)
 
@@ -320,7 +317,7 @@ class Result(ResultModel):
         Example:
             >>> result.links().pivot_table(index="time_s", columns=["source", "target", "plane"], values="queue_bytes")
         """
-        from testbed.measure.results.frames import links_frame  # noqa: PLC0415
+        from testbed.measure.results.notebook_views import links_frame  # noqa: PLC0415
 
         return links_frame(self.folder, self.conversion)
 
@@ -348,7 +345,7 @@ class Result(ResultModel):
 
     def _repr_html_(self) -> str:
         """As a notebook shows it."""
-        from testbed.measure.results.display import result_html  # noqa: PLC0415
+        from testbed.measure.results.notebook_views import result_html  # noqa: PLC0415
 
         return result_html(self)
 

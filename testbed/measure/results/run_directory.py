@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, whole or not at all."""
+"""The run directory: written whole or not at all, and the errors of reading it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from testbed.measure.results.errors import NotWritable, RunExists
+from testbed.errors import BadInput
 from testbed.processes import process_start_ticks
 from testbed.version import VERSION
 
@@ -169,3 +169,15 @@ def _sysctl(key: str) -> str | None:
         return Path("/proc/sys", key.replace(".", "/")).read_text().strip()
     except OSError:
         return None
+
+
+class BadResult(BadInput, ValueError):
+    """A folder holds no run, or one of another version; names file, field or line, value and what was expected."""
+
+
+class RunExists(BadInput, FileExistsError):
+    """A run was to be made where something is already; nothing was touched."""
+
+
+class NotWritable(BadInput, PermissionError):
+    """A folder cannot be made or written here; says where, why, and which option names another place."""

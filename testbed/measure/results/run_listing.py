@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from testbed.measure.results.failed_run import FAILED_SUFFIX
-from testbed.measure.results.parts import KEPT, LOCK
 from testbed.measure.results.result import SUMMARY
 from testbed.measure.results.run_directory import PARTIAL_SUFFIX, owner_alive
+from testbed.measure.results.unfinished_run import FAILED_SUFFIX, KEPT, LOCK
 
 Kind = Literal["run", "sweep", "search", "failed", "killed", "going on", "parts"]
 MARKS: dict[str, Kind] = {SUMMARY: "run", "sweep.json": "sweep", "exploration.json": "search"}

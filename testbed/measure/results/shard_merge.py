@@ -8,25 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.measure.fidelity import worst
-from testbed.measure.results.link_result import merged_ports
-from testbed.measure.results.link_use import by_link
-from testbed.measure.results.pause_result import merged
-from testbed.measure.results.rates import rates_of
+from testbed.measure.results.committed_work import committed_work, rates_of
+from testbed.measure.results.link_summary import by_link, merge_dropping_ports, merge_paused_links
 from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import Bytes, InvariantRecord, Training, Variant, VerdictRecord
-from testbed.measure.results.serving_summary import answers_of
+from testbed.measure.results.serving_summary import variant_latencies
 from testbed.measure.results.shards import Record, ShardRecord, ShardVariant
-from testbed.measure.results.socket_use import CONNECTION, SOCKET_COUNTERS, socket_use
 from testbed.measure.results.summary import (
+    CONNECTION,
+    SOCKET_COUNTERS,
     StepResult,
     gather_steps,
     held_against,
     middle_step,
+    socket_use,
     summarise_variant,
     undisturbed,
 )
 from testbed.measure.results.training_summary import by_tier, limited_words
-from testbed.measure.results.work_summary import committed_work
 from testbed.prediction.step_flops import step_work
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -136,9 +135,9 @@ def merge_variants(
             figures["events"] = own[0].events
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
-        figures |= answers_of(variant, own)
-        figures["pauses"] = merged([part.pauses for part in own])
-        figures["port_drops"] = merged_ports([part.port_drops for part in own])
+        figures |= variant_latencies(variant, own)
+        figures["pauses"] = merge_paused_links([part.pauses for part in own])
+        figures["port_drops"] = merge_dropping_ports([part.port_drops for part in own])
         buildings = [topology.building(host.building).index for host in hosts]
         figures["training"] = training = _training(own, steps, buildings, scale)
         if training.schedule is not None:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from testbed.measure.results.base_model import ResultModel
-from testbed.measure.results.decoding_result import DecodedSteps
-from testbed.measure.results.link_result import DroppingPort
+from testbed.measure.results.link_summary import DroppingPort, PausedLink
 from testbed.measure.results.manifest import Manifest
-from testbed.measure.results.pause_result import PausedLink
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
-from testbed.measure.results.replication_result import Replication
+from testbed.measure.results.replication import Replication
 from testbed.measure.results.result import Control, Events, Number, ScaleRecord, Training, VerdictRecord
 from testbed.measure.results.run_directory import write_json, write_lines
+from testbed.measure.results.serving_result import DecodedSteps
 from testbed.prediction.request_metrics import ServedStep
 from testbed.spec.scenario import Scenario
 
@@ -67,12 +66,12 @@ class Shard:
         return record if self.variant is None else {"variant": self.variant, **record}
 
 
-def whole(scenario: Scenario) -> list[Shard]:
+def whole_run_shard(scenario: Scenario) -> list[Shard]:
     """The scenario in one piece: its algorithms alternate, and see the same network. One without variants."""
     return [Shard(0, None, 0, scenario.trials, scenario.seed)]
 
 
-def cut(scenario: Scenario) -> list[Shard]:
+def split_into_shards(scenario: Scenario) -> list[Shard]:
     """All shards, those of one algorithm one after the other, those of variants alternating from trial to trial.
 
     A shard has one algorithm and at most `TRIALS` of its trials; with events, or where replicas come and go, it has

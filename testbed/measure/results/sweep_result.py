@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from testbed.measure.fidelity.verdict import Status, worst
 from testbed.measure.results.base_model import ResultModel
 from testbed.measure.results.committed_work import Work
-from testbed.measure.results.frames import frame
+from testbed.measure.results.notebook_views import frame
 from testbed.measure.results.records import read_model
 from testbed.measure.results.run_directory import write_json
 from testbed.spec.sweep_axes import Axis

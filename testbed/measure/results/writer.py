@@ -10,11 +10,17 @@ from typing import Any
 
 from testbed.comm.flight_recorder import FLIGHT
 from testbed.measure.fidelity import worst
-from testbed.measure.results.manifest import MANIFEST, ClockRecord, Manifest, ShardEntry
+from testbed.measure.results.manifest import (
+    MANIFEST,
+    ClockRecord,
+    Manifest,
+    RunFingerprint,
+    ShardEntry,
+    fingerprint_of,
+)
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.measure.results.run_directory import RunDirectory, surroundings, write_json, write_lines
-from testbed.measure.results.run_fingerprint import RunFingerprint, fingerprint_of
 from testbed.measure.results.shard_merge import Records, merge_records, merge_variants
 from testbed.measure.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
 from testbed.spec.scale import Scale
@@ -31,7 +37,7 @@ class ShardTimes:
 
 
 @dataclass(frozen=True)
-class Carried:
+class BackendResult:
     """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
 
     wall_s: all of them. memory_bytes and jobs: of guests, the memory that each may use. times: by shard, of guests.
@@ -48,7 +54,7 @@ class Carried:
     kernel_image: str | None = None
 
 
-def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
+def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: BackendResult) -> Result:
     """All files of a run, from its shards' records; returns what `summary.json` holds."""
     shards, folder = carried.records, directory.partial
     records = merge_records(shards)
@@ -82,7 +88,7 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
 
 
 def _manifest(
-    scenario: Scenario, carried: Carried, variants: Sequence[Variant], records: Records
+    scenario: Scenario, carried: BackendResult, variants: Sequence[Variant], records: Records
 ) -> Manifest:
     """The first shard's, with what is the whole run's."""
     shards = carried.records
@@ -111,7 +117,7 @@ def _manifest(
 
 
 def _fingerprint(
-    samples: Path, scenario: Scenario, scale: Scale, carried: Carried, manifest: Manifest
+    samples: Path, scenario: Scenario, scale: Scale, carried: BackendResult, manifest: Manifest
 ) -> RunFingerprint:
     kernel, clock = manifest.clock.kernel or manifest.host.kernel, manifest.clock
     return fingerprint_of(
@@ -126,7 +132,7 @@ def _fingerprint(
     )
 
 
-def _clock(first: Manifest, carried: Carried) -> ClockRecord:
+def _clock(first: Manifest, carried: BackendResult) -> ClockRecord:
     """Of a whole scenario in one network, that network's; else with what carried the shards."""
     shards = carried.records
     if shards[0].shard.variant is None:

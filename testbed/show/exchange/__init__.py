@@ -1,17 +1,15 @@
 """What goes out to other programs and comes in from them: jobs as Chakra traces, for ASTRA-sim; topologies; figures."""
 
 from testbed.show.exchange.astra_sim import export_astra_sim
-from testbed.show.exchange.chakra import export_chakra
-from testbed.show.exchange.containerlab import export_containerlab
-from testbed.show.exchange.graphml import export_graphml
-from testbed.show.exchange.job_export import exported_job
-from testbed.show.exchange.metrics_file import MetricsForm, export_metrics
-from testbed.show.exchange.mininet import export_mininet
-from testbed.show.exchange.topology_import import Given, import_topology, parse_hosts
+from testbed.show.exchange.chakra import export_chakra, exported_job
+from testbed.show.exchange.graph_files import export_graphml
+from testbed.show.exchange.metrics_export import MetricsForm, export_metrics
+from testbed.show.exchange.topology_export import export_containerlab, export_mininet
+from testbed.show.exchange.topology_import import ImportDefaults, import_topology, parse_hosts
 from testbed.show.exchange.trackers import log_to_mlflow, log_to_wandb
 
 __all__ = [
-    "Given",
+    "ImportDefaults",
     "MetricsForm",
     "export_astra_sim",
     "export_chakra",

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from testbed.errors import BadInput
-from testbed.show.exchange.job_export import ExportedJob
-from testbed.show.exchange.routes import shortest_s
+from testbed.show.exchange.chakra import ExportedJob
+from testbed.show.exchange.topology_export import shortest_s
 from testbed.spec.buildings import Building
 from testbed.spec.catalogue import accelerators
 from testbed.spec.topology import Topology

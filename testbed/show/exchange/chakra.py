@@ -1,14 +1,159 @@
-"""A job as Chakra execution traces, and a scenario that runs them."""
+"""Export a planned or measured job as Chakra execution traces."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from testbed.show.exchange.job_export import SCENARIO, ExportedJob
+from testbed.errors import BadInput, did_you_mean
+from testbed.measure.results.records import SAMPLES
+from testbed.measure.results.result import SUMMARY, Result
+from testbed.measure.results.run_directory import BadResult
+from testbed.measure.results.summary import gather_steps, middle_step
+from testbed.measure.results.training_summary import spans_of
+from testbed.spec.scale import UNSCALED
+from testbed.spec.scenario import Scenario, load_scenario
+from testbed.workload.job.job import Workload, workload_of
+from testbed.workload.job.kinds import JobRequest
+from testbed.workload.job.kinds.trace import placed
+from testbed.workload.job.recorded_trace import recorded_trace
+from testbed.workload.plan import Block, Computing
+from testbed.workload.trace_conversion import About, Durations, trace_of
+from testbed.workload.traces import Compute, JobTrace
 from testbed.workload.traces.chakra import write_job
-from testbed.workload.traces.chakra.writer import NAME
+from testbed.workload.traces.chakra.writer import NAME, Times
+
+SCENARIO = "scenario.yaml"
+
+
+@dataclass(frozen=True)
+class ExportedJob:
+    """scenario: of the variant alone; algorithm: of its collectives that name none. All in real figures.
+
+    times: when each operation began, and how long it took, of a run's median step; None where nothing was measured.
+    """
+
+    name: str
+    scenario: Scenario
+    workload: Workload
+    algorithm: str
+    trace: JobTrace
+    times: Times | None = None
+
+    def lost(self) -> Iterator[str]:
+        """What of the plan a trace has no place for, in words."""
+        plan = self.workload.plan
+        if plan.holds_receivers:
+            yield "receives in order: that a message leaves only once its receiver waits for it"
+        if plan.jitter:
+            yield "jitter of computing"
+        if any(plan.dscps.values()):
+            yield "traffic classes (DSCP) of operations"
+        if any(isinstance(one, Block) for own in plan.ranks for one in own):
+            yield "windows: blocks that are put into them are messages"
+        if any(one.holds or one.gives for own in plan.ranks for one in own if isinstance(one, Computing)):
+            yield "memory that activations take"
+
+
+def exported_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
+    """Of a scenario, or of a folder that `testbed run` made. variant: None for the first.
+
+    BadInput for a variant that there is not, ConfigError, BadResult.
+    """
+    if (source / SUMMARY).is_file():
+        if overrides:
+            raise BadInput(where=str(source), got=f"{overrides[0]} for a run", expected="a run as it was")
+        return _measured(source, variant)
+    scenario = load_scenario(source, overrides)
+    return _planned(scenario, _chosen(source, scenario.variant_names, variant), str(source))
+
+
+def _chosen(source: Path, names: Sequence[str], variant: str | None) -> str:
+    if variant is not None and variant not in names:
+        raise BadInput(where=f"{source}: variant", got=variant, expected=did_you_mean(variant, names))
+    return variant or names[0]
+
+
+def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
+    algorithm = None if scenario.variants is not None else scenario.named_algorithms[name]
+    own = scenario.variant(name)
+    workload = workload_of(own, own.topology.resolve(UNSCALED), UNSCALED)
+    if workload.dispatching is not None:
+        expected = "turns without retry: a trace has what is known before a step begins"
+        raise BadInput(
+            where=f"{source}, {name}: workload.inference.dispatch", got="on arrival", expected=expected
+        )
+    return ExportedJob(
+        name, own, workload, algorithm or own.algorithms[0], _trace(own, workload, f"{source}, {name}")
+    )
+
+
+def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
+    """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
+    spec = scenario.workload
+    if spec.recorded:
+        request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
+        given = placed(recorded_trace(spec), request)
+        return given if took_s is None else replace(_timed(given, took_s), origin=origin)
+    about = About(spec.gradient_dtype, origin, spec.accelerator or "")
+    return trace_of(workload.plan, about, measured_s=took_s)
+
+
+def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
+    """Operations of a plan have the numbers of the trace's nodes."""
+    ranks = [
+        [
+            replace(node, duration_s=took_s[rank, number]) if isinstance(node, Compute) else node
+            for number, node in enumerate(own)
+        ]
+        for rank, own in enumerate(trace.ranks)
+    ]
+    return replace(trace, ranks=tuple(map(tuple, ranks)))
+
+
+def _measured(folder: Path, variant: str | None) -> ExportedJob:
+    """The median step; computing takes what it took there."""
+    result = Result.open(folder)
+    name = _chosen(folder, [one.name for one in result.variants], variant)
+    planned = _planned(load_scenario(folder / SCENARIO), name, str(folder))
+    workload, scale = planned.workload, result.conversion
+    samples = [own for own in _samples(folder / SAMPLES) if own["variant"] == name]
+    for sample in samples:
+        rank, number = sample["rank"], sample.get("index", 0)
+        if rank >= len(workload.plan.ranks) or number >= len(workload.plan.ranks[rank]):
+            got = f"operation {number} of rank {rank}, which its scenario does not have"
+            raise BadResult(
+                f"{folder / SAMPLES}: {name}: got {got}, expected the plan of {folder / SCENARIO}"
+            )
+    try:
+        step = middle_step(gather_steps(samples, len(workload.plan.ranks)))
+    except ValueError as error:
+        raise BadResult(f"{folder / SAMPLES}: {name}: {error}") from None
+    spans = spans_of(samples, step, workload.plan)
+    times = [[(scale.real_s(begin), scale.real_s(end - begin)) for begin, end in own] for own in spans]
+    took_s = {
+        (rank, number): times[rank][number][1]
+        for rank, own in enumerate(workload.plan.ranks)
+        for number, one in enumerate(own)
+        if isinstance(one, Computing)
+    }
+    origin = f"{folder}, {name}, step {step.index} as measured"
+    trace = _trace(planned.scenario, workload, origin, took_s)
+    return ExportedJob(name, planned.scenario, workload, planned.algorithm, trace, times)
+
+
+def _samples(path: Path) -> list[Mapping[str, Any]]:
+    """As they stand, in emulated figures."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise BadResult(f"{path}: {error}, expected the samples of a run") from None
+
 
 _OF_THE_NETWORK = ("gradient_dtype", "tuning")
 """Of the workload: what counts for traces as well."""

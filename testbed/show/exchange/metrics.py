@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.measure.fidelity.verdict import ORDER
-from testbed.measure.results.link_result import LinkUse, PlaneBalance
+from testbed.measure.results.link_summary import LinkUse, PlaneBalance
 from testbed.measure.results.records import LinkReading
 from testbed.measure.results.result import Connections, Result, Split, Variant
 from testbed.measure.results.serving_result import Latencies, Serving

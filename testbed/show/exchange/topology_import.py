@@ -8,18 +8,18 @@ from pathlib import Path
 import yaml
 
 from testbed.errors import BadInput
-from testbed.show.exchange.attribute_account import counted
-from testbed.show.exchange.foreign_graph import Given, parse_hosts
-from testbed.show.exchange.graphs import read_graph
-from testbed.show.exchange.labs import read_lab
+from testbed.show.exchange.containerlab_labs import read_lab
+from testbed.show.exchange.graph_attributes import counted
+from testbed.show.exchange.graph_import import read_graph
+from testbed.show.exchange.imported_graph import ImportDefaults, parse_hosts
 from testbed.spec.topology import load_topology
 
-__all__ = ["Given", "import_topology", "parse_hosts"]
+__all__ = ["ImportDefaults", "import_topology", "parse_hosts"]
 GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
 
 
 def import_topology(
-    path: Path, given: Given, netem: Path | None = None, strict: bool = False
+    path: Path, given: ImportDefaults, netem: Path | None = None, strict: bool = False
 ) -> tuple[str, list[str]]:
     """Return the text of a topology file, and what was left out of it or assumed, in words.
 

@@ -17,7 +17,7 @@ from typing import Any
 from testbed.measure.results.manifest import MANIFEST, Manifest
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.show.exchange.metrics import Metric, run_metrics
-from testbed.show.exchange.optional_packages import lacking
+from testbed.show.exchange.metrics_export import lacking
 
 FILES = (SUMMARY, MANIFEST, "scenario.yaml", "report.html")
 SERIES = "trial_step_time_seconds"

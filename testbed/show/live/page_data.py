@@ -1,12 +1,15 @@
-"""What a page is told of a run: plain data in real units, which only grows while the run goes on."""
+"""Data of a run's page in real units, and how it is read from the run's files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.measure.results.records import LinkKey, hosts_by_building
+from testbed.measure.results.records import LINKS, LinkKey, hosts_by_building
 from testbed.spec.scale import Scale
 
 Json = dict[str, Any]
@@ -79,7 +82,7 @@ class StepSpan(NamedTuple):
 
 
 @dataclass
-class View:
+class PageData:
     """All that there is to show. Lists only grow, so that a reader who knows how long they were is told the rest."""
 
     name: str
@@ -161,3 +164,71 @@ def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
 def event_words(record: Json) -> str:
     """An event of the scenario that came, in words."""
     return f"{record['action']} {record['target']} {'begins' if record['begins'] else 'ends'}"
+
+
+WHOLE_STEP = b'"operation": "step"'
+"""What the line of a rank's whole step has, and no other."""
+
+
+def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
+    """What each link had carried, by the times of readings that go by the clock, in their order.
+
+    Those at steps' edges are left out: from one to the next rates would be computed from next to no time.
+    """
+    moments: dict[float, dict[LinkKey, Counted]] = defaultdict(dict)
+    for line in records(folder / LINKS):
+        if not line.get("edge"):
+            lost = line["losses"] + line["cut_losses"]
+            moments[line["time_s"]][LinkKey.of(line)] = (
+                line["bytes"],
+                line["drops"],
+                line["queue_bytes"],
+                lost,
+            )
+    return moments
+
+
+def real_span(steps: Sequence[Record], zero_s: float, scale: Scale) -> tuple[float, float]:
+    """From when the first rank began a step to when the last one ended it: real seconds from `zero_s` on."""
+    start_s, end_s = min(one["start_s"] for one in steps), max(one["end_s"] for one in steps)
+    return scale.real_s(start_s - zero_s), scale.real_s(end_s - zero_s)
+
+
+Record = dict[str, Any]
+
+
+class JsonlTail:
+    """What has come to a file since it was last read, in whole lines; nothing while the file is not there.
+
+    only: bytes that a line must have to be read at all.
+    """
+
+    def __init__(self, path: Path, only: bytes = b"") -> None:
+        self.path = path
+        self.only = only
+        self._place = 0
+
+    def new(self) -> list[Record]:
+        """The records that came."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._place)
+                content = file.read()
+        except OSError:
+            return []
+        whole, _, _ = content.rpartition(b"\n")
+        if not whole:
+            return []
+        self._place += len(whole) + 1
+        return list(_records(whole, self.only))
+
+
+def records(path: Path, only: bytes = b"") -> list[Record]:
+    """All that a file holds; nothing where it is not there."""
+    return JsonlTail(path, only).new()
+
+
+def _records(content: bytes, only: bytes) -> Iterator[Record]:
+    for line in content.split(b"\n"):
+        if line.endswith(b"}") and only in line:  # a rank may have been killed while it wrote
+            yield json.loads(line)

@@ -20,10 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 from testbed.errors import BadInput
 from testbed.measure.results.result import SUMMARY
 from testbed.measure.results.run_directory import partial_path
-from testbed.show.live.finished_run import Finished
-from testbed.show.live.page_data import FINISHED, RUNNING, Json, View
-from testbed.show.live.run_follower import Following
-from testbed.show.live.timeline import timeline
+from testbed.show.live.page_data import FINISHED, RUNNING, Json, PageData
+from testbed.show.live.run_sources import FinishedRun, RunFollower, timeline
 from testbed.spec.scale import Scale
 
 LOOPBACK = "127.0.0.1"
@@ -44,10 +42,10 @@ POLICY = (
 )
 
 
-class Watched(Protocol):
+class WatchedRun(Protocol):
     """A run, going on or over."""
 
-    view: View
+    view: PageData
     scale: Scale
 
     def look(self) -> None:
@@ -71,7 +69,7 @@ class LivePage:
         self.token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._watched: Watched | None = None
+        self._watched: WatchedRun | None = None
         if not expected:
             self._open()
         try:
@@ -129,7 +127,7 @@ class LivePage:
 
     def news(self) -> Iterator[Json | None]:
         """What comes, as it comes, beginning with all there is; None where nothing has. Ends when the run has."""
-        seen: View | None = None
+        seen: PageData | None = None
         known: Json = {}
         while not self._closing.is_set():
             with self._lock:
@@ -148,21 +146,21 @@ class LivePage:
             seen = view
             self._closing.wait(EVERY_S)
 
-    def _looked(self) -> Watched | None:
+    def _looked(self) -> WatchedRun | None:
         with contextlib.suppress(BadInput):
             if self._watched is None:
                 self._open()
         if self._watched is not None:
             self._watched.look()
-            if self._watched.view.state == FINISHED and isinstance(self._watched, Following):
-                self._watched = Finished(self.folder)
+            if self._watched.view.state == FINISHED and isinstance(self._watched, RunFollower):
+                self._watched = FinishedRun(self.folder)
         return self._watched
 
     def _open(self) -> None:
         if partial_path(self.folder).is_dir():
-            self._watched = Following(self.folder)
+            self._watched = RunFollower(self.folder)
         elif (self.folder / SUMMARY).exists():
-            self._watched = Finished(self.folder)
+            self._watched = FinishedRun(self.folder)
         else:
             raise BadInput(
                 where="RUN", got=str(self.folder), expected="a run's folder, or that of one that goes on"

@@ -11,10 +11,17 @@ from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, Sample
 from testbed.plugins import short_name
-from testbed.show.report.data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
-from testbed.show.report.formatting import percent_text, time_text
-from testbed.show.report.interval_rows import pack_rows
-from testbed.show.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
+from testbed.show.report.run_data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
+from testbed.show.report.svg import (
+    CHART_WIDTH,
+    COLUMN_WIDTH,
+    Axis,
+    Drawing,
+    pack_rows,
+    padded_range,
+    text_width,
+)
+from testbed.spec.units import percent_text, time_text
 from testbed.workload.send_tokens import TOKEN
 
 SERIES_COLOURS = 6

@@ -1,24 +1,45 @@
-"""The page of an exploration: what was found, what confirmed it, where the model was wrong. One HTML file."""
+"""The page of an exploration: results, confirmation, scatter plot and sensitivity map."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.measure.results.rates import rates_of
+from testbed.measure.results.committed_work import rates_of
 from testbed.measure.results.records import JsonObject
 from testbed.measure.results.result import Result
 from testbed.prediction.step_flops import StepWork
-from testbed.show.report.answer import BASELINE, BEST, KINDS, Row, answer, best_of, paired, whole_step_s
-from testbed.show.report.charts import series_class
-from testbed.show.report.formatting import size_text, time_text
+from testbed.show.report.charts import draw_time_axis, series_class
+from testbed.show.report.exploration_findings import (
+    BASELINE,
+    BEST,
+    KINDS,
+    Row,
+    best_of,
+    describe_findings,
+    paired,
+    whole_step_s,
+)
 from testbed.show.report.pages import render_page
-from testbed.show.report.scatter import Point, scatter
-from testbed.show.report.sensitivity import sensitivity_chart
-from testbed.show.report.svg import for_any_width
+from testbed.show.report.svg import (
+    CHART_WIDTH,
+    COLUMN_WIDTH,
+    Axis,
+    Box,
+    Drawing,
+    for_any_width,
+    padded_range,
+    shorten,
+    text_width,
+)
+from testbed.spec.units import size_text, time_text
 
 PAGE = "exploration.html"
 
@@ -45,7 +66,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
         "rated": work is not None,
         "sized": any(row["memory_bytes"] is not None for row in shown),
         "tailed": any(row["tail_s"] not in (None, row["step_time_s"]) for row in rows),
-        "sentences": answer(document, rows),
+        "sentences": describe_findings(document, rows),
         "front": front_chart(document, shown),
         "sensitivity": _sensitivity(document, rows),
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
@@ -114,3 +135,175 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
             points.append(Point(predicted_s, median_s, f"{row['series']} point", tooltip, row["of"]))
     return scatter(points, "Predicted and measured step time", sizes=False)
+
+
+_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
+_RADIUS, _FONT, _LINE = 4.5, 12, 15.0
+_TOLD = 4  # of points that are drawn as one, so many say what they are
+
+
+class Point(NamedTuple):
+    """x in seconds; css: classes of the mark; name: stands beside it; empty: only the tooltip says what it is."""
+
+    x: float
+    y: float
+    css: str
+    tooltip: str
+    name: str = ""
+
+
+@dataclass
+class _Mark:
+    """Points that are drawn as one, where the first of them is."""
+
+    x: float
+    y: float
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(dict.fromkeys(point.name for point in self.points if point.name))
+
+    @property
+    def tooltip(self) -> str:
+        more = len(self.points) - _TOLD
+        told = [point.tooltip for point in self.points[:_TOLD]]
+        return "\n".join([*told, *([f"and {more:,} more here"] if more > 0 else [])])
+
+
+def scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:
+    """Times to the right; upwards sizes, or times on the same axis, with a line where both are the same."""
+    drawing = Drawing(COLUMN_WIDTH, _HEIGHT, label)
+    bottom = _HEIGHT - _BOTTOM
+    across, upwards = [point.x for point in points], [point.y for point in points]
+    if not sizes:
+        across = upwards = [*across, *upwards]
+    x_axis = Axis(*padded_range(across), start=_LEFT, end=COLUMN_WIDTH - _RIGHT)
+    y_axis = Axis(*padded_range(upwards), start=bottom, end=_TOP)
+    draw_time_axis(drawing, x_axis, _TOP, bottom, about=4)
+    for tick in y_axis.ticks(5):
+        if tick >= 0:
+            y = y_axis(tick)
+            drawing.line((_LEFT, y), (COLUMN_WIDTH - _RIGHT, y), "grid")
+            text = size_text(tick) if sizes else time_text(tick)
+            drawing.text(_LEFT - 8, y + 4, text, "tick", anchor="end")
+    if not sizes:
+        low, high = x_axis.low, x_axis.high
+        drawing.line((x_axis(low), y_axis(low)), (x_axis(high), y_axis(high)), "base")
+    marks = _marks(points, x_axis, y_axis)
+    for mark in reversed(marks):
+        css, count = mark.points[0].css, len(mark.points)
+        drawing.circle(mark.x, mark.y, _RADIUS, css, tooltip=mark.tooltip, points=count)
+    _draw_names(drawing, marks)
+    return drawing.markup()
+
+
+def _marks(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> list[_Mark]:
+    """None overlaps another; those with names come first and give their colour."""
+    marks: list[_Mark] = []
+    cells: dict[tuple[int, int], list[_Mark]] = {}
+    for point in sorted(points, key=lambda point: not point.name):
+        x, y = x_axis(point.x), y_axis(point.y)
+        column, row = math.floor(x / (2 * _RADIUS)), math.floor(y / (2 * _RADIUS))
+        near = itertools.product((column - 1, column, column + 1), (row - 1, row, row + 1))
+        there = [mark for cell in near for mark in cells.get(cell, ())]
+        mark = next((own for own in there if math.hypot(own.x - x, own.y - y) < 2 * _RADIUS), None)
+        if mark is None:
+            mark = _Mark(x, y)
+            marks.append(mark)
+            cells.setdefault((column, row), []).append(mark)
+        mark.points.append(point)
+    return marks
+
+
+def _draw_names(drawing: Drawing, marks: Sequence[_Mark]) -> None:
+    taken = [Box(mark.x, mark.y, 2 * _RADIUS, 2 * _RADIUS) for mark in marks]
+    for mark in marks:
+        if not mark.name:
+            continue
+        width = text_width(mark.name, _FONT) + 4
+        place = next((box for box in _places(mark, width) if not any(map(box.overlap, taken))), None)
+        if place is None:
+            continue  # the tooltip and the table have it
+        taken.append(place)
+        away = math.hypot(place.x - mark.x, place.y - mark.y) > width / 2 + 3 * _RADIUS
+        if away:
+            toward = place.y + (_LINE / 2 if place.y < mark.y else -_LINE / 2)
+            drawing.line((mark.x, mark.y), (place.x, toward), "base")
+        drawing.text(place.x, place.y + 4, mark.name, "value", anchor="middle")
+
+
+def _places(mark: _Mark, width: float) -> Iterator[Box]:
+    """Beside, above and below it, ever further away; within the drawing."""
+    left, right = _LEFT + width / 2, COLUMN_WIDTH - 4 - width / 2
+    for ring in range(1, 9):
+        high = ring * (_LINE + 1)
+        side = width / 2 + _RADIUS + 3
+        for dx, dy in (
+            (side, high - _LINE),
+            (-side, high - _LINE),
+            (0.0, -high),
+            (0.0, high),
+            (side, -high),
+            (-side, -high),
+        ):
+            x, y = min(max(mark.x + dx, left), right), mark.y + dy
+            if _TOP + _LINE / 2 <= y <= _HEIGHT - _BOTTOM - _LINE / 2:
+                yield Box(x, y, width, _LINE)
+
+
+_LABELS, _LABELS_ON_PHONES, _TOP, _ROW, _GAP = 150.0, 96.0, 54.0, 34.0, 40.0
+_SHADES, _FULL = 6, 0.5  # shades, and the share of time from which on it is the darkest
+
+
+def sensitivity_chart(found: JsonObject, baseline: str, width: float = CHART_WIDTH) -> Markup:
+    """Two triangles: the baseline takes over from the best, the best gives back; on the diagonals one choice alone.
+
+    Narrow, they are one above the other.
+    """
+    choices = list(found["choices"])
+    narrow = width < CHART_WIDTH
+    panel = width if narrow else (width - _GAP) / 2
+    labels = _LABELS_ON_PHONES if narrow else _LABELS
+    high = _TOP + _ROW * len(choices) + 8
+    drawing = Drawing(width, high * (2 if narrow else 1), "What each choice is worth, alone and in pairs")
+    sides = (
+        ("taken", f"{baseline} takes over from the best: time saved", found["first_s"], 1.0),
+        ("given_back", f"the best gives back to {baseline}: time lost", found["best_s"], -1.0),
+    )
+    for number, (name, title, base_s, sign) in enumerate(sides):
+        left, top = (0.0, number * high) if narrow else (number * (panel + _GAP), 0.0)
+        each = (panel - labels) / len(choices)
+        drawing.text(left, top + 16, title, "row-label", room=panel)
+        for column, choice in enumerate(choices):
+            middle = left + labels + each * (column + 0.5)
+            heading = shorten(choice, each - 4)
+            drawing.text(middle, top + _TOP - 10, heading, "tick", anchor="middle", tooltip=choice)
+            y = top + _TOP + _ROW * column + _ROW / 2 + 4
+            drawing.text(left + labels - 8, y, shorten(choice, labels - 12), "tick", anchor="end")
+        for entry in found[name]:
+            places = [choices.index(choice) for choice in entry["choices"]]
+            x, y = left + labels + each * places[-1], top + _TOP + _ROW * places[0]
+            _cell(drawing, (x, y), each, entry, (base_s, sign))
+    return drawing.markup()
+
+
+def _cell(
+    drawing: Drawing, corner: tuple[float, float], width: float, entry: JsonObject, base: tuple[float, float]
+) -> None:
+    x, y = corner
+    base_s, sign = base
+    together, step_s = " and ".join(entry["choices"]), entry["step_time_s"]
+    if step_s is None:
+        tooltip, text, css = f"{together}: does not fit", "", "heat-none"
+    else:
+        won = sign * (1 - step_s / base_s)
+        tooltip, text = (
+            f"{together}: {time_text(step_s)} in place of {time_text(base_s)}",
+            f"{100 * won:+.0f} %",
+        )
+        shade = min(_SHADES, round(abs(won) / _FULL * _SHADES))
+        css = f"heat {'better' if won >= 0 else 'worse'} heat-{shade}"
+        text = "0 %" if text in ("+0 %", "-0 %") else text
+    drawing.rect(x + 1, y + 1, width - 2, _ROW - 2, css, radius=2, tooltip=tooltip)
+    drawing.text(x + width / 2, y + _ROW / 2 + 4, text, "value", anchor="middle", tooltip=tooltip)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from testbed.show.report.graph import drawn
+from testbed.show.report.topology_graph import draw_topology
 from testbed.spec.catalogue import shipped
 from testbed.spec.examples import Header, header
 from testbed.spec.scenario import load_scenario
@@ -28,7 +28,7 @@ GROUPS = {
 
 def network_svg(file: Path) -> str:
     """The network of a scenario's file, as `testbed graph` draws it. ConfigError."""
-    return drawn(load_scenario(file).topology.resolve(), "svg")
+    return draw_topology(load_scenario(file).topology.resolve(), "svg")
 
 
 def write_gallery(folder: Path, files: Mapping[str, Path] | None = None) -> list[Path]:

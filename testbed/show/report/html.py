@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.measure.diagnosis import MEANINGS
-from testbed.measure.diagnosis.text import since_text
+from testbed.measure.diagnosis.verdicts import since_text
 from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.measure.results.training_summary import WHERE
 from testbed.show.report.charts import (
@@ -21,22 +21,25 @@ from testbed.show.report.charts import (
     time_split_chart,
     timeline_chart,
 )
-from testbed.show.report.compare import deviation, opening
-from testbed.show.report.data import RunData, load_run
-from testbed.show.report.diagnosis import suspected
-from testbed.show.report.formatting import time_text
-from testbed.show.report.lost_packets import port_rows
+from testbed.show.report.diagnosis_page import suspected
 from testbed.show.report.pages import render_page
 from testbed.show.report.panels.added import added_panels
-from testbed.show.report.pauses import pause_rows
-from testbed.show.report.reasons import counted, reasons
-from testbed.show.report.replicas import replicas_chart, replication_words
-from testbed.show.report.requests import latency_chart, load_chart, most_within, serving_rows
+from testbed.show.report.run_data import RunData, load_run
+from testbed.show.report.serving import decoding_rows, latency_chart, load_chart, most_within, serving_rows
+from testbed.show.report.shared_sections import (
+    counted,
+    pause_rows,
+    port_rows,
+    reasons,
+    replicas_chart,
+    replication_words,
+)
 from testbed.show.report.svg import for_any_width
-from testbed.show.report.token_latency import decoding_rows
 from testbed.show.report.topology import topology_drawing
 from testbed.show.report.trace import write_trace
 from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
+from testbed.show.report.variant_text import deviation, opening
+from testbed.spec.units import time_text
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"

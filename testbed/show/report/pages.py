@@ -1,12 +1,15 @@
-"""Pages from templates: one HTML file each that needs nothing else, neither network nor script."""
+"""Render self-contained HTML pages from templates, with tables that fit phones."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from html import escape
+from html.parser import HTMLParser
 from typing import Any
 
-from testbed.show.report.compare import deviation_text
-from testbed.show.report.formatting import (
+from testbed.show.report.variant_text import deviation_text
+from testbed.spec.units import (
     per_second_text,
     percent_text,
     rate_text,
@@ -14,7 +17,6 @@ from testbed.show.report.formatting import (
     size_text,
     time_text,
 )
-from testbed.show.report.tables import labelled
 
 
 def render_page(template: str, content: Mapping[str, Any]) -> str:
@@ -38,3 +40,68 @@ def render_page(template: str, content: Mapping[str, Any]) -> str:
         deviation=deviation_text,
     )
     return labelled(environment.get_template(template).render(content))
+
+
+_ROWS = "thead", "tbody"
+_TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
+
+
+def labelled(html: str) -> str:
+    """The same page, with `data-label` at every cell of a table's body whose column has a heading.
+
+    Tables are not within tables; what is between them, drawings above all, is not looked at.
+    """
+    return _TABLE.sub(lambda table: _labelled(table[0]), html)
+
+
+def _labelled(table: str) -> str:
+    parts, done = [], 0
+    for place, label in _Labels(table).found:
+        parts += [table[done:place], f' data-label="{escape(label)}"']
+        done = place
+    return "".join([*parts, table[done:]])
+
+
+class _Labels(HTMLParser):
+    """Where in a table which label belongs: after the name of a cell's tag."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__()
+        self.found: list[tuple[int, str]] = []
+        self._headings: list[list[str]] = []
+        self._part, self._column, self._reads = "", 0, False
+        starts = [0]
+        for line in table.split("\n"):  # as the parser counts them
+            starts.append(starts[-1] + len(line) + 1)
+        self._starts = starts
+        self.feed(table)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _ROWS:
+            self._part = tag
+        elif tag == "tr":
+            self._column = 0
+        elif tag == "br" and self._reads:
+            self._headings[-1].append(" ")
+        elif tag in ("th", "td"):
+            self._cell(tag, dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "th":
+            self._reads = False
+
+    def handle_data(self, data: str) -> None:
+        if self._reads:
+            self._headings[-1].append(data)
+
+    def _cell(self, tag: str, attributes: dict[str, str | None]) -> None:
+        if self._part == "thead":
+            self._headings.append([])
+            self._reads = True
+        elif self._part == "tbody":
+            words = "".join(self._headings[self._column]) if self._column < len(self._headings) else ""
+            if words.strip() and "colspan" not in attributes:
+                line, offset = self.getpos()
+                place = self._starts[line - 1] + offset + 1 + len(tag)
+                self.found.append((place, " ".join(words.split())))
+            self._column += 1

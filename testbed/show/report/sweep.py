@@ -6,10 +6,8 @@ import importlib.util
 
 from testbed.measure.results.sweep_result import Sweep, SweepFigure, SweepPoint
 from testbed.show.report.pages import render_page
-from testbed.show.report.paper import MISSING, latex, write_figures
-from testbed.show.report.sweep_answer import answer, caption
-from testbed.show.report.sweep_charts import curves_chart, maps_chart
-from testbed.show.report.sweep_series import Curves, laid_out
+from testbed.show.report.sweep_figures import MISSING, curves_chart, latex, maps_chart, write_figures
+from testbed.show.report.sweep_findings import Curves, arrange_series, caption, describe_sweep
 
 PAGE, TABLE, PARQUET, CAPTION = "sweep.html", "points.csv", "points.parquet", "sweep.tex"
 NO_PARQUET = "points.parquet needs pyarrow: pip install 'scale-across-testbed[parquet]'"
@@ -36,11 +34,11 @@ def lacking() -> list[str]:
 
 def render_sweep(sweep: Sweep) -> str:
     """The page's HTML."""
-    shown = laid_out(sweep)
+    shown = arrange_series(sweep)
     there = any(point.figures for point in sweep.points)
     content = {
         "sweep": sweep,
-        "sentences": answer(sweep),
+        "sentences": describe_sweep(sweep),
         "caption": caption(sweep) if there else "",
         "chart": (curves_chart(shown) if isinstance(shown, Curves) else maps_chart(shown)) if there else None,
         "legend": [one.name for one in shown.series] if isinstance(shown, Curves) else [],

@@ -14,16 +14,11 @@ from rich.text import Text
 
 from testbed.measure.results.result import Result, Variant
 from testbed.prediction.calibration import calibration_words
-from testbed.show.report.compare import comparisons, deviation, deviation_text
-from testbed.show.report.diagnosis import suspected, suspicion_words
-from testbed.show.report.formatting import signed_percent_text, size_text, time_text
-from testbed.show.report.lost_packets import lost_words
-from testbed.show.report.pauses import pause_words
-from testbed.show.report.reasons import counted, reasons
-from testbed.show.report.replicas import replication_words
-from testbed.show.report.requests import serving_words
-from testbed.show.report.throughput import variant_words
-from testbed.show.report.token_latency import decoding_words
+from testbed.show.report.diagnosis_page import suspected, suspicion_words
+from testbed.show.report.serving import decoding_words, serving_words
+from testbed.show.report.shared_sections import counted, lost_words, pause_words, reasons, replication_words
+from testbed.show.report.variant_text import comparisons, deviation, deviation_text, variant_words
+from testbed.spec.units import signed_percent_text, size_text, time_text
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
 # From this width on, the sentence on what limited a variant has a column of its own.

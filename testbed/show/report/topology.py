@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
-from testbed.show.report.data import RunData
-from testbed.show.report.formatting import percent_text, rate_text, size_text, time_text
-from testbed.show.report.geometry import Box, Line, between_walls
-from testbed.show.report.svg import CHART_WIDTH, Drawing, shorten, text_width
+from testbed.show.report.run_data import RunData
+from testbed.show.report.svg import CHART_WIDTH, Box, Drawing, Line, between_walls, shorten, text_width
 from testbed.spec.scale import Scale
+from testbed.spec.units import percent_text, rate_text, size_text, time_text
 
 _LABEL_FONT = 12
 _LABEL_LINE = 16

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, LinkKey
 from testbed.show.report.charts import draw_time_axis, series_class, steps_of, variant_css
-from testbed.show.report.data import LinkCounters, RunData
-from testbed.show.report.formatting import percent_text, rate_text, size_text
+from testbed.show.report.run_data import LinkCounters, RunData
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
+from testbed.spec.units import percent_text, rate_text, size_text
 
 _MOST_POINTS = 600
 # Room for a link's name on the left and for figures on the right, on wide pages and on phones.

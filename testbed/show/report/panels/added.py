@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from testbed.show.report.data import RunData
 from testbed.show.report.panels.base import PANELS
+from testbed.show.report.run_data import RunData
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedPanel:
     """One drawing: its heading, with the variant's name where it is of one, and the image."""
 
     heading: str
     image: Markup
 
 
-def added_panels(run: RunData, asked: Sequence[str]) -> list[Added]:
+def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
     """Of all installed packages and of these names; those that the run has no records for are left out. PluginError."""
     found = []
     for name in dict.fromkeys((*PANELS.installed, *asked)):
@@ -31,5 +31,5 @@ def added_panels(run: RunData, asked: Sequence[str]) -> list[Added]:
             if image is not None:
                 heading = f"{title}: {variant['name']}" if panel.of_variant else title
                 # well-formed, so that it cannot break the page around it
-                found.append(Added(heading, Markup(ET.tostring(image, encoding="unicode"))))
+                found.append(AddedPanel(heading, Markup(ET.tostring(image, encoding="unicode"))))
     return found

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from testbed.errors import BadInput
 from testbed.measure.results.records import JsonObject
 from testbed.plugins import Registry, attribute_errors, derived_from
-from testbed.show.report.data import RunData, load_run
+from testbed.show.report.run_data import RunData, load_run
 from testbed.show.report.svg import standalone
 
 

@@ -6,8 +6,8 @@ from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject
 from testbed.show.report.charts import step_time_chart, time_split_chart, timeline_chart
-from testbed.show.report.data import RunData
 from testbed.show.report.panels.base import PANELS, Panel
+from testbed.show.report.run_data import RunData
 from testbed.show.report.topology import topology_drawing
 from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
 

@@ -1,0 +1,346 @@
+"""Locate lost messages: the fewest parts of the network that explain the bad pairs.
+
+A part that healthy pairs cross is exonerated. Of equal explanations the more specific is meant: a card before a link, a
+link before a plane, a plane before a switch; only where parts as wholes do not suffice, one way of a part is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from testbed.comm.flight_recorder import COMPLETED, NetworkPaths
+from testbed.measure.diagnosis import wait_graph
+from testbed.measure.diagnosis.operation_graph import Graph, Key, heard_of
+from testbed.measure.diagnosis.thresholds import UNDER_WAY_TIMES
+from testbed.measure.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_text
+from testbed.measure.diagnosis.wait_graph import Impact, Waiting, caused, together, waiters_words
+
+Pair = tuple[int, int]
+"""A rank that sends, and the one that it sends to."""
+
+SPECIFICITY = ("nic", "host", "link", "plane", "switch")
+MOST_TRIED = 200_000  # combinations of parts; beyond, parts are taken one by one
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part, or one way through it: "" for both, else such as "from switch a-edge"."""
+
+    name: str
+    way: str = ""
+
+    @property
+    def order(self) -> tuple[bool, int, str, str]:
+        """What is meant first among equals."""
+        kind = self.name.split(" ", 1)[0]
+        rank = SPECIFICITY.index(kind) if kind in SPECIFICITY else len(SPECIFICITY)
+        return bool(self.way), rank, self.name, self.way
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.way}" if self.way else self.name
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One part of an explanation: bad pairs that it covers, healthy ones that cross it all the same.
+
+    instead: parts that would do as well; within: those that would, because all that crosses this one crosses them.
+    """
+
+    part: Part
+    covers: tuple[Pair, ...]
+    healthy: tuple[Pair, ...]
+    instead: tuple[Part, ...]
+    within: tuple[Part, ...]
+
+    @property
+    def names_instead(self) -> list[str]:
+        """Of parts that would do as well, but for ways of this one."""
+        return list(dict.fromkeys(part.name for part in self.instead if part.name != self.part.name))
+
+    @property
+    def doubts(self) -> list[str]:
+        """Lines for people: what else it could be."""
+        lines = []
+        if others := self.names_instead:
+            lines.append(f"as well it could be {', '.join(others[:5])}")
+        if self.within:
+            names = dict.fromkeys(part.name for part in self.within)
+            lines.append(f"no pair tells it from {', '.join(names)}")
+        return lines
+
+    def certainty(self, most: float) -> float:
+        """Less than `most` as more parts would do as well."""
+        return round(max(most / (1 + len(self.names_instead)), 0.1), 2)
+
+
+Crossed = Mapping[Pair, Sequence[Sequence[str]]]
+"""The parts that each pair's messages go through, in order; of each of its connections."""
+
+
+def explain(
+    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float = 0.0
+) -> tuple[tuple[Explanation, ...], tuple[Pair, ...]]:
+    """The fewest parts that cover all bad pairs which can be covered, and the pairs that cannot.
+
+    tolerated: the share of pairs across a part that may be healthy without exonerating it. A pair with several
+    connections is bad by any of them, and healthy on all.
+    """
+    found: list[Explanation] = []
+    left = [pair for pair in dict.fromkeys(bad) if crossed.get(pair)]
+    for ways in (False, True):
+        parts = _candidates(left, healthy, crossed, tolerated, ways)
+        chosen = _fewest(parts)
+        covered = {pair for own in chosen for pair in parts[own][0]}
+        for own in chosen:
+            covers, through = parts[own]
+            others = sorted((o for o in parts if o != own and parts[o][0] == covers), key=_order)
+            around = {part for part in others if _contains(crossed, part, own)}
+            instead = tuple(part for part in others if part not in around)
+            within = tuple(part for part in others if part in around)
+            found.append(Explanation(own, tuple(sorted(covers)), tuple(sorted(through)), instead, within))
+        left = [pair for pair in left if pair not in covered]
+    unknown = [pair for pair in dict.fromkeys(bad) if not crossed.get(pair)]
+    return tuple(found), tuple(sorted([*left, *unknown]))
+
+
+def _contains(crossed: Crossed, large: Part, small: Part) -> bool:
+    """Whether all that crosses the one crosses the other as well: a link's plane, a host's leaf."""
+    return all(
+        large.name in components
+        for ways in crossed.values()
+        for components in ways
+        if small.name in components
+    )
+
+
+def _order(part: Part) -> tuple[bool, int, str, str]:
+    return part.order
+
+
+def parts_of(components: Sequence[str], ways: bool) -> set[Part]:
+    """The parts on a path, or the ways through them; a plane or switch has no ways of its own."""
+    if not ways:
+        return set(map(Part, components))
+    found = set()
+    for place, name in enumerate(components):
+        kind = name.split(" ", 1)[0]
+        if kind in ("nic", "host"):
+            found.add(Part(name, "receiving" if place else "sending"))
+        elif kind == "link":
+            before = next((one for one in components[place - 1 :: -1] if one.startswith("switch")), "")
+            found.add(Part(name, f"from {before}" if place and before else "one way"))
+    return found
+
+
+def _candidates(
+    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, ways: bool
+) -> dict[Part, tuple[set[Pair], set[Pair]]]:
+    """Parts that are not exonerated: the bad pairs that each covers, and healthy ones that cross it all the same."""
+    covers: dict[Part, set[Pair]] = {}
+    crossing: dict[Part, set[Pair]] = {}
+    for pairs, found in ((bad, covers), (healthy, crossing)):
+        for pair in pairs:
+            for components in crossed.get(pair, ()):
+                for part in parts_of(components, ways):
+                    found.setdefault(part, set()).add(pair)
+    kept = {}
+    for part, own in covers.items():
+        through = crossing.get(part, set()) - own
+        if len(through) <= tolerated * (len(through) + len(own)):
+            kept[part] = (own, through)
+    return kept
+
+
+def _fewest(parts: Mapping[Part, tuple[set[Pair], set[Pair]]]) -> list[Part]:
+    """The fewest parts that cover what all do; of as few, with the fewest healthy pairs, then the more specific."""
+    universe = {pair for covers, _ in parts.values() for pair in covers}
+    ordered = sorted(parts, key=lambda part: (len(parts[part][1]), part.order))
+    # of parts that cover the same the first stands for all; what covers less than another is not needed
+    useful: list[Part] = []
+    for part in ordered:
+        own = parts[part][0]
+        if not any(own == parts[other][0] for other in useful):
+            useful.append(part)
+    useful = [part for part in useful if not any(parts[part][0] < parts[other][0] for other in useful)]
+    tried = 0
+    for size in range(1, len(useful) + 1):
+        for chosen in combinations(useful, size):
+            tried += 1
+            if tried > MOST_TRIED:
+                return _greedily(useful, parts, universe)
+            if set().union(*(parts[part][0] for part in chosen)) == universe:
+                return list(chosen)
+    return []
+
+
+def _greedily(
+    useful: Sequence[Part], parts: Mapping[Part, tuple[set[Pair], set[Pair]]], universe: set[Pair]
+) -> list[Part]:
+    left, chosen = set(universe), []
+    while left:
+        best = max(useful, key=lambda part: (len(parts[part][0] & left), -useful.index(part)))
+        chosen.append(best)
+        left -= parts[best][0]
+    return chosen
+
+
+Stuck = Mapping[Pair, tuple[Impact, list[Key]]]
+"""Pairs with messages under way: what is felt of it, and in which operations."""
+
+
+def network_verdicts(
+    graph: Graph, found: Waiting, paths: NetworkPaths, clock_error_s: float
+) -> list[Verdict]:
+    """One for each part of the network that explains stuck pairs, and one for each pair that nothing explains."""
+    unexplained = [
+        Verdict(
+            STUCK_IN_NETWORK,
+            ranks,
+            since_s=felt.since_s,
+            certainty=0.4,
+            reason="all have joined; these dumps do not say whose messages are missing",
+            felt_by=len(felt.waiters),
+            evidence=tuple(waiters_words(graph, felt)),
+            look_at=(f"the network between {ranks_text(ranks)}",),
+        )
+        for ranks, (felt, _) in together(caused(found, wait_graph.UNEXPLAINED)).items()
+    ]
+    causes = caused(found, wait_graph.NETWORK)
+    if not causes:
+        return unexplained
+    pairs: Stuck = {(ranks[0], ranks[1]): own for ranks, own in together(causes).items()}
+    sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
+    stuck: Stuck = {
+        pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
+    }
+    if not stuck:
+        return unexplained
+    onset_s = min(sent_s[pair] for pair in stuck)
+    lost_s = min(
+        sent_s[pair] + usual_s(graph, pair) for pair in stuck
+    )  # infinity: nobody is known to be healthy
+    since_s = lost_s + 2 * clock_error_s
+    healthy = sorted((came_since(graph, since_s) | heard_of(graph, since_s)) - set(stuck))
+    crossed = crossed_by(paths)
+    explanations, left = explain(list(stuck), healthy, crossed)
+    began_s = onset_s if math.isfinite(onset_s) else min(felt.since_s for felt, _ in stuck.values())
+    verdicts = [_by_part(graph, own, stuck, began_s, len(explanations)) for own in explanations]
+    for pair in left:
+        felt, keys = stuck[pair]
+        verdicts.append(
+            Verdict(
+                STUCK_IN_NETWORK,
+                pair,
+                since_s=began_s,
+                certainty=0.7,
+                reason="no part of the network explains it" if crossed else "there is no file of paths",
+                felt_by=len(felt.waiters),
+                evidence=(_stuck_words(graph, pair, keys),),
+                look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
+                pairs=(pair,),
+            )
+        )
+    return [*verdicts, *unexplained]
+
+
+def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts: int) -> Verdict:
+    """Of one part that explains stuck pairs, one of so many parts."""
+    lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
+    lines.append(f"of {len(stuck)} pairs with messages under way it explains {len(own.covers)}")
+    lines += own.doubts
+    if own.part.way:
+        lines.append(f"only {own.part.way}: healthy pairs cross it the other way")
+    waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
+    return Verdict(
+        STUCK_IN_NETWORK,
+        component=own.part.name,
+        since_s=since_s,
+        certainty=own.certainty(0.95) if parts < 4 else 0.3,
+        reason="the fewest parts that all bad pairs cross and no healthy one does",
+        felt_by=len(waiters),
+        evidence=tuple(lines),
+        look_at=(f"counters, carrier and rules of {own.part}",),
+        pairs=own.covers,
+    )
+
+
+def crossed_by(paths: NetworkPaths) -> Crossed:
+    """The parts that each pair's connections cross."""
+    crossed: dict[Pair, list[Sequence[str]]] = {}
+    for own in paths.pairs:
+        crossed.setdefault((own.source, own.target), []).append(own.components)
+    return crossed
+
+
+def _under_way(graph: Graph, pair: Pair, own: tuple[Impact, list[Key]], sent_s: float) -> bool:
+    """Whether a message was sent so shortly before somebody gave up that it is no wonder that it had not come."""
+    until_s = max(graph.seen_until_s(node) for node in own[0].direct)
+    return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
+
+
+def came_since(graph: Graph, since_s: float) -> set[Pair]:
+    """Pairs of which a message came after a moment, by the receiver's clock."""
+    found = set()
+    for rank, dump in graph.dumps.items():
+        for entry in dump.entries:
+            for peer, own in entry.peers.items():
+                if own.received and own.received_last_s is not None and own.received_last_s > since_s:
+                    found.add((peer, rank))
+    return found
+
+
+def usual_s(graph: Graph, pair: Pair) -> float:
+    """What the last messages of a pair's operations that are over took, in the median; 0 where none is known."""
+    times = []
+    for entry in graph.dumps[pair[0]].entries if pair[0] in graph.dumps else ():
+        there = graph.node(pair[1], (entry.group, entry.sequence)) if entry.sequence else None
+        if there is None or entry.state != COMPLETED:
+            continue
+        sent, received = entry.peers.get(pair[1]), graph.entry(there).peers.get(pair[0])
+        if sent and received and sent.sent == received.received and sent.sent_last_s is not None:
+            assert received.received_last_s is not None
+            times.append(received.received_last_s - sent.sent_last_s)
+    return max(0.0, median(times)) if times else 0.0
+
+
+def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
+    """When the sender gave the first message that did not come to the network, by its clock; infinity if unknown.
+
+    Of several in one operation only the first's and the last's times are known; they are taken to be even in between,
+    and the one after it is taken, so that it is not too early.
+    """
+    times, messages = [], []
+    for entry in graph.dumps[pair[0]].entries:
+        own = entry.peers.get(pair[1])
+        if (entry.group, entry.sequence) not in keys or own is None or own.sent_last_s is None:
+            continue
+        assert own.sent_first_s is not None
+        there = graph.node(pair[1], (entry.group, entry.sequence)) if entry.sequence else None
+        came = graph.entry(there).peers.get(pair[0]) if there else None
+        if not entry.sequence:
+            messages.append(own.sent_last_s)
+            continue
+        if own.sent < 2 or came is None:
+            times.append(own.sent_last_s)
+            continue
+        place = min(1.0, (came.received + 1) / (own.sent - 1)) if came.received else 0.0
+        times.append(own.sent_first_s + place * (own.sent_last_s - own.sent_first_s))
+    # earlier messages of the pair came
+    return min([*times, max(messages, default=math.inf)])
+
+
+def _stuck_words(graph: Graph, pair: Pair, keys: Sequence[Key]) -> str:
+    key = min(keys)
+    if not key[1]:
+        return f"a message of rank {pair[0]} to rank {pair[1]} was sent and has not come"
+    sent, received = graph.node(pair[0], key), graph.node(pair[1], key)
+    if sent is None or received is None:
+        return f"rank {pair[0]} is done with {graph.words(key)}, rank {pair[1]} waits for its messages"
+    gave, came = graph.entry(sent).peers.get(pair[1]), graph.entry(received).peers.get(pair[0])
+    counts = gave.sent if gave else 0, came.received if came else 0
+    return f"{graph.words(key)}: rank {pair[0]} has sent rank {pair[1]} {counts[0]} messages, {counts[1]} have come"

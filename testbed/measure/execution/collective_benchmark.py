@@ -1,0 +1,307 @@
+"""The benchmark of collectives, on an emulated network or over loopback."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from testbed.clock import clock_here
+from testbed.comm.collectives import AUTO, TuningTable, collective_of, dtype_named, traffic
+from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
+from testbed.comm.collectives.plan_check import check_if_plugin
+from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
+from testbed.measure.execution.launchers import LauncherProcess
+from testbed.measure.execution.network_setup import Network
+from testbed.measure.execution.resources import ranks_per_process
+from testbed.measure.ranks.benchmarks import BenchSpec, Case, numel_for, sent_elements
+from testbed.net.controller.policy_view import View
+from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.net.fabric.network import Fabric
+from testbed.net.paths.hops import NETEM
+from testbed.spec.buildings import Host
+from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.scale import Scale
+from testbed.spec.topology import Topology
+from testbed.spec.transport import TransportSpec
+from testbed.workload.job.endpoint_resolution import (
+    endpoints_on,
+    loopback_endpoints,
+    multipath_of,
+    resolve_endpoints,
+    wants_rdma,
+)
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, SocketRules
+from testbed.workload.job.errors import RunError
+from testbed.workload.job.traffic_matrix import socket_rules_of
+from testbed.workload.uniform_plans import uneven_rows
+
+END_TIMEOUT_S = 10.0
+QUIET_S = 0.2
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size.
+
+    congestion_control: in place of the one in `transport`; None: the kernel's own. ranks_per_process: None for what is
+    quickest.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    iterations: int = 20
+    warmup: int = 5
+    timeout_s: float = 60.0
+    congestion_control: str | None = None
+    transport: TransportSpec = field(default_factory=TransportSpec)
+    tuning: TuningTable = field(default_factory=TuningTable)
+    seed: int = 1
+    ranks_per_process: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the result, in real bytes and seconds; see nccl-tests for algbw and busbw, in bytes per second.
+
+    chosen: the algorithm that ran. choice_bytes: the size that `auto` goes by. limit_s: what the most loaded link needs
+    for its bytes; None on loopback.
+    """
+
+    collective: str
+    algorithm: str
+    chosen: str
+    choice_bytes: int
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    time_s: float
+    slowest_s: float
+    algbw: float
+    busbw: float
+    wrong: int
+    sent_bytes: float
+    limit_s: float | None
+
+    @property
+    def of_limit(self) -> float | None:
+        """How near it came to what the bottleneck allows, 0 to 1."""
+        return None if self.limit_s is None else self.limit_s / self.time_s
+
+
+class BenchRun:
+    """One benchmark. Without a network, ranks are joined by this machine's loopback."""
+
+    def __init__(
+        self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.collective = collective_of(options.collective)
+        self.network = network
+        self.ranks = ranks
+        self.phase = phase
+        self.scale = network.scale if network else Scale()
+        self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.tuning = replace(options.tuning, size_scale=self.scale.size_scale)
+        self.itemsize = dtype_named(options.dtype).itemsize
+        self.cases = [
+            (Case(algorithm, self._numel(size_bytes)), size_bytes)
+            for size_bytes in options.sizes
+            for algorithm in options.algorithms
+        ]
+
+    def rows(self) -> Iterator[Row]:
+        """Build, measure, take down; rows as they come. FabricError, RunError.
+
+        PluginError, before anything is built, for an algorithm that was added and does not do what it should.
+        """
+        hosts = self.topology.hosts[: self.ranks] if self.topology else None
+        groups = [host.building for host in hosts] if hosts else [""] * self.ranks
+        for algorithm in self.options.algorithms:
+            if algorithm != AUTO:
+                check_if_plugin(self.options.collective, algorithm, groups)
+        if self.network is None or self.topology is None:
+            with loopback_endpoints(self.ranks) as endpoints:
+                yield from self._measure(self._wiring(endpoints), {})
+            return
+        clean_abandoned()
+        network, topology = self.network, self.topology
+        multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
+        fabric = network.fabric(self.options.seed, self.phase, multipath, wants_rdma(self.options.transport))
+        with fabric:
+            endpoints = endpoints_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
+            yield from self._measure(self._wiring(endpoints), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
+
+    # ---- the ranks
+
+    def _wiring(self, endpoints: list[RankEndpoint]) -> JobEndpoints:
+        options = self.options
+        return resolve_endpoints(
+            options.transport,
+            self.scale,
+            self.topology,
+            endpoints,
+            options.seed,
+            options.timeout_s,
+            options.congestion_control,
+            self._socket_rules(),
+        )
+
+    def _socket_rules(self) -> SocketRules:
+        hosts = self.topology.hosts[: self.ranks] if self.topology else ()
+        engine = self.network.backend.link_engine if self.network else NETEM
+        rules = self.options.transport.sockets
+        return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
+
+    def _measure(
+        self, wiring: JobEndpoints, environment: Mapping[str, str], fabric: Fabric | None = None
+    ) -> Iterator[Row]:
+        options = self.options
+        spec = BenchSpec(
+            wiring,
+            options.collective,
+            tuple(case for case, _ in self.cases),
+            options.dtype,
+            options.op,
+            options.iterations,
+            options.warmup,
+            self.tuning,
+            ranks_per_process(
+                options.ranks_per_process,
+                self.ranks,
+                max(case.numel for case, _ in self.cases) * self.itemsize,
+                exact=clock_here() == "free",
+            ),
+        )
+        self.phase(f"starting {self.ranks} ranks")
+        found: dict[int, list[Mapping[str, float]]] = {}
+        failures = []
+        with LauncherProcess(spec.to_json(), environment) as launcher:
+            while (events := launcher.events(QUIET_S)) is not None:
+                if fabric is not None and (trouble := fabric.failure()):
+                    raise RunError(trouble)
+                for event in events:
+                    if event["event"] in ("failed", "killed"):
+                        failures.append(f"{event['who']} on {event['host']}: {event['message']}")
+                    elif event["event"] == "result":
+                        results = found.setdefault(event["case"], [])
+                        results.append(event)
+                        if len(results) == self.ranks:
+                            yield self._row(event["case"], wiring, results)
+            ended = launcher.ended(END_TIMEOUT_S)
+        if failures or ended:
+            raise RunError("\n".join(failures) or str(ended))
+
+    # ---- what comes out
+
+    def _numel(self, size_bytes: int) -> int:
+        emulated = round(self.scale.emulated_bytes(size_bytes))
+        return numel_for(self.options.collective, emulated, self.itemsize, self.ranks)
+
+    def _row(self, index: int, wiring: JobEndpoints, results: list[Mapping[str, float]]) -> Row:
+        options, scale = self.options, self.scale
+        case, size_bytes = self.cases[index]
+        times = [scale.real_s(result["time_s"]) for result in results]
+        time_s = sum(times) / len(times)
+        if scale.is_one:
+            size_bytes = case.numel * self.itemsize
+        numel = case.numel
+        share = sent_elements(options.collective, numel, self.ranks) / numel
+        chosen = self._chosen(case, wiring.buildings)
+        limit_s = None
+        if self.topology is not None:
+            pairs = self._traffic(case, chosen, wiring.buildings)
+            limit_s = scale.real_s(bottleneck_s(self.topology, self.topology.hosts[: self.ranks], pairs))
+        algbw = size_bytes * share / time_s
+        return Row(
+            collective=options.collective,
+            algorithm=case.algorithm,
+            chosen=chosen,
+            choice_bytes=round(scale.real_bytes(self._part(case) * self.itemsize)),
+            size_bytes=size_bytes,
+            count=size_bytes // self.itemsize,
+            dtype=options.dtype,
+            op=options.op,
+            time_s=time_s,
+            slowest_s=max(times),
+            algbw=algbw,
+            busbw=algbw * self.collective.bus_factor(self.ranks),
+            wrong=sum(int(result["wrong"]) for result in results),
+            sent_bytes=scale.real_bytes(sum(result["sent_bytes"] for result in results)),
+            limit_s=limit_s,
+        )
+
+    def _chosen(self, case: Case, buildings: list[int]) -> str:
+        if case.algorithm != AUTO:
+            return case.algorithm
+        return self.tuning.choose(self.options.collective, self._part(case) * self.itemsize, buildings)
+
+    def _part(self, case: Case) -> int:
+        """Elements as `collectives.traffic` counts them."""
+        return self.collective.part(case.numel, self.ranks)
+
+    def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
+        collective, ranks, itemsize = self.options.collective, self.ranks, self.itemsize
+        if self.collective.uneven:
+            most = self._part(case)
+            return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize, chosen)
+        return traffic(collective, chosen, self._part(case), itemsize, buildings)
+
+
+def payload_share(mtu: int) -> float:
+    """Of a link's rate, what full packets leave for TCP's payload."""
+    frame = mtu + ETHERNET_HEADER_BYTES
+    return (frame - PACKET_HEADERS_BYTES) / frame
+
+
+def bottleneck_s(
+    topology: Topology, hosts: Sequence[Host], traffic: Mapping[tuple[int, int], float]
+) -> float:
+    """Seconds that the most loaded link needs for these payload bytes, per pair of ranks (source, target).
+
+    Links of the NICs, leaves and spines, and between buildings, each direction apart; parallel ones share evenly.
+    """
+    bits: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    rates: dict[tuple[str, ...], float] = {}
+    hops = View(topology).next_hops
+
+    def load(link: tuple[str, ...], rate_bps: float, size_bytes: float) -> None:
+        bits[link] += 8 * size_bytes
+        rates[link] = rate_bps
+
+    for (source, target), size_bytes in traffic.items():
+        one, other = hosts[source], hosts[target]
+        load((one.name, "sends"), one.nic.rate_bps, size_bytes)
+        load((other.name, "receives"), other.nic.rate_bps, size_bytes)
+        here, there = topology.building(one.building), topology.building(other.building)
+        for host, building, direction in ((one, here, "up"), (other, there, "down")):
+            if (clos := building.clos) is None:
+                continue
+            leaf = building.leaf_of(host)
+            far = None if here != there else building.leaf_of(one if host is other else other)
+            if far != leaf:
+                load(
+                    (building.name, f"leaf {leaf}", direction),
+                    clos.spines * clos.leaf_uplink.rate_bps,
+                    size_bytes,
+                )
+            zone = leaf // clos.leaves
+            if far is None or far // clos.leaves != zone:
+                load(
+                    (building.name, f"zone {zone}", direction),
+                    clos.spines * clos.spine_uplink.rate_bps,
+                    size_bytes,
+                )
+        at = here.name
+        while at != there.name:
+            onward = hops[at][there.name]
+            forth = sum(link.a_to_b.rate_bps for link in topology.wan if (link.a, link.b) == (at, onward))
+            back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (at, onward))
+            load((at, onward), forth + back, size_bytes)
+            at = onward
+    share = payload_share(topology.mtu)
+    return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

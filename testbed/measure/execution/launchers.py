@@ -1,0 +1,304 @@
+"""Launcher processes of a job's ranks, on this machine and on others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.net.errors import FabricError
+from testbed.net.fabric.machines import Machine
+from testbed.net.fabric.network import Fabric
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
+from testbed.workload.job.errors import RunError
+from testbed.workload.job.launch_spec import JobSpec
+
+LAUNCHER, WATCHER = "testbed.measure.ranks.launcher", "testbed.measure.fidelity.watcher"
+
+
+class Launcher(Protocol):
+    """What starts ranks and tells of them."""
+
+    def fileno(self) -> int:
+        """Readable when there may be events."""
+
+    def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
+        """What it has said within this time; None at its end."""
+
+    def ended(self, timeout_s: float) -> str | None:
+        """How it ended, in words, unless it ended well."""
+
+    def stop(self) -> None:
+        """End it, and its ranks."""
+
+
+class RemoteLauncher:
+    """The launcher of the ranks that are on another machine."""
+
+    def __init__(
+        self, machine: Machine, document: str, ranks: Sequence[int], environment: Mapping[str, str]
+    ) -> None:
+        self.machine = machine
+        self.pid = machine.start(LAUNCHER, [_listed(ranks)], launcher_environment(environment), document)
+
+    def fileno(self) -> int:
+        """Readable when there may be events."""
+        return self.machine.fileno()
+
+    def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
+        """What it has said within this time; None at its end. FabricError when its machine is gone."""
+        wait_readable([self], timeout_s)
+        lines = self.machine.lines(self.pid)
+        if not lines and self.pid in self.machine.ended:
+            return None
+        return [json.loads(line) for line in lines]
+
+    def ended(self, timeout_s: float) -> str | None:
+        """How it ended, in words, unless it ended well."""
+        deadline = time.monotonic() + timeout_s
+        while self.pid not in self.machine.ended and time.monotonic() < deadline:
+            wait_readable([self], 0.1)
+            self.machine.lines(self.pid)
+        status = self.machine.ended.get(self.pid)
+        if status == 0:
+            return None
+        how = "does not end" if status is None else f"ended with status {status}"
+        return f"the launcher of the ranks on {self.machine.name} {how}"
+
+    def stop(self) -> None:
+        """End it, and its ranks."""
+        with contextlib.suppress(FabricError):  # then they have ended with their machine
+            self.machine.call("end", pid=self.pid)
+
+
+class Launchers:
+    """Those of all machines as one; a context: at its end nothing of them is left."""
+
+    def __init__(self, fabric: Fabric, spec: JobSpec, environment: Mapping[str, str]) -> None:
+        machines = {endpoint.rank: fabric.machine_of(endpoint.host) for endpoint in spec.wiring.ranks}
+        of: dict[Machine | None, list[int]] = {}
+        for rank, machine in machines.items():
+            of.setdefault(machine, []).append(rank)
+        self._parts: list[Launcher] = []
+        self._live: list[Launcher] = []
+        try:
+            for machine, ranks in of.items():
+                if machine is None:
+                    some = [_listed(ranks)] if len(of) > 1 else []
+                    self._parts.append(LauncherProcess(spec.to_json(), environment, some))
+                else:
+                    there = replace(spec, output=machine.folder)
+                    self._parts.append(RemoteLauncher(machine, there.to_json(), ranks, environment))
+        except BaseException:
+            self.stop()
+            raise
+        self._live = list(self._parts)
+
+    def __enter__(self) -> Launchers:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stop()
+
+    def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
+        """What any of them has said within this time; None when all have ended."""
+        if self._live:
+            wait_readable(self._live, timeout_s)
+        found = []
+        for part in list(self._live):
+            said = part.events(0.0)
+            if said is None:
+                self._live.remove(part)
+            else:
+                found += said
+        return found if self._live or found else None
+
+    def return_ranks(self, ranks: Sequence[int]) -> None:
+        """Have ranks that were killed start anew; on this machine, as events that stop a rank are."""
+        for part in self._parts:
+            if isinstance(part, LauncherProcess):
+                part.return_ranks(ranks)
+
+    def tell_of_death(self, rank: int) -> None:
+        """Have it known that a rank's process was killed; on this machine, likewise."""
+        for part in self._parts:
+            if isinstance(part, LauncherProcess):
+                part.tell_of_death(rank)
+
+    def dump(self, name: str) -> None:
+        """Have the ranks' flight recorders dumped into a folder of that name, where all ranks are on this machine."""
+        (*others, last) = self._parts
+        if not others and isinstance(last, LauncherProcess):
+            last.dump(name)
+
+    def ended(self, timeout_s: float) -> str | None:
+        """How they ended, in words, unless all ended well."""
+        return next((words for part in self._parts if (words := part.ended(timeout_s))), None)
+
+    def stop(self) -> None:
+        """End them all."""
+        for part in self._parts:
+            part.stop()
+        self._parts = []
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+@contextlib.contextmanager
+def monitor_remote_hosts(fabric: Fabric) -> Iterator[None]:
+    """The cores of all other machines are watched in this block."""
+    started = []
+    for machine in fabric.other_machines:
+        file = f"{machine.folder}/{monitor_file(machine.name)}"
+        started.append((machine, machine.start(WATCHER, [file], {})))
+    yield
+    for machine, pid in started:  # after a failure they end with their agents
+        machine.call("end", pid=pid)
+
+
+def monitor_file(machine: str) -> str:
+    """The name of what the watcher of a machine of that name writes."""
+    return f"monitor-{machine}.jsonl"
+
+
+def tunnels_of(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tunnel]:
+    """Every tunnel as it was measured before the run, with the frames since `before` and the clocks as they are now."""
+    clocks = {}
+    for machine in fabric.other_machines:
+        offset_s, error_s = machine.clock_offset()
+        clocks[machine.name] = max(machine.clock_s, abs(offset_s - machine.offset_s) + error_s)
+    after = fabric.tunnel_frames()
+    found = []
+    for tunnel in fabric.tunnels:
+        sent, arrived = (
+            late - early for late, early in zip(after[tunnel.building], before[tunnel.building], strict=True)
+        )
+        delays_s = [
+            direction.delay_s
+            for link in fabric.topology.wan
+            for direction in (link.a_to_b, link.b_to_a)
+            if tunnel.building in (link.a, link.b)
+        ]
+        found.append(
+            Tunnel(
+                tunnel.machine,
+                tunnel.building,
+                round_trip_s=tunnel.round_trip_s,
+                slow_round_trip_s=tunnel.slow_round_trip_s,
+                rate_bps=min(tunnel.there_bps, tunnel.back_bps),
+                needed_bps=tunnel.needed_bps,
+                least_delay_s=min(delays_s, default=0.0),
+                sent=sent,
+                arrived=arrived,
+                clock_s=clocks[tunnel.machine],
+            )
+        )
+    return found
+
+
+def bring_home(fabric: Fabric, folder: Path) -> None:
+    """Copy what ranks and watchers have written on other machines. RunError when two have written the same."""
+    for machine in fabric.other_machines:
+        for name, text in machine.call("files").items():
+            if (folder / name).exists():
+                raise RunError(f"{name} was written on this machine and on {machine.name}")
+            (folder / name).write_text(text)
+
+
+STOP_TIMEOUT_S = 2.0
+
+
+def launcher_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """What ranks find in their environment beside what all programs do."""
+    return {**more, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class LauncherProcess:
+    """Forks the ranks of a document: see `launcher`, also for `arguments`. A context: at its end nothing is left."""
+
+    def __init__(self, document: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._pending = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "testbed.measure.ranks.launcher", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env={**os.environ, **launcher_environment(environment)},
+        )
+        assert self._process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(document.encode() + b"\n")
+                self._process.stdin.flush()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> LauncherProcess:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stop()
+
+    def fileno(self) -> int:
+        """Readable when there are events."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
+        """What it has said within this time; None at its end."""
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        if not wait_readable([output], timeout_s):
+            return []
+        data = os.read(output, 1 << 16)
+        if not data:
+            return None
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def return_ranks(self, ranks: Sequence[int]) -> None:
+        """Have it fork these ranks anew, once more each; nothing where it has ended."""
+        self._ask({"return": list(ranks)})
+
+    def tell_of_death(self, rank: int) -> None:
+        """Have it let go of a killed rank's line, which it may hold for when a machine is lost without a word."""
+        self._ask({"died": rank})
+
+    def dump(self, name: str) -> None:
+        """Have it dump the ranks' flight recorders into a folder of that name; the event `dumped` says when."""
+        self._ask({"dump": name})
+
+    def _ask(self, what: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ended(self, timeout_s: float) -> str | None:
+        """How it ended, in words, unless it ended well."""
+        status = self._process.wait(timeout_s)
+        if status == 0:
+            return None
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        self._complaints.seek(0)
+        words = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return f"the launcher of the ranks {how}" + (f": {words[-1]}" if words else "")
+
+    def stop(self) -> None:
+        """Kill what is left."""
+        close_pipes(self._process)
+        wait_or_kill(self._process, STOP_TIMEOUT_S)
+        self._complaints.close()

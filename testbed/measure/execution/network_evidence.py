@@ -1,0 +1,346 @@
+"""What hosts, ports and pausing links counted during a run, for its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from testbed.measure.execution.event_player import cards_touched
+from testbed.measure.execution.job_run import JobRun, LinkSample, StepClock
+from testbed.measure.execution.rank_evidence import RankEvidence
+from testbed.measure.fidelity import Invariant
+from testbed.measure.fidelity.building_invariants import (
+    building_of,
+    conservation_in_buildings,
+    grown,
+    lossless,
+    no_circle,
+    packet_balances,
+    timed_cables,
+)
+from testbed.measure.fidelity.host_invariants import (
+    BaselineTimes,
+    in_steps,
+    network_as_before,
+    no_foreign_traffic,
+    outside_steps,
+    ranks_awake,
+    stalls,
+)
+from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity.link_invariants import PortDrops
+from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
+from testbed.measure.results.summary import StepResult
+from testbed.net.fabric.bridges import CARD, Cable, End, cables
+from testbed.net.links.interfaces import NodeCounts
+from testbed.net.links.link_engine import EngineStats
+from testbed.net.paths.buffer_checks import find_pause_cycle
+from testbed.spec.events import EventSpec
+from testbed.spec.link_direction import DIRECTIONS, Direction
+from testbed.spec.scale import Scale
+from testbed.spec.topology import Topology, TopologySpec
+from testbed.workload.job.job import Job
+from testbed.workload.plan_volume import result_elements
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HostEvidence:
+    """Of one run, for all of its variants; figures are emulated.
+
+    before, after: counts of all hosts and switches while nothing was under way. links: readings of the WAN links.
+    samples: the ranks' own. again: what the lone collective took before the steps, and after them where it was done
+    again. step_clock: when launchers heard of steps' starts and ends. sockets: what ranks' connections say in the end,
+    for packets that the kernel has cut below IP.
+    """
+
+    job: Job
+    before: Mapping[str, NodeCounts]
+    after: Mapping[str, NodeCounts]
+    links: Sequence[LinkSample]
+    samples: Sequence[Record]
+    event_log: Sequence[Record]
+    again: BaselineTimes
+    exact: bool
+    step_clock: StepClock
+    sockets: Sequence[Record] = ()
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The network, emulated."""
+        return self.job.topology
+
+    @cached_property
+    def events(self) -> Sequence[EventSpec]:
+        """All that breaks or changes on purpose."""
+        return self.job.scenario.happenings
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """By rank."""
+        return [host.name for host in self.job.hosts]
+
+    @cached_property
+    def background(self) -> frozenset[str]:
+        """Hosts with the scenario's background traffic."""
+        return frozenset(name for other in self.job.scenario.background_traffic for name in other.hosts)
+
+    def result_elements(self, steps: Sequence[StepResult]) -> int | None:
+        """Return how many elements ranks get in these steps; None where that is not known beforehand."""
+        if self.job.workload.dispatching is not None or self.job.replication is not None or self.events:
+            return None
+        each = result_elements(self.job.workload.plan)
+        return None if each is None else each * len(steps)
+
+    @cached_property
+    def _counted(self) -> dict[str, NodeCounts]:
+        found = grown(self.before, self.after)
+        for pair in self.sockets:
+            if cut := pair.get("packets_cut"):
+                host = self.hosts[pair["rank"]]
+                found[host] = found[host].with_packets(cut)
+        return found
+
+    def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
+        """Those of one variant's measured steps."""
+        variant = steps[0].variant
+        own = [
+            sample
+            for sample in self.samples
+            if sample["operation"] == "step" and sample["variant"] == variant
+        ]
+        return [
+            self._conservation(),
+            self._foreign(own, sum(step.step_time_s for step in steps)),
+            self._awake(own, variant),
+            *self._witnesses.invariants(steps),
+            network_as_before(
+                replace(self.again, overflowed=self.dropped > 0),
+                self.exact and self.job.wiring.transport.settles,
+                why_not_again(self.events, self.background, self.topology),
+            ),
+        ]
+
+    @cached_property
+    def dropped(self) -> int:
+        """Frames that queues of the topology dropped in the whole run."""
+        first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
+        on_links = sum(last[key].dropped - first[key].dropped for key in last)
+        return on_links + sum(port.dropped for node in self._counted.values() for port in node.ports.values())
+
+    @cached_property
+    def _witnesses(self) -> RankEvidence:
+        own = self.job, self.samples, self.step_clock, self._counted, self.links
+        return RankEvidence(*own, self.exact, self.dropped, self.again.remembers)
+
+    def _conservation(self) -> Invariant:
+        down = {str(event.target) for event in self.events if event.action == "switch_down"}
+        left_out = sorted(
+            building.name for building in self.topology.buildings if down & set(building.switches)
+        )
+        corrupting = any(direction.corrupt for direction in _all_directions(self.topology))
+        changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
+        cards = cards_touched(self.events)
+        balances = list(packet_balances(self.topology, self._counted, left_out, cards))
+        timed = self._timed(left_out, cards)
+        without = sorted({*left_out, *cards})
+        return conservation_in_buildings(balances, timed, without, corrupting or changed)
+
+    def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
+        """Cables that the link engine carries, each way; left_out: buildings, cards: hosts, whose are left out."""
+        first, last = self.links[0].account, self.links[-1].account
+        found = []
+        for cable in timed_cables(self.topology):
+            if building_of(self.topology, cable) in left_out or cable.a[0] in cards:
+                continue
+            for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
+                early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]
+                sent, came = (self._counted[node].ports[name] for node, name in (near, far))
+                counters = {
+                    name: getattr(late, name) - getattr(early, name)
+                    for name in ("lost", "duplicated", "dropped", "overrun", "held")
+                }
+                found.append(
+                    Conservation(
+                        f"{cable.name} {direction}",
+                        entered=sent.tx_packets,
+                        crossed=late.crossed_packets - early.crossed_packets,
+                        taken_in=late.in_packets - early.in_packets,
+                        given_out=late.out_packets - early.out_packets,
+                        arrived=came.rx_packets,
+                        **counters,
+                    )
+                )
+        return found
+
+    def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
+        names = [host.name for host in self.topology.hosts]
+        found = in_steps(self.hosts, own, self.topology.mtu)
+        found += outside_steps(self._counted, self.hosts, self.background, names)
+        known = all(sample["traffic"] is not None for sample in own)
+        slowest_bps = min(direction.rate_bps for direction in _all_directions(self.topology))
+        return no_foreign_traffic(found, slowest_bps, steps_s, known)
+
+    def _awake(self, own: Sequence[Record], variant: str) -> Invariant:
+        pauses = pauses_of([entry for entry in self.event_log if entry["variant"] == variant])
+        noticed_s = REAL_WAIT_S + REAL_LATE_S
+        if self.exact:
+            noticed_s = max(sample["looks_s"] for sample in own)
+        return ranks_awake(stalls(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
+
+
+def why_not_again(events: Sized, background: Sized, topology: Topology) -> str:
+    """Why the lone collective is not done once more after the steps of a scenario, if there is a reason."""
+    if events:
+        return "The scenario's events may change the network, so that nothing should be as it was."
+    if background:
+        return "The scenario's background traffic goes on after the last step: nothing has the network to itself then."
+    if topology.lossy:
+        return "Links lose packets, and what that costs a collective is a matter of chance."
+    return ""
+
+
+def pauses_of(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
+    """By host, when the scenario itself had it stand still, out of one variant's log of events."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for entry in log:
+        if entry["action"] != "host_pause" or entry["time_s"] is None:
+            continue
+        spans = found.setdefault(str(entry["target"]), [])
+        if entry["begins"]:
+            spans.append((entry["time_s"], math.inf))
+        elif spans:
+            spans[-1] = (spans[-1][0], entry["time_s"])
+    return found
+
+
+def _all_directions(topology: Topology) -> list[Direction]:
+    """Of all that frames go through: cards, links between switches, WAN links."""
+    found = [getattr(link, direction) for link in topology.wan for direction in DIRECTIONS]
+    found += [host.nic for host in topology.hosts]
+    for building in topology.buildings:
+        if building.clos is not None:
+            found += [building.clos.leaf_uplink, building.clos.spine_uplink]
+    return found
+
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PortCounts:
+    """What all ports had counted at one moment: those of the kernel's shapers, and those of a link engine."""
+
+    nodes: Mapping[str, NodeCounts]
+    account: EngineStats
+
+    def drops(self, cable: Cable, end: int) -> int:
+        """Of the queue at the cable's end a (0) or b (1)."""
+        if cable.takes_time:
+            return self.account.directions[cable.name, DIRECTIONS[end]].dropped
+        node, interface = (cable.a, cable.b)[end]
+        return self.nodes[node].ports[interface].dropped
+
+
+def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span]) -> list[PortDrops]:
+    """Every port inside the buildings whose queue dropped packets in these steps, the worst first.
+
+    Hosts' cards are counted over the whole run: their queues are the hosts' memory, which never fills up. So is
+    everything where nobody read at the steps' edges.
+    """
+    whole = PortCounts(job.before, job.samples[0].account), PortCounts(job.after, job.samples[-1].account)
+    windows = list(_windows(job.samples, steps))
+    given = set().union(*(spec.buildings[one.name].given_queues(one) for one in topology.buildings))
+    found = []
+    for cable in cables(topology):
+        assert cable.direction is not None
+        for end, (here, there) in enumerate(((cable.a, cable.b), (cable.b, cable.a))):
+            own = [whole] if here[1] == CARD or len(windows) < len(steps) else windows
+            if packets := sum(late.drops(cable, end) - early.drops(cable, end) for early, late in own):
+                given_here = cable.a[0] in given and here[1] != CARD
+                found.append(PortDrops(_place(here, there), cable.direction.queue_bytes, given_here, packets))
+    return sorted(found, key=lambda drops: -drops.packets)
+
+
+def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
+    """As `testbed.measure.results.port_drops.DroppingPort` has it, in real units."""
+    return {
+        "place": drops.place,
+        "queue_bytes": round(scale.real_bytes(drops.queue_bytes)),
+        "given": drops.given,
+        "drops": drops.packets,
+    }
+
+
+def _place(here: End, there: End) -> str:
+    return f"the card of {here[0]}" if here[1] == CARD else f"the port of {here[0]} to {there[0]}"
+
+
+def _windows(samples: Sequence[LinkSample], steps: Sequence[Span]) -> Iterator[tuple[PortCounts, PortCounts]]:
+    """The readings around each step, of those steps at whose edges somebody has read."""
+    edges = [sample for sample in samples if sample.switches]
+    for start_s, end_s in steps:
+        before = [sample for sample in edges if sample.time_s <= start_s]
+        after = [sample for sample in edges if sample.time_s >= end_s]
+        if before and after:
+            yield (
+                PortCounts(before[-1].switches, before[-1].account),
+                PortCounts(after[0].switches, after[0].account),
+            )
+
+
+def paused_links(
+    topology: Topology, first: EngineStats, last: EngineStats, scale: Scale
+) -> list[dict[str, Any]]:
+    """Return a `PausedLink` for each link of a network that pauses; none for any other network."""
+    if not topology.pauses:
+        return []
+    found = []
+    for (link, which), direction in _engine_directions(topology).items():
+        early, late = first.directions[link, which], last.directions[link, which]
+        buffer_bytes = direction.pause.buffer_bytes if direction.pause else 0
+        found.append(
+            {
+                "link": link,
+                "direction": which,
+                "pauses": late.pauses - early.pauses,
+                "paused_share": (late.paused_s - early.paused_s) / (last.time_s - first.time_s),
+                "buffer_bytes": round(scale.real_bytes(buffer_bytes)),
+                "buffer_peak_bytes": round(scale.real_bytes(late.buffer_peak_bytes)),
+                "dropped": late.buffer_drops - early.buffer_drops,
+            }
+        )
+    return found
+
+
+def _engine_directions(topology: Topology) -> dict[tuple[str, str], Direction]:
+    """Of all that the link engine carries. To a host nobody pauses who sends."""
+    found = {(link.name, which): getattr(link, which) for link in topology.wan for which in DIRECTIONS}
+    hosts = {host.name for host in topology.hosts}
+    for cable in cables(topology):
+        assert cable.direction is not None
+        found[cable.name, "a_to_b"] = cable.direction
+        if cable.a[0] not in hosts:
+            found[cable.name, "b_to_a"] = cable.direction
+    return found
+
+
+def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> list[Invariant]:
+    """Of a network that pauses; none of another."""
+    if not topology.pauses:
+        return []
+    shares = {f"{row['link']} {row['direction']}": _filled(row) for row in rows}
+    fullest = max(shares, key=shares.__getitem__)
+    dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
+    return [
+        lossless(dropped, pauses, fullest, shares[fullest]),
+        no_circle(find_pause_cycle(topology)),
+    ]
+
+
+def _filled(row: Mapping[str, Any]) -> float:
+    return row["buffer_peak_bytes"] / row["buffer_bytes"] if row["buffer_bytes"] else 0.0

@@ -1,0 +1,252 @@
+"""What ranks reported, checked against independent observations, for the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.measure.execution.job_run import LinkSample, StepClock
+from testbed.measure.fidelity import Invariant
+from testbed.measure.fidelity.cross_check_invariants import (
+    EXACT_S,
+    Begun,
+    CardClaim,
+    Computed,
+    LinkClaim,
+    StepEnd,
+    StepStart,
+    begun_at_once,
+    bytes_witnessed,
+    common_start,
+    compute_as_asked,
+    step_ends_witnessed,
+)
+from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
+from testbed.measure.results.summary import StepResult, undisturbed
+from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.change_watch import Change
+from testbed.net.links.interfaces import NodeCounts
+from testbed.spec.link_direction import DIRECTIONS
+from testbed.workload.dependency_tracker import orders_of
+from testbed.workload.job.fault_resolution import rank_faults_of
+from testbed.workload.job.job import Job
+from testbed.workload.job.launch_spec import SLOW
+from testbed.workload.plan import Computing, Pause, jittered_s
+
+Record = Mapping[str, Any]
+SALT = 1000  # of a step, by its number: see Rank
+START, END, EDGE_S = "start", "end", 1e-3  # of readings of links at the edges of steps
+
+
+def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Change]:
+    """Return what was changed of ranks' sockets, as they saw it at the ends of steps. hosts: by rank."""
+    return [
+        Change(sample["end_s"], f"{hosts[sample['rank']]}: {words}")
+        for sample in samples
+        for words in sample.get("socket_changes", ())
+    ]
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """Second witnesses of one run, for all of its variants.
+
+    samples: the ranks' own records. clock: when launchers heard of steps' starts and ends. counted: what hosts and
+    switches have carried in the whole run, and links: readings of the WAN links, both by another process than the
+    ranks. exact: by the virtual clock. dropped: frames that queues of the topology dropped in the run. remembers:
+    whether connections are paced by what they remember.
+    """
+
+    job: Job
+    samples: Sequence[Record]
+    clock: StepClock
+    counted: Mapping[str, NodeCounts]
+    links: Sequence[LinkSample]
+    exact: bool
+    dropped: int = 0
+    remembers: bool = False
+
+    def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
+        """Return those of one variant's measured steps."""
+        variant = steps[0].variant
+        own = [sample for sample in self.samples if sample["variant"] == variant]
+        late = self._late_steps(own)
+        prompt = [sample for sample in own if sample["step"] not in late]
+        whole = [sample for sample in own if sample["operation"] == "step"]
+        hosts = [host.name for host in self.job.hosts]
+        # a replica's rank may have done a step once more that its peer has not
+        comparable = self.job.replication is None
+        return [
+            bytes_witnessed(
+                hosts,
+                [sample for sample in prompt if comparable and sample["operation"] == "step"],
+                self._cards(hosts),
+                self._links(steps),
+                repeats=self.job.scenario.transport.kind == "datagram",
+            ),
+            compute_as_asked(list(self._computed(own))),
+            begun_at_once(list(self._begun(prompt)), self.exact),
+            step_ends_witnessed(list(self._ends(own)), self.exact),
+            common_start(hosts, list(self._starts(prompt)), self.exact),
+            self._alike(whole, steps),
+        ]
+
+    def _late_steps(self, own: Sequence[Record]) -> set[int]:
+        """Return the steps that some rank began late since the network had lost a packet of the agreement on the start.
+
+        It knew of the start only when the packet had been sent again, and read its connections' counters then. Where
+        nothing can have been lost there is no such excuse.
+        """
+        job = self.job
+        if not (job.scenario.happenings or job.topology.lossy or self._chance or self.dropped):
+            return set()
+        announced = {step for step, (start_s, heard_s) in self.clock.starts.items() if heard_s > start_s}
+        return announced | {sample["step"] for sample in own if (sample.get("late_s") or 0.0) > EXACT_S}
+
+    @property
+    def _chance(self) -> bool:
+        """Whether links do anything to packets by chance, besides losing them."""
+        links = [getattr(link, way) for link in self.job.topology.wan for way in DIRECTIONS]
+        return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
+
+    def _cards(self, hosts: Sequence[str]) -> Iterator[CardClaim]:
+        """Compare only totals: cards are read before the first step and after the last one."""
+        sent: dict[int, int] = dict.fromkeys(range(len(hosts)), 0)
+        received = dict(sent)
+        for sample in self.samples:
+            if sample["operation"] == "step":
+                for peer, count in sample["sent_bytes"].items():
+                    sent[sample["rank"]] += count
+                    received[int(peer)] += count
+        for rank, host in enumerate(hosts):
+            card = self.counted[host].ports[CARD]
+            yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
+            yield CardClaim(host, "received", received[rank], card.rx_bytes)
+
+    def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
+        """Compare what left each building in each step, between two readings that enclose it.
+
+        Not in steps in which a replica gave its state away: that is still under way when the step is over.
+        """
+        topology, ranks = self.job.topology, self.job.hosts
+        starts = [sample for sample in self.links if sample.edge == START]
+        ends = [sample for sample in self.links if sample.edge == END]
+        gave = {own["step"] for own in self.samples if own.get("given_bytes") or own.get("checkpoint_bytes")}
+        for step in (step for step in steps if step.index not in gave):
+            before = [sample for sample in starts if sample.time_s <= step.start_s + EDGE_S]
+            after = [sample for sample in ends if before and sample.time_s > before[-1].time_s]
+            if not after:
+                continue
+            first, last = before[-1].account.directions, after[0].account.directions
+            for building in topology.buildings:
+                outwards = [
+                    (link.name, way)
+                    for link in topology.wan
+                    for way, source in zip(DIRECTIONS, (link.a, link.b), strict=True)
+                    if source == building.name
+                ]
+                claimed = sum(
+                    count
+                    for (rank, peer), count in step.sent_bytes.items()
+                    if ranks[rank].building == building.name != ranks[peer].building
+                )
+                carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outwards)
+                yield LinkClaim(building.name, step.trial, claimed, carried)
+
+    def _computed(self, own: Sequence[Record]) -> Iterator[Computed]:
+        if self.job.workload.dispatching is not None:
+            return  # who computes what is decided on the way
+        plan, share = self.job.workload.plan, self.job.wiring.software.computing_share
+        scenario, scale = self.job.scenario, self.job.scale
+        faults = rank_faults_of(scenario.happenings, plan, scenario.seed, scale)
+        slowed = {fault.rank for fault in faults if fault.action == SLOW}
+        operations = [sample for sample in own if sample["operation"] != "step"]
+        begun_s = {
+            (sample["step"], sample["rank"], sample["index"]): sample["start_s"] for sample in operations
+        }
+        orders = orders_of(plan)
+        for sample in operations:
+            rank, index = sample["rank"], sample["index"]
+            operation = plan.ranks[rank][index]
+            if isinstance(operation, Computing):
+                asked_s = jittered_s(plan, rank, index, SALT * sample["step"])
+                most_s = math.inf if rank in slowed else asked_s / (1 - share)
+            elif isinstance(operation, Pause):
+                asked_s = most_s = operation.duration_s
+            else:
+                continue
+            followers = [(sample["step"], rank, later) for later in orders[rank].later[index]]
+            next_s = min((begun_s[one] for one in followers if one in begun_s), default=math.inf)
+            spans_s = asked_s, most_s, next_s - sample["start_s"]
+            took_s = sample["end_s"] - sample["start_s"]
+            host = self.job.hosts[rank].name
+            yield Computed(rank, host, sample["trial"], sample["name"], took_s, *spans_s)
+
+    def _begun(self, own: Sequence[Record]) -> Iterator[Begun]:
+        for sample in own:
+            if (late_s := sample.get("late_s")) is not None:
+                rank = sample["rank"]
+                yield Begun(rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s)
+
+    def _ends(self, own: Sequence[Record]) -> Iterator[StepEnd]:
+        last_s: dict[tuple[int, int], float] = {}
+        for sample in own:
+            if sample["operation"] != "step":
+                key = sample["step"], sample["rank"]
+                last_s[key] = max(last_s.get(key, -math.inf), sample["end_s"])
+        for sample in own:
+            if sample["operation"] == "step":
+                step, rank = sample["step"], sample["rank"]
+                yield StepEnd(
+                    rank,
+                    self.job.hosts[rank].name,
+                    sample["trial"],
+                    sample["end_s"] - sample["start_s"],
+                    sample["end_s"],
+                    last_s.get((step, rank)),
+                    self.clock.ends.get(step, {}).get(rank),
+                    sample.get("last_byte_s"),
+                )
+
+    def _starts(self, own: Sequence[Record]) -> Iterator[StepStart]:
+        by_step: dict[int, dict[int, float]] = {}
+        first_s: dict[int, dict[int, float]] = {}
+        trials = {}
+        for sample in own:
+            step, rank, start_s = sample["step"], sample["rank"], sample["start_s"]
+            if sample["operation"] == "step":
+                by_step.setdefault(step, {})[rank] = start_s
+                trials[step] = sample["trial"]
+            else:
+                begun = first_s.setdefault(step, {})
+                begun[rank] = min(begun.get(rank, start_s), start_s)
+        for step, by_rank in by_step.items():
+            if self.job.replication is None and step in self.clock.starts:
+                yield StepStart(trials[step], *self.clock.starts[step], by_rank, first_s.get(step, {}))
+
+    def _alike(self, whole: Sequence[Record], steps: Sequence[StepResult]) -> Invariant:
+        resent: dict[int, int] = {}
+        for sample in whole:
+            traffic = sample["traffic"] or {}
+            resent[sample["step"]] = resent.get(sample["step"], 0) + traffic.get("resent", 0)
+        times = [StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed(steps)]
+        return steps_alike(times, self._why_unlike(), self.dropped)
+
+    def _why_unlike(self) -> str:
+        """Why the steps of a variant need not take the same, if there is a reason."""
+        job, plan = self.job, self.job.workload.plan
+        unlike = plan.jitter or job.workload.dispatching is not None or job.replication is not None
+        reasons = {
+            "By the real clock each step takes a little longer or shorter.": not self.exact,
+            "Events and background traffic do not meet all steps alike.": bool(
+                job.scenario.happenings or job.scenario.background_traffic
+            ),
+            "Links lose packets, and what that costs a step is a matter of chance.": job.topology.lossy,
+            "Links delay, double, swap or corrupt packets by chance.": self._chance,
+            "Steps do not ask the same of the ranks.": bool(unlike),
+            "The transport goes by what it remembers of the steps before.": self.remembers
+            or not job.wiring.transport.settles,
+        }
+        return next((words for words, holds in reasons.items() if holds), "")

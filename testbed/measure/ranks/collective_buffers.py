@@ -1,0 +1,214 @@
+"""Buffers and windows of a rank's collectives: filled with a known answer, run, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from testbed.clock import private_memory
+from testbed.comm.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Array,
+    Communicator,
+    Window,
+    Work,
+    collective_of,
+    count_wrong_among,
+    count_wrong_output,
+    dtype_named,
+    fill,
+    rows_algorithm_of,
+)
+from testbed.workload.plan import GATHERED, REDUCED, Block, RankPlan
+from testbed.workload.plan_volume import block_elements
+from testbed.workload.uniform_plans import uneven_rows
+
+
+class CollectiveArrays:
+    """A rank's arrays for one collective over `size` ranks.
+
+    numel: elements of its larger array, which the number of ranks divides where it is cut for them.
+    """
+
+    def __init__(
+        self, collective: str, numel: int, dtype: str, rank: int, size: int, op: str = "sum"
+    ) -> None:
+        self.collective = collective_of(collective)
+        self.numel = numel
+        self.rank = rank
+        self.size = size
+        self.op = op
+        self._dtype = dtype_named(dtype)
+        own, others = self.collective.elements(numel, rank, size)
+        self.input = self._allocated(own)
+        self.output = self.input if others is None else self._allocated(others)
+        if self.collective.uneven:
+            self._most = self.input
+            part = self.collective.part(numel, size)
+            self.output = self.output.reshape(size, part)
+            self.use_rows(uneven_rows(size, part))
+
+    def _allocated(self, numel: int) -> Array:
+        return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
+
+    def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
+        """Of an all_to_all_v: elements from each rank, in rows, to each; none more than the larger array's part."""
+        self.rows = rows
+        self.input = self._most[: sum(rows[self.rank])]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the larger array."""
+        return int(max(self.input.nbytes, self.output.nbytes))
+
+    def start(self, communicator: Communicator, algorithm: str, async_op: bool = False) -> Work:
+        """The collective, once; a Work, which is done already unless `async_op`."""
+        output, input = self.output, self.input
+        if self.collective.uneven:
+            told = None
+            if rows_algorithm_of(self.collective, algorithm).told:
+                told = [rows[self.rank] for rows in self.rows]
+            self._exchange = communicator.all_to_all_v_dynamic(
+                output,
+                input,
+                self.rows[self.rank],
+                algorithm,
+                async_op,
+                output_split_sizes=told,
+            )
+            return self._exchange
+        if self.collective is ALL_REDUCE:
+            return communicator.all_reduce(output, self.op, algorithm, async_op)
+        if self.collective is ALL_GATHER:
+            return communicator.all_gather_into_tensor(output, input, algorithm, async_op)
+        if self.collective is REDUCE_SCATTER:
+            return communicator.reduce_scatter_tensor(output, input, self.op, algorithm, async_op)
+        if self.collective is ALL_TO_ALL:
+            return communicator.all_to_all_single(output, input, algorithm=algorithm, async_op=async_op)
+        return communicator.collective(self.collective, output, input, self.op, algorithm, async_op)
+
+    def fill(self, salt: int = 0) -> None:
+        """Data with a known answer."""
+        fill(self.input, self.rank, salt, self.op)
+
+    def count_wrong(self, salt: int = 0, among: Sequence[int] | None = None) -> int:
+        """Elements of the result that are not what they should be.
+
+        among: the ranks that took part in an all-reduce; None: all.
+        """
+        if among is not None:
+            return count_wrong_among(self.output, among, salt, self.op)
+        if not self.collective.uneven:
+            return count_wrong_output(self.collective, self.output, self.rank, self.size, salt, self.op)
+        wrong = 0
+        for peer, counts in enumerate(self.rows):
+            first, count = sum(counts[: self.rank]), counts[self.rank]
+            expected = np.empty(sum(counts), self.input.dtype)
+            fill(expected, peer, salt, self.op)
+            wrong += abs(self._exchange.result[peer] - count)
+            wrong += int(np.count_nonzero(self.output[peer, :count] != expected[first : first + count]))
+        return wrong
+
+
+Checked = Callable[[int, int], None]
+"""Told of elements that were wrong, and of those that were looked at."""
+CALLS = 100_000  # of a group's windows in a step, at most, so that no two have the same data
+
+
+class BlockWindows:
+    """What a rank's blocks go through, group by group; all members make theirs at once.
+
+    A gather's blocks are ranks' patterns, of a reduction's partial sums every rank's own part is one; what is there in
+    the end is looked at, all of it.
+    """
+
+    def __init__(self, plan: RankPlan, groups: Mapping[int, Communicator], dtype: str) -> None:
+        self._of = {
+            number: _GroupWindows(groups[number], numel, dtype)
+            for number, numel in block_elements(plan).items()
+        }
+
+    def start(
+        self, block: Block, salt: int, timeout_s: float, told: Checked
+    ) -> tuple[Work, Callable[[], None]]:
+        """One end of a block's way, and what is to be done when that is over."""
+        own = self._of[block.group]
+        if block.sends:
+            return own.send(block, salt, timeout_s), lambda: None
+        work = own.windows[block.window].wait_signal(own.member(block.peer), True, timeout_s)
+        return work, lambda: own.come(block, salt, told)
+
+
+class _GroupWindows:
+    def __init__(self, group: Communicator, numel: int, dtype: str) -> None:
+        self.group = group
+        size = group.size
+        # whole blocks in the members' order, and as many partial sums as there are other members
+        self.windows: dict[str, Window] = {
+            GATHERED: group.new_window(np.zeros(numel * size, dtype)),
+            REDUCED: group.new_window(np.zeros(numel * (size - 1), dtype)),
+        }
+        self._parts = np.zeros(numel * size, dtype)  # this rank's, of sums
+        self._filled: dict[str, int] = {}
+        self._come: dict[str, list[tuple[int, int]]] = {}  # blocks of the latest call, and their places
+
+    def member(self, rank: int) -> int:
+        """A rank's place in the group."""
+        return list(self.group.ranks).index(rank)
+
+    def send(self, block: Block, salt: int, timeout_s: float) -> Work:
+        self._begin(block, salt)
+        numel, there = block.numel, self.member(block.peer)
+        if block.window == GATHERED:
+            array = self._place(block, block.block)
+        else:
+            array = self._parts[block.block * numel : (block.block + 1) * numel].copy()
+            self._add(array, block)
+        window = self.windows[block.window]
+        work = window.put(array, there, block.slot * numel, True, timeout_s)
+        window.signal(there, True, timeout_s)
+        return work
+
+    def come(self, block: Block, salt: int, told: Checked) -> None:
+        """One more is there; with the last one all of it is looked at."""
+        size = self.group.size
+        self._begin(block, salt)
+        self._come[block.window].append((block.block, block.slot))
+        if len(self._come[block.window]) < size - 1:
+            return
+        numel, place, seed = block.numel, self.group.rank, _salt(block, salt)
+        if block.window == GATHERED:
+            whole, collective = self.windows[GATHERED].array[: numel * size], ALL_GATHER
+        else:
+            whole, collective = self._parts[place * numel : (place + 1) * numel].copy(), REDUCE_SCATTER
+            self._add(whole, block, place)
+        told(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
+
+    def _begin(self, block: Block, salt: int) -> None:
+        """This rank's data of a call, once."""
+        seed = _salt(block, salt)
+        if self._filled.get(block.window) == seed:
+            return
+        self._filled[block.window], self._come[block.window] = seed, []
+        place, numel = self.group.rank, block.numel
+        if block.window == GATHERED:
+            fill(self._place(block, place), place, seed)
+        else:
+            fill(self._parts[: numel * self.group.size], place, seed)
+
+    def _place(self, block: Block, slot: int) -> Array:
+        return self.windows[block.window].array[slot * block.numel : (slot + 1) * block.numel]
+
+    def _add(self, array: Array, block: Block, which: int | None = None) -> None:
+        """What has come of a block's partial sums."""
+        for number, slot in self._come[block.window]:
+            if number == (block.block if which is None else which):
+                array += self._place(block, slot)
+
+
+def _salt(block: Block, salt: int) -> int:
+    return salt * CALLS + 2 * block.call + (block.window == REDUCED)

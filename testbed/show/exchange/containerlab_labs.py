@@ -1,0 +1,333 @@
+"""Read containerlab's labs: the topology file and its netem script."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import BadInput, did_you_mean
+from testbed.show.exchange.containerlab_netem import Setting, linux_name, read_script, tc_setting
+from testbed.show.exchange.graph_attributes import Element, number, unused
+from testbed.show.exchange.imported_graph import Edge, ImportedNetwork, LinkDirection, Node
+from testbed.show.exchange.topology_export import HOST, KIND_LABEL, NETEM_FILE, SCALE_LABEL
+from testbed.spec.yaml_loader import Document, Location, read_document
+
+BRIDGES = ("bridge", "ovs-bridge")
+_ONE_ENDED = ("host", "mgmt-net", "macvlan")
+"""What stands for a node at an end of a link that leaves the lab."""
+
+End = tuple[str, str]
+"""A node, and an interface of it by its Linux name."""
+
+
+def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
+    """Return the network of a lab.
+
+    Nodes with one link, to a node that has more, are its hosts if they are of kind linux; all others are buildings.
+    Where some of these have hosts, those without are transit sites.
+
+    Args:
+        path: The topology file.
+        netem: A script with `tools netem set` commands; by default netem.sh beside the file, if there is one.
+
+    Raises:
+        ConfigError: The file is no YAML, or a key comes twice.
+        BadInput: It is no topology, a link names no node, or two links have one interface.
+    """
+    document = read_document(path, any_keys=True)
+    topology = document.data.get("topology")
+    if not isinstance(topology, Mapping) or not isinstance(topology.get("nodes"), Mapping):
+        expected = "a containerlab topology, with topology.nodes"
+        raise BadInput(where=str(path), got="none", expected=expected)
+    lab = _Lab(path, document, topology)
+    return lab.found(netem or path.with_name(NETEM_FILE), required=netem is not None)
+
+
+@dataclass
+class _Lab:
+    """One topology file."""
+
+    path: Path
+    document: Document
+    topology: Mapping[str, Any]
+    left_out: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    nodes: dict[str, Element] = field(default_factory=dict)
+    links: list[Element] = field(default_factory=list)
+    settings: dict[End, Setting] = field(default_factory=dict)
+    used: set[End] = field(default_factory=set)
+    of_nodes: list[Setting] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The lab's name; without one that of its file."""
+        own = self.document.data.get("name")
+        return str(own) if own else self.path.name.removesuffix(self.path.suffix).removesuffix(".clab")
+
+    def found(self, script: Path, required: bool) -> ImportedNetwork:
+        """Return the network, with all that was left out or assumed."""
+        self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
+        ends = list(self._links())
+        self._name_other_keys()
+        self._place_settings(self.of_nodes, ends)
+        if required or script.is_file():
+            self._read_settings(script, ends)
+        hosts = self._hosts(ends)
+        found = ImportedNetwork(self.path, name=self.name)
+        for name in self.nodes:
+            if name not in hosts:
+                own = [
+                    link for link in ends if hosts.get(link[0][0]) == name or hosts.get(link[1][0]) == name
+                ]
+                card = self._card(name, own)
+                kind = self._kind(name)
+                found.nodes[name] = Node(
+                    name,
+                    len(own) if hosts else None,
+                    card.rate_bps,
+                    card.delay_s or 0.0,
+                    "" if kind == "linux" else kind,
+                )
+                if kind in BRIDGES:
+                    self.assumed.append(f"{name}, of kind {kind}, is a building")
+        for a, b in ends:
+            if a[0] not in hosts and b[0] not in hosts:
+                found.edges.append(Edge(a[0], b[0], self._way(a), self._way(b)))
+        for end, setting in self.settings.items():
+            if end not in self.used:
+                self.left_out.append(f"{setting.where}: a building's cards are alike, both ways")
+        found.left_out = [
+            *self.left_out,
+            *unused("node", list(self.nodes.values())),
+            *unused("link", self.links),
+        ]
+        found.assumed = self.assumed
+        return found
+
+    # --- nodes
+
+    def _where(self, *location: Any) -> str:
+        origin = self.document.origins.get(("topology", *location))
+        return f"{self.path}:{origin.line}" if origin else str(self.path)
+
+    def _node(self, name: str) -> Element:
+        values = self._mapping(("nodes", name))
+        node = Element(self._where("nodes", name), f"node {name}", dict(values))
+        node.use("kind")
+        if "kind" not in values and "kind" in self._mapping(("groups", str(values.get("group")))):
+            node.use("group")
+        commands = values.get("exec")
+        commands = list(map(str, commands)) if isinstance(commands, list) else []
+        others = []
+        for command in commands:
+            where = f"{node.where}: exec of {name}: {command}"
+            if (setting := tc_setting(where, name, command, self._scale())) is not None:
+                self.of_nodes.append(setting)
+                continue
+            others.append(command)
+            if re.search(r"\btc\b|\bnetem\b", command):
+                self.left_out.append(where)
+        if commands:
+            node.attributes |= {"exec": others}
+        if commands and not others:
+            node.use("exec")
+        labels = {key: value for key, value in (values.get("labels") or {}).items() if key != KIND_LABEL}
+        node.attributes |= {"labels": labels} if labels else {}
+        if not labels:
+            node.attributes.pop("labels", None)
+        return node
+
+    def _mapping(self, location: Location) -> Mapping[str, Any]:
+        """Return a mapping of the topology, empty where there is none. BadInput where something else is there."""
+        found: Any = self.topology
+        for key in location:
+            found = found.get(key)
+            if found is None:
+                return {}
+            if not isinstance(found, Mapping):
+                where = f"{self._where(*location)}: topology.{'.'.join(location)}"
+                raise BadInput(where=where, got=str(found), expected="a mapping (keys and values)")
+        return dict(found)
+
+    def _kind(self, name: str) -> str:
+        """Return a node's kind: its own, its group's, that of the defaults' group, or that of the defaults."""
+        node, defaults = self._mapping(("nodes", name)), self._mapping(("defaults",))
+        candidates = (
+            node.get("kind"),
+            self._mapping(("groups", str(node.get("group")))).get("kind"),
+            self._mapping(("groups", str(defaults.get("group")))).get("kind"),
+            defaults.get("kind"),
+        )
+        return str(next((kind for kind in candidates if kind), ""))
+
+    def _name_other_keys(self) -> None:
+        """Name what the file says beside its nodes and links."""
+        others = [key for key in self.document.data if key not in ("name", "prefix", "topology")]
+        for key in self.topology:
+            if key in ("kinds", "groups"):
+                for name in self._mapping((key,)):
+                    values = self._mapping((key, name))
+                    others += [
+                        f"{key}.{name}.{inner}" for inner in values if (key, inner) != ("groups", "kind")
+                    ]
+            elif key == "defaults":
+                own = ("kind", "group")
+                labels = self._mapping(("defaults", "labels"))
+                others += [
+                    f"defaults.{inner}" for inner in self._mapping((key,)) if inner not in (*own, "labels")
+                ]
+                others += [f"defaults.labels.{label}" for label in labels if label != SCALE_LABEL]
+            elif key not in ("nodes", "links"):
+                others.append(key)
+        if others:
+            self.left_out.append(f"of the lab: {', '.join(others)}")
+
+    def _scale(self) -> float:
+        text = self._mapping(("defaults", "labels")).get(SCALE_LABEL, 1.0)
+        scale = number(text)
+        if scale is None or scale <= 0:
+            where = f"{self._where('defaults')}: {SCALE_LABEL}"
+            raise BadInput(where=where, got=str(text), expected="a number above 0")
+        return scale
+
+    # --- links
+
+    def _links(self) -> Iterator[tuple[End, End]]:
+        """Yield the links between two nodes of the file, in either form that there is; name the others."""
+        claimed: dict[End, int] = {}
+        links = self.topology.get("links") or []
+        if not isinstance(links, list):
+            where = f"{self._where('links')}: topology.links"
+            raise BadInput(where=where, got=str(links)[:60], expected="a list")
+        for position, link in enumerate(links):
+            where = f"{self._where('links', position)}: topology.links[{position}]"
+            if not isinstance(link, Mapping):
+                raise BadInput(where=where, got=str(link), expected="a link, with endpoints")
+            if "endpoint" in link:
+                node, interface = self._end(f"{where}.endpoint", link["endpoint"])
+                kind = str(link.get("type", "one-ended"))
+                self.left_out.append(f"{_article(kind)} {kind} link of {node}:{interface}")
+                continue
+            ends = link.get("endpoints")
+            if not isinstance(ends, list) or len(ends) != 2:
+                expected = 'two, such as "node:eth1"'
+                raise BadInput(where=f"{where}.endpoints", got=str(ends), expected=expected)
+            (a, b) = (self._end(f"{where}.endpoints", end) for end in ends)
+            outside = [end[0] for end in (a, b) if end[0] in _ONE_ENDED and end[0] not in self.nodes]
+            if outside:
+                other = next((end for end in (a, b) if end[0] not in outside), b)
+                self.left_out.append(f"{_article(outside[0])} {outside[0]} link of {other[0]}:{other[1]}")
+                continue
+            for node, interface in (a, b):
+                if node not in self.nodes:
+                    expected = f"one of {did_you_mean(node, self.nodes)}"
+                    raise BadInput(where=f"{where}.endpoints", got=f"no node {node}", expected=expected)
+                other_link = claimed.setdefault((node, interface), position)
+                if other_link != position or a == b:
+                    expected = f"an interface of its own: {self._where('links', other_link)} has it"
+                    raise BadInput(where=f"{where}.endpoints", got=f"{node}:{interface}", expected=expected)
+            element = Element(where, f"link {position}", dict(link))
+            element.use(
+                "endpoints", *(("type",) if link.get("type") in (None, "veth", "veth-stitch") else ())
+            )
+            for side, end in zip("ab", ends, strict=True):
+                if isinstance(end, Mapping):
+                    own = {key: value for key, value in end.items() if key not in ("node", "interface")}
+                    element.attributes |= {f"{side}'s {key}": value for key, value in own.items()}
+            self.links.append(element)
+            yield a, b
+
+    def _end(self, where: str, end: Any) -> End:
+        node, interface = "", ""
+        if isinstance(end, str):
+            node, _, interface = end.partition(":")
+        elif isinstance(end, Mapping):
+            node, interface = str(end.get("node", "")), str(end.get("interface", ""))
+        if not node or not interface:
+            expected = 'a node and its interface, such as "node:eth1"'
+            raise BadInput(where=where, got=str(end), expected=expected)
+        return node, linux_name(self._kind(node), interface) if node in self.nodes else interface
+
+    def _hosts(self, ends: list[tuple[End, End]]) -> dict[str, str]:
+        """Return the nodes that are hosts, and the building of each; none where all nodes would be."""
+        degree = Counter(end[0] for link in ends for end in link)
+        others: dict[str, list[str]] = defaultdict(list)
+        for (a, _), (b, _) in ends:
+            others[a].append(b)
+            others[b].append(a)
+        found = {
+            name: own[0]
+            for name, own in others.items()
+            if len(own) == 1 and self._is_host(name, degree[own[0]])
+        }
+        return {} if len(found) == len(self.nodes) else found
+
+    def _is_host(self, name: str, others_degree: int) -> bool:
+        label = (self._mapping(("nodes", name)).get("labels") or {}).get(KIND_LABEL)
+        if label is not None:
+            return bool(label == HOST)
+        return self._kind(name) == "linux" and others_degree > 1
+
+    # --- settings
+
+    def _read_settings(self, path: Path, ends: list[tuple[End, End]]) -> None:
+        script = read_script(path, self._scale())
+        self.left_out += script.left_out
+        self.assumed += script.assumed
+        self._place_settings(script.settings, ends)
+
+    def _place_settings(self, settings: Sequence[Setting], ends: list[tuple[End, End]]) -> None:
+        """Give each setting to the interface that it is of, or name it."""
+        containers = {self._container(name): name for name in self.nodes}
+        known = {end for link in ends for end in link}
+        for setting in settings:
+            name = containers.get(setting.container, setting.container)
+            if name not in self.nodes:
+                self.left_out.append(f"{setting.where}: no node of this lab")
+                continue
+            end = name, linux_name(self._kind(name), setting.interface)
+            if end not in known:
+                own = sorted(interface for node, interface in known if node == name)
+                self.left_out.append(
+                    f"{setting.where}: no link at this interface ({', '.join(own) or 'none'} of {name})"
+                )
+                continue
+            if (before := self.settings.get(end)) is not None:
+                self.left_out.append(f"{before.where}: a later line sets the same interface anew")
+            self.settings[end] = setting
+
+    def _container(self, node: str) -> str:
+        prefix = self.document.data.get("prefix", "clab")
+        if prefix == "__lab-name":
+            return f"{self.name}-{node}"
+        return f"{prefix}-{self.name}-{node}" if prefix else node
+
+    def _way(self, end: End) -> LinkDirection:
+        setting = self.settings.get(end)
+        self.used.add(end)
+        return LinkDirection() if setting is None else setting.way
+
+    def _card(self, building: str, links: list[tuple[End, End]]) -> LinkDirection:
+        """Return rate and delay of a building's cards: by its hosts' first setting, else by its own ends' first."""
+        inner = [b if a[0] == building else a for a, b in links]
+        outer = [a if a[0] == building else b for a, b in links]
+        ends = [end for end in (*inner, *outer) if end in self.settings]
+        if not ends:
+            return LinkDirection()
+        first = self.settings[ends[0]].way
+        card = LinkDirection(first.rate_bps, first.delay_s)
+        self.used.update(end for end in ends if self.settings[end].way == card)
+        if ends[0] not in self.used:
+            self.used.add(ends[0])
+            self.left_out.append(
+                f"{self.settings[ends[0]].where}: jitter, loss and corruption, for a card has none"
+            )
+        return card
+
+
+def _article(word: str) -> str:
+    return "an" if word[:1] in "aeiou" else "a"

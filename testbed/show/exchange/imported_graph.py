@@ -1,0 +1,275 @@
+"""A network from another tool's file, and the topology made of it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import BadInput, did_you_mean
+from testbed.show.exchange.graph_attributes import counted
+from testbed.spec.buildings import TRANSIT_KEYS
+from testbed.spec.units import format_duration, format_fraction, format_rate
+
+LONGEST_NAME = 12
+
+
+@dataclass(frozen=True)
+class ImportDefaults:
+    """What counts where the file says nothing: of links (None: it has to), and of buildings.
+
+    hosts: of each building; or by building, which counts whatever the file says, and the others that it says nothing of
+    are transit sites. None: one each, and none where the file has hosts of other buildings.
+    units: units of a graph's attributes whose values have none, by the attributes' names.
+    """
+
+    rate_bps: float | None = None
+    delay_s: float | None = None
+    hosts: int | Mapping[str, int] | None = None
+    nic_bps: float = 400e9
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_hosts(text: str) -> int | dict[str, int]:
+    """Read how many hosts buildings have: "8" for each of them, or by name, "east=8,west=8". BadInput."""
+    expected = 'a number, or numbers by building, such as "east=8,west=8"'
+    if text.isdecimal():
+        return int(text)
+    found: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, count = (part.strip() for part in entry.partition("="))
+        if not name or not count.isdecimal():
+            raise BadInput(where="--hosts", got=repr(text), expected=expected)
+        if name in found:
+            raise BadInput(where="--hosts", got=f"{name} twice", expected="each building once")
+        found[name] = int(count)
+    return found
+
+
+@dataclass(frozen=True)
+class LinkDirection:
+    """One direction of an edge; None: the file says nothing."""
+
+    rate_bps: float | None = None
+    delay_s: float | None = None
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    corrupt: float = 0.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A link between two nodes, by their ids.
+
+    Attributes:
+        own: The WAN link as a topology file has it, where it came from one; its ends are the nodes' ids.
+        planes: How many there are of it.
+        order: Links come in this order, then in the file's.
+        hint: What the file says of rate or delay that could not be used.
+    """
+
+    a: str
+    b: str
+    a_to_b: LinkDirection = LinkDirection()
+    b_to_a: LinkDirection = LinkDirection()
+    own: Mapping[str, Any] | None = None
+    planes: int = 1
+    order: float = 0.0
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """label: for its name. own: the building as a topology file has it. kind: what its file calls such nodes."""
+
+    label: str
+    hosts: int | None = None
+    nic_bps: float | None = None
+    nic_delay_s: float = 0.0
+    kind: str = ""
+    own: Mapping[str, Any] | None = None
+
+
+@dataclass
+class ImportedNetwork:
+    """A network of one file.
+
+    Attributes:
+        left_out: What of the file is in no topology, in words.
+        assumed: What the file does not say, in words.
+        labels: What the file calls each building, where that is not its name, once there is a topology.
+    """
+
+    path: Path
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    mtu: int | None = None
+    name: str = ""
+    left_out: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def topology(self, given: ImportDefaults) -> dict[str, Any]:
+        """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
+        self._leave_out_what_is_apart()
+        names = _names({key: node.label for key, node in self.nodes.items()})
+        self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
+        hosts = self._hosts(names, given)
+        buildings = {names[key]: _building(node, given, hosts.get(key)) for key, node in self.nodes.items()}
+        wan: list[dict[str, Any]] = []
+        for edge in self.edges:
+            ends = {"a": names[edge.a], "b": names[edge.b]}
+            if edge.own is not None:
+                wan.append({**edge.own, "a": names[edge.own["a"]], "b": names[edge.own["b"]]})
+                continue
+            made = {**ends, **self._link(edge, given)}
+            turned = {**made, "a": ends["b"], "b": ends["a"]}
+            alike = next((own for own in wan if _without_planes(own) in (made, turned)), None)
+            if alike is not None and "a_to_b" not in made:
+                alike["planes"] = alike.get("planes", 1) + edge.planes
+            else:
+                wan.append(made if edge.planes == 1 else {**made, "planes": edge.planes})
+        mtu = {} if self.mtu is None else {"mtu": self.mtu}
+        return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
+
+    def _hosts(self, names: Mapping[str, str], given: ImportDefaults) -> dict[str, int]:
+        """How many hosts nodes have for which the file does not say it, or `given` says it by name. BadInput."""
+        open_ = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
+        if isinstance(given.hosts, Mapping):
+            keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
+            for name in given.hosts:
+                if name not in keys:
+                    raise BadInput(
+                        where="--hosts",
+                        got=name,
+                        expected=f"a building: {did_you_mean(name, _inverse(names))}",
+                    )
+            return dict.fromkeys(open_, 0) | {keys[name]: count for name, count in given.hosts.items()}
+        if given.hosts is not None:
+            return dict.fromkeys(open_, given.hosts)
+        if len(open_) == len(self.nodes):
+            return dict.fromkeys(open_, 1)
+        if open_:
+            shown = ", ".join(names[key] for key in open_)
+            self.assumed.append(f"no hosts in {shown}, of which the file says nothing; --hosts says it")
+        return dict.fromkeys(open_, 0)
+
+    def _link(self, edge: Edge, given: ImportDefaults) -> dict[str, Any]:
+        ways = [self._settings(edge, way, given) for way in (edge.a_to_b, edge.b_to_a)]
+        if ways[0] == ways[1]:
+            return ways[0]
+        common = {key: value for key, value in ways[0].items() if ways[1].get(key) == value}
+        own = [{key: value for key, value in way.items() if key not in common} for way in ways]
+        return {**common, "a_to_b": own[0], "b_to_a": own[1]}
+
+    def _settings(self, edge: Edge, way: LinkDirection, given: ImportDefaults) -> dict[str, Any]:
+        chosen = {
+            "rate": given.rate_bps if way.rate_bps is None else way.rate_bps,
+            "delay": given.delay_s if way.delay_s is None else way.delay_s,
+        }
+        for name, value in chosen.items():
+            if value is None:
+                where = f"{self.path}: {self.nodes[edge.a].label} to {self.nodes[edge.b].label}"
+                expected = f"one, or --{name} for all that have none"
+                raise BadInput(where=where, got=f"no {name}", expected=expected, hint=edge.hint)
+        settings: dict[str, Any] = {
+            "rate": format_rate(float(chosen["rate"] or 0)),
+            "delay": format_duration(float(chosen["delay"] or 0)),
+        }
+        if way.jitter_s:
+            settings["jitter"] = format_duration(way.jitter_s)
+        if way.loss:
+            settings["loss"] = format_fraction(way.loss)
+        if way.corrupt:
+            settings["corrupt"] = format_fraction(way.corrupt)
+        return settings
+
+    def _leave_out_what_is_apart(self) -> None:
+        """The largest part that is connected stays; links from a node to itself go."""
+        loops = [edge for edge in self.edges if edge.a == edge.b]
+        if loops:
+            where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
+            self.left_out.append(f"{counted(len(loops), 'link')} from a node to itself: {where}")
+        self.edges = [edge for edge in self.edges if edge.a != edge.b]
+        if not self.nodes:
+            raise BadInput(where=str(self.path), got="no node", expected="a network")
+        kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
+        apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
+        if apart:
+            self.left_out.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
+        self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
+        self.edges = [edge for edge in self.edges if edge.a in kept]
+
+
+def _title(name: str, node: Node) -> str:
+    label = " ".join(node.label.split())
+    return ", ".join(part for part in ("" if label == name else label, node.kind) if part)
+
+
+def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str, Any]:
+    """Return the building as a topology file has it. hosts: in place of what the file says."""
+    if hosts is None and node.own is not None:
+        return dict(node.own)
+    own = node.own or {}
+    count = node.hosts if hosts is None else hosts
+    if count == 0:
+        return {"hosts": 0, **{key: own[key] for key in TRANSIT_KEYS if key in own and key != "hosts"}}
+    rate = given.nic_bps if node.nic_bps is None else node.nic_bps
+    delay = {"delay": format_duration(node.nic_delay_s)} if node.nic_delay_s else {}
+    made = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
+    return {**made, **own, "hosts": count}
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: key for key, name in names.items()}
+
+
+def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in link.items() if key != "planes"}
+
+
+def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the nodes of the largest part that links connect; of equally large ones the last."""
+    near: dict[str, set[str]] = defaultdict(set)
+    for a, b in links:
+        near[a].add(b)
+        near[b].add(a)
+    seen: set[str] = set()
+    largest: set[str] = set()
+    for key in nodes:
+        if key in seen:
+            continue
+        part, open_ = {key}, [key]
+        while open_:
+            more = near[open_.pop()] - part
+            part |= more
+            open_.extend(more)
+        seen |= part
+        if len(part) >= len(largest):
+            largest = part
+    return largest
+
+
+def _names(labels: Mapping[str, str]) -> dict[str, str]:
+    """Of buildings: small letters and digits, each its own, and none that could be another's host."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for key, label in labels.items():
+        stem = re.sub(r"[^a-z0-9]", "", label.lower())
+        stem = stem if re.match("[a-z]", stem) else f"n{stem}"
+        name, number = stem[:LONGEST_NAME], 1
+        while name in taken:
+            number += 1
+            ending = f"x{number}"
+            name = stem[: LONGEST_NAME - len(ending)] + ending
+        taken.add(name)
+        found[key] = name
+    return found
+
+
+def _file_name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
+    return name[:64] or "imported"

@@ -1,0 +1,371 @@
+"""Export a topology for Mininet and containerlab, as plain Linux hosts and routers.
+
+For programs that bring no controller: one router per building, its hosts plugged straight into it, static routes over
+the shortest ways, parallel links by turns. No switch floods, so that links may form loops.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed.spec.hardware import UNSET_HARDWARE
+from testbed.spec.link_direction import Direction
+from testbed.spec.scale import Scale
+from testbed.spec.topology import Topology, TopologySpec
+
+GATEWAY = "169.254.1.1"  # of every host: an address of every router, on no interface of its own
+
+
+@dataclass(frozen=True)
+class Port:
+    """An interface: of which node, and what leaves it."""
+
+    node: str
+    number: int
+    shape: Direction
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Two ports, each shaping what it sends."""
+
+    a: Port
+    b: Port
+    between_buildings: bool
+
+
+@dataclass(frozen=True)
+class RoutedNetwork:
+    """hosts: their addresses.
+
+    commands: for each node, once its interfaces are there; `{N}` stands for the name of its interface number N.
+    """
+
+    name: str
+    mtu: int
+    routers: tuple[str, ...]
+    hosts: dict[str, str]
+    cables: tuple[Cable, ...]
+    commands: dict[str, list[str]]
+    size_scale: float
+
+
+def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
+    """By what rates are divided so that none is above this; 1 where none is."""
+    topology = spec.resolve()
+    rates = [host.nic.rate_bps for host in topology.hosts]
+    rates += [way.rate_bps for link in topology.wan for _, _, way in link.ways]
+    return max(1.0, max(rates) / most_bps)
+
+
+def routed(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
+    """Rates divided by this."""
+    topology = spec.resolve(Scale(size_scale))
+    count: dict[str, int] = {}
+
+    def port(node: str, shape: Direction) -> Port:
+        count[node] = count.get(node, 0) + 1
+        return Port(node, count[node], shape)
+
+    cables = [
+        Cable(port(host.name, host.nic), port(host.building, host.nic), between_buildings=False)
+        for host in topology.hosts
+    ]
+    cables += [
+        Cable(port(link.a, link.a_to_b), port(link.b, link.b_to_a), between_buildings=True)
+        for link in topology.wan
+    ]
+    commands: dict[str, list[str]] = {}
+    for node, command in _commands(topology, cables):
+        commands.setdefault(node, []).append(command)
+    names = tuple(building.name for building in topology.buildings)
+    hosts = {host.name: host.ip for host in topology.hosts}
+    return RoutedNetwork(topology.name, topology.mtu, names, hosts, tuple(cables), commands, size_scale)
+
+
+def _commands(topology: Topology, cables: list[Cable]) -> Iterator[tuple[str, str]]:
+    inside, wan = cables[: len(topology.hosts)], cables[len(topology.hosts) :]
+    for building in topology.buildings:
+        yield building.name, "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.fib_multipath_hash_policy=1"
+        yield building.name, f"ip addr add {GATEWAY}/32 dev lo"
+    for cable, host in zip(inside, topology.hosts, strict=True):
+        own, router = f"{{{cable.a.number}}}", f"{{{cable.b.number}}}"
+        yield host.name, f"ip addr add {host.ip}/32 dev {own}"
+        yield host.name, f"ip route add {GATEWAY} dev {own}"
+        yield host.name, f"ip route add 10.0.0.0/8 via {GATEWAY}"
+        yield host.building, f"ip route add {host.ip}/32 dev {router}"
+    for number, cable in enumerate(wan):
+        for port, address in ((cable.a, 1), (cable.b, 2)):
+            yield port.node, f"ip addr add {_address(number, address)}/30 dev {{{port.number}}}"
+    networks = {building.name: f"10.{building.index}.0.0/16" for building in topology.buildings}
+    for building in topology.buildings:
+        for target, links in next_links(topology, building.name).items():
+            hops = []
+            for number in links:
+                cable = wan[number]
+                there = 2 if cable.a.node == building.name else 1
+                hops.append(f"nexthop via {_address(number, there)}")
+            yield building.name, f"ip route add {networks[target]} {' '.join(hops)}"
+
+
+def _address(link: int, end: int) -> str:
+    return f"10.254.{link}.{end}"
+
+
+def shape_of(way: Direction) -> dict[str, Any]:
+    """What programs take: bit/s, microseconds, percent, bytes."""
+    return {
+        "rate_bps": round(way.rate_bps),
+        "delay_us": round(way.delay_s * 1e6),
+        "jitter_us": round(way.jitter_s * 1e6),
+        "loss_percent": way.mean_loss * 100,
+        "queue_bytes": way.queue_bytes,
+    }
+
+
+def lost(spec: TopologySpec) -> Iterator[str]:
+    """What of a topology plain routers do not have, in words."""
+    topology = spec.resolve()
+    if any(building.clos for building in spec.buildings.values()):
+        yield "tiers of switches inside buildings: one router stands for them"
+    if any(building.nodes for building in spec.buildings.values()):
+        yield "inference nodes: hosts and cards are alike, on one router"
+    if any(building.region for building in spec.buildings.values()):
+        yield "regions"
+    if any(host.hardware != UNSET_HARDWARE for host in topology.hosts):
+        yield "what computes in hosts"
+    if any(building.switching == "cut_through" for building in spec.buildings.values()):
+        yield "switches that cut through: routers have all of a frame first"
+    ways = [way for link in topology.wan for _, _, way in link.ways]
+    if any(way.duplicate or way.reorder or way.corrupt for way in ways):
+        yield "packets that arrive twice, overtake, or are corrupt"
+    if any(way.loss_bursts for way in ways):
+        yield "bursts of loss: lost at random, as many"
+    if any(way.ecn_bytes for way in ways):
+        yield "queues that mark packets (ECN)"
+    if topology.pauses:
+        yield "switches that pause who sends to them: queues drop what they cannot hold"
+
+
+def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
+    """Seconds one way, from building to building."""
+    return {
+        (source, target): delay_s
+        for source in (building.name for building in topology.buildings)
+        for target, (delay_s, _) in _from(topology, source).items()
+    }
+
+
+def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
+    """For each other building: numbers of the links, parallel ones together, by which a packet leaves `source`."""
+    found: dict[str, list[int]] = {}
+    for target, (_, neighbour) in _from(topology, source).items():
+        if target != source:
+            found[target] = [
+                number for number, link in enumerate(topology.wan) if {link.a, link.b} == {source, neighbour}
+            ]
+    return found
+
+
+def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
+    """By building: how long the way there is, and the neighbour that it goes by; of equals the first by name."""
+    ways: dict[str, dict[str, float]] = defaultdict(dict)
+    for link in topology.wan:
+        for here, there, way in link.ways:
+            ways[here][there] = min(way.delay_s, ways[here].get(there, way.delay_s))
+    found: dict[str, tuple[float, str]] = {}
+    open_ = [(0.0, 0, source, source)]
+    while open_:
+        delay_s, hops, here, first = heapq.heappop(open_)
+        if here in found:
+            continue
+        found[here] = delay_s, first
+        for there, own_s in ways[here].items():
+            if there not in found:
+                heapq.heappush(open_, (delay_s + own_s, hops + 1, there, there if here == source else first))
+    return found
+
+
+MININET_MOST_BPS = 1e9  # Mininet's TCLink takes no more
+
+SCRIPT = '''#!/usr/bin/env python3
+"""The network {name} for Mininet: a router for each building, its hosts plugged into it, links between routers.
+
+    sudo python3 {file}            # and a prompt
+    sudo python3 {file} --ping     # every host from every other one
+
+Rates are divided by {scale:g}. Made by `testbed export`.
+"""
+
+import json
+import math
+import re
+import sys
+
+from mininet.cli import CLI
+from mininet.link import TCLink
+from mininet.log import setLogLevel
+from mininet.net import Mininet
+from mininet.node import Node
+
+PACKET_BYTES = 1500
+NETWORK = json.loads("""
+{network}
+""")
+
+
+def shape(port):
+    """As TCLink takes it; netem's limit counts packets under way as well as those that wait."""
+    waiting = port["queue_bytes"] + port["rate_bps"] * port["delay_us"] / 8e6
+    return {{
+        "bw": port["rate_bps"] / 1e6,
+        "delay": "%dus" % port["delay_us"] if port["delay_us"] else None,
+        "jitter": "%dus" % port["jitter_us"] if port["jitter_us"] else None,
+        "loss": port["loss_percent"] or None,
+        "max_queue_size": math.ceil(waiting / PACKET_BYTES),
+    }}
+
+
+def build():
+    """The network, with its addresses and routes."""
+    net = Mininet(controller=None, link=TCLink)
+    for name in NETWORK["routers"]:
+        net.addHost(name, cls=Node, ip=None)
+    for name in NETWORK["hosts"]:
+        net.addHost(name, ip=None)
+    interfaces = {{}}
+    for number, (a, b) in enumerate(NETWORK["cables"]):
+        names = ["c%da" % number, "c%db" % number]
+        for port, name in zip((a, b), names):
+            interfaces[port["node"], port["number"]] = name
+        net.addLink(a["node"], b["node"], intfName1=names[0], intfName2=names[1], params1=shape(a), params2=shape(b))
+    net.build()
+    net.start()
+    for name, commands in NETWORK["commands"].items():
+        node = net.get(name)
+        for command in commands:
+            said = node.cmd(re.sub(r"\\{{(\\d+)\\}}", lambda found: interfaces[name, int(found[1])], command))
+            if said.strip():
+                print("%s: %s: %s" % (name, command, said.strip()), file=sys.stderr)
+    for name, address in NETWORK["hosts"].items():  # for Mininet's own commands
+        interface = net.get(name).defaultIntf()
+        interface.ip, interface.prefixLen = address, "32"
+    return net
+
+
+def main():
+    """Up, used, and down again."""
+    setLogLevel("info")
+    net = build()
+    try:
+        if "--ping" in sys.argv[1:]:
+            hosts = [net.get(name) for name in NETWORK["hosts"]]
+            return 1 if net.ping(hosts) > 0 else 0
+        CLI(net)
+        return 0
+    finally:
+        net.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
+    """To a file; what is left out, in words. size_scale: None for what makes no rate larger than TCLink takes."""
+    made = routed(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
+    network = {
+        "routers": made.routers,
+        "hosts": made.hosts,
+        "cables": [[_port(cable.a), _port(cable.b)] for cable in made.cables],
+        "commands": made.commands,
+    }
+    text = SCRIPT.format(
+        name=made.name,
+        file=path.name,
+        scale=made.size_scale,
+        network=json.dumps(network, indent=1).replace("\\", "\\\\"),
+    )
+    path.write_text(text)
+    path.chmod(0o755)
+    notes = list(lost(spec))
+    if made.size_scale != 1:
+        notes.append(f"rates, which are divided by {made.size_scale:g}")
+    notes.append("packets of more than 1500 bytes")
+    return notes
+
+
+def _port(port: Port) -> dict[str, Any]:
+    return {"node": port.node, "number": port.number, **shape_of(port.shape)}
+
+
+IMAGE = "ghcr.io/nicolaka/netshoot:latest"  # has iproute2, ping and iperf3
+ENDING = ".clab.yml"
+NETEM_FILE = "netem.sh"
+SCALE_LABEL, KIND_LABEL = "testbed-size-scale", "testbed-kind"
+HOST, BUILDING = "host", "building"
+CONTAINERLAB_MOST_BPS = 1e9
+"""To which rates are divided: a port of a container on a laptop carries about that."""
+
+
+def export_containerlab(
+    spec: TopologySpec, folder: Path, size_scale: float | None = None
+) -> tuple[list[Path], list[str]]:
+    """Files, and what is left out of them. size_scale: None for what makes no rate larger than MOST_BPS."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = routed(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
+    nodes = {name: _node(made, name, HOST) for name in made.hosts}
+    nodes |= {name: _node(made, name, BUILDING) for name in made.routers}
+    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in made.cables]
+    defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{made.size_scale!r}"}}
+    document = {"name": made.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
+    path, netem = folder / f"{made.name}{ENDING}", folder / NETEM_FILE
+    path.write_text(yaml.safe_dump(document, sort_keys=False, width=120))
+    netem.write_text("\n".join(_netem(made)) + "\n")
+    netem.chmod(0o755)
+    notes = list(lost(spec))
+    if made.size_scale != 1:
+        notes.append(f"rates, which are divided by {made.size_scale:g}")
+    notes.append("queues, which hold as many packets as netem does by itself")
+    return [path, netem], notes
+
+
+def _node(made: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
+    ports = [port for cable in made.cables for port in (cable.a, cable.b) if port.node == name]
+    interfaces = {port.number: f"eth{port.number}" for port in ports}
+    commands = [
+        re.sub(r"\{(\d+)\}", lambda found: interfaces[int(found[1])], command)
+        for command in made.commands[name]
+    ]
+    mtu = [f"ip link set {interface} mtu {made.mtu}" for interface in interfaces.values()]
+    return {"labels": {KIND_LABEL: kind}, "exec": [*mtu, *commands]}
+
+
+def _end(port: Port) -> str:
+    return f"{port.node}:eth{port.number}"
+
+
+def _netem(made: RoutedNetwork) -> Iterator[str]:
+    yield "#!/bin/sh"
+    yield f"# Delays, losses and rates of {made.name}'s interfaces, each of what it sends; after `containerlab deploy`."
+    yield "set -eu"
+    for cable in made.cables:
+        for port in (cable.a, cable.b):
+            shape = shape_of(port.shape)
+            options = [f"--delay {shape['delay_us']}us", f"--rate {max(round(shape['rate_bps'] / 1e3), 1)}"]
+            if shape["jitter_us"]:
+                options.append(f"--jitter {shape['jitter_us']}us")
+            if shape["loss_percent"]:
+                options.append(f"--loss {shape['loss_percent']:.6g}")
+            node, interface = f"clab-{made.name}-{port.node}", f"eth{port.number}"
+            yield f"containerlab tools netem set -n {node} -i {interface} {' '.join(options)}"

@@ -1,0 +1,71 @@
+"""The page of a diagnosis, and what a report says of slow or disturbed runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testbed.comm.flight_recorder import DumpError
+from testbed.measure.diagnosis import MEANINGS, Diagnosis, diagnose, read_evidence
+from testbed.measure.diagnosis.verdicts import impact_text, since_text, verdict_line
+from testbed.measure.results.records import EVENTS
+from testbed.measure.results.result import Variant
+from testbed.measure.results.summary import slower
+from testbed.show.report.pages import render_page
+
+DIAGNOSIS_FILE = "diagnosis.html"
+
+
+def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
+    """Write the page into a run's folder. found: by part of the run, "" of a whole."""
+    path = run / DIAGNOSIS_FILE
+    path.write_text(render_diagnosis(run.resolve().name, found), encoding="utf-8")
+    return path
+
+
+def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
+    """The page's HTML."""
+    content = {
+        "name": name,
+        "parts": list(found.items()),
+        "meanings": MEANINGS,
+        "since": since_text,
+        "felt": impact_text,
+    }
+    return render_page("diagnosis.html.j2", content)
+
+
+def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
+    """Of variants that were slower than predicted, or that events disturbed: what their dumps say, if anything.
+
+    Of a run without dumps, or with broken ones, nothing: its figures are what they are.
+    """
+    disturbed = (run_dir / EVENTS).exists()
+    asked = [
+        variant.name
+        for variant in variants
+        if disturbed
+        or (
+            variant.predicted is not None
+            and slower(variant.step_time_s.median, variant.predicted.step_time_s)
+        )
+    ]
+    if not asked:
+        return []
+    try:
+        parts = read_evidence(run_dir)
+    except (DumpError, OSError):
+        return []
+    found = []
+    for part in parts:
+        # a part is of one variant, and of its trials from one on; or of all
+        name = next((name for name in asked if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part.name)), None)
+        if (name is not None or not part.name) and (own := diagnose(part.dumps, part.paths)).verdicts:
+            found.append((part.name, own))
+    return found
+
+
+def suspicion_words(name: str, found: Diagnosis) -> str:
+    """One line for a terminal, of a part of a run."""
+    return f"{name}: {verdict_line(found.verdicts[0])}" if name else verdict_line(found.verdicts[0])

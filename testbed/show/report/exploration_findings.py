@@ -1,0 +1,275 @@
+"""The findings of a configuration search, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from testbed.measure.results.committed_work import rates_of
+from testbed.measure.results.records import JsonObject
+from testbed.measure.results.result import Variant
+from testbed.net.paths.buffer_checks import ShortQueue
+from testbed.prediction.search import Configuration
+from testbed.prediction.search.baselines import AS_GIVEN
+from testbed.prediction.search.evaluation import short
+from testbed.prediction.step_flops import StepWork
+from testbed.show.report.variant_text import rates_words, speedup, speedup_interval
+from testbed.spec.search_space import DEFAULT_BASELINES
+from testbed.spec.units import percent_text, size_text, time_text
+
+# of what is compared, in the order of their colours
+KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
+BY_MODEL = "by the model"
+
+Row = dict[str, Any]
+"""An entry of what is compared, with what was `measured` of it, or None."""
+
+
+def describe_findings(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+    """Sentences: the best, what it gains, what each dimension is worth alone, what has no effect, how sure that is.
+
+    Where nothing was measured, what to confirm next.
+    document: of `exploration.json`; rows: what it compares.
+    """
+    return [*found_words(document, rows), *sure_words(document, rows)]
+
+
+def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+    """All that is not of how sure it is."""
+    best = best_of(rows)
+    queues = document.get("short_queues", [])  # searches of before have none of either
+    return [
+        _best(document, best),
+        *_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
+        *_alone(rows),
+        *_indifferent(document["indifferent"], document.get("kept")),
+        *_recorded(document.get("recorded")),
+        *([short_queue_words([ShortQueue(*one) for one in queues])] if queues else []),
+        *_by_packets(document.get("rungs", [])),
+    ]
+
+
+def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+    """How far off the model was: here, where it was held against packets, else at points that were; what to confirm."""
+    right, best = document["agreement"], best_of(rows)
+    if right:
+        return [
+            f"The model was {percent_text(right['median_error'])} off in the median here, "
+            f"{percent_text(right['worst_error'])} at the worst; Kendall's tau {right['kendall_tau']:.2f}."
+        ]
+    if best["measured"]:
+        return ["Measured on the emulated network."]
+    command, errors = document.get("confirm"), document.get("model_errors")  # older searches have neither
+    if not errors:
+        by = f"`{command}`" if command else "--confirm"
+        return [f"Nothing of it was measured yet; {by} runs what is compared on the emulated network."]
+    return [
+        _error(errors),
+        *_too_little(document, best, float(errors["median"])),
+        f"{_near(document['near'], best)} `{command}` runs that on the emulated network.",
+    ]
+
+
+def best_of(rows: Sequence[Row]) -> Row:
+    """The very best of what is compared: the quickest that was measured and is not untrusted, or the first."""
+    best = [row for row in rows if row["kind"] == BEST]
+    trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
+    return min(trusted, key=whole_step_s, default=best[0])
+
+
+def _best(document: JsonObject, best: Row) -> str:
+    measured: Variant | None = best["measured"]
+    step_s = step_time_s(best)
+    told = [f"{time_text(step_s)} a step{'' if measured else ' by the model'}"]
+    if document["work"]:
+        work = StepWork(**document["work"])
+        if rates := rates_of(work, whole_step_s(best)):
+            told.append(rates_words(rates))
+        told.append(_least(work.computing_s))
+    elif recorded := document.get("recorded"):
+        told.append(_least(recorded["computing_s"]))
+    return f"The best: {best['configuration']}. {', '.join(told)}."
+
+
+def _least(computing_s: float) -> str:
+    return f"no less than {time_text(computing_s)} by computing alone"
+
+
+def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
+    """Over the quickest baseline, tuned or not, and over each of them."""
+    if not baselines:
+        return
+    quickest = min(baselines, key=whole_step_s)
+    ratio, how = _ratio(best, quickest)
+    errors = document.get("model_errors")
+    if how == BY_MODEL and errors and 1 < ratio < 1 + errors["median"]:
+        how += ", less than its error"
+    than = _given(quickest) if quickest["of"] == AS_GIVEN else f"{quickest['name']}, the quickest baseline"
+    if ratio >= 1:
+        less = f", {percent_text(1 - 1 / ratio)} less time" if ratio > 1 else ""
+        yield f"That is {ratio:.2f}x as fast as {than}{less} ({how})."
+    else:
+        yield (
+            f"That is slower than {than}, {time_text(step_time_s(quickest))} ({how}): it chooses among values that "
+            "the search was not given."
+        )
+    first = [row for row in baselines if row["of"] == baselines[0]["of"] and row is not quickest]
+    each = [f"{_ratio(best, row)[0]:.2f}x over {_given(row)}" for row in first]
+    if each:
+        yield f"{' and '.join(each)}."
+
+
+def _given(row: Row) -> str:
+    if row["of"] == AS_GIVEN:
+        return "the job as given"
+    return str(row["name"] if row["tuned"] else f"{row['of']} as given")
+
+
+def _alone(rows: Sequence[Row]) -> Iterator[str]:
+    singles = [row for row in rows if row["kind"] == SINGLE]
+    base = next((row for row in rows if row["kind"] == BASELINE and not row["tuned"]), None)
+    worth: dict[str, list[str]] = {}
+    for row in singles:
+        if base is not None:
+            ratio, _ = _ratio(row, base)
+            more = "with degrees " if row["tuned"] else ""
+            worth.setdefault(row["of"].removeprefix("only "), []).append(f"{more}{ratio:.2f}x")
+    if worth and base is not None:
+        each = ", ".join(f"{dimension} {' and '.join(some)}" for dimension, some in worth.items())
+        yield f"Alone, against {_given(base)}: {each}."
+
+
+def _indifferent(indifferent: JsonObject, kept: Sequence[str] | None) -> Iterator[str]:
+    """kept: of what is the scenario's own value; None: older searches do not say."""
+    if not indifferent:
+        return
+    if kept is None:
+        yield f"No effect on the best, by the model: {Configuration(indifferent)}."
+        return
+    own = {path: value for path, value in indifferent.items() if path in kept}
+    others = {path: value for path, value in indifferent.items() if path not in kept}
+    told = [f"{Configuration(own)}: yours kept"] if own else []
+    told += [f"{Configuration(others)}: any other is as good"] if others else []
+    yield f"No effect on the best, by the model: {'; '.join(told)}."
+
+
+def _recorded(recorded: JsonObject | None) -> Iterator[str]:
+    if recorded:
+        planners = ", ".join(DEFAULT_BASELINES)
+        yield (
+            f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
+            "held against."
+        )
+
+
+def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
+    """Of how many the best were chosen on the network, and where the quickest of them had stood."""
+    if not rungs:
+        return
+    by_model = sorted(rungs[0]["candidates"], key=lambda one: float(one["predicted_s"]))
+    steps = {one["name"]: float(one["step_time_s"]) for rung in rungs for one in rung["candidates"]}
+    quickest = rungs[-1]["candidates"][0]["name"]
+    place = [one["name"] for one in by_model].index(quickest)
+    told = f"Of the {len(by_model)} quickest by the model packets chose "
+    if place == 0:
+        yield f"{told}its first."
+    else:
+        less = percent_text(1 - steps[quickest] / steps[by_model[0]["name"]])
+        yield f"{told}its number {place + 1}, {less} less time than its first."
+
+
+def _error(errors: JsonObject) -> str:
+    """Of the model, at points like this one."""
+    median, of = percent_text(errors["median"]), f"{errors['of']} that were measured"
+    each = f"{median} off in the median of {of}"
+    if errors["points"] > 1:
+        each = f"at most {median} off in the median of each of {errors['points']} networks ({of})"
+    worst = f"{percent_text(errors['worst'])} at the worst of {errors['measured']}"
+    told = f"{each}, {worst}; differences below {median} are not told apart."
+    return f"At such points ({errors['what']}) the model was {told}"
+
+
+def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]:
+    """What the best has that gains less than the model is off: by what it loses by giving that back alone."""
+    found = document.get("sensitivity")
+    if not found:
+        return
+    told = {short(path) for path in document["indifferent"]}
+    gains = []
+    for entry in found["given_back"]:
+        alone, step_s = entry["choices"], entry["step_time_s"]
+        if len(alone) > 1 or step_s is None or alone[0] in told:
+            continue
+        if 0 <= step_s / found["best_s"] - 1 < median:
+            own = {path: value for path, value in best["changes"].items() if short(path) == alone[0]}
+            what, gain = str(Configuration(own)) or alone[0], 1 - found["best_s"] / step_s
+            gains.append(f"{what} ({percent_text(gain)})" if gain else f"{what} (nothing)")
+    if gains:
+        yield (
+            f"What gains less than that, alone: {', '.join(gains)}. Kept only as the model has nothing quicker."
+        )
+
+
+def _near(near: JsonObject, best: Row) -> str:
+    """Those that the model does not tell from the best, by what they have that it has not."""
+    first, count = near["first"], near["count"]
+    if count == 1:
+        return "To confirm next: the best, as nothing else is within the model's error of it."
+    each = "; ".join(f"{difference(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
+    which = f"the first {len(first) - 1} of " if each and count > len(first) else ""
+    told = f" ({each})" if each else ""
+    return f"To confirm next: the best and {which}{count - 1} within the model's error of it{told}."
+
+
+def difference(best: Row, row: JsonObject) -> str:
+    """What a configuration has that the best has not: "policy ecmp"; nothing where that is nothing."""
+    changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
+    return str(Configuration(changes))
+
+
+def short_queue_words(queues: Sequence[ShortQueue]) -> str:
+    """That the model is too quick where they overflow; there are some."""
+    each = ", ".join(
+        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
+        for one in queues
+    )
+    return (
+        f"Queues that hold less than a round trip of bytes: {each}. "
+        "Where they overflow steps take longer than the model says, which knows nothing of that."
+    )
+
+
+def step_time_s(row: Row) -> float:
+    """Measured where it was."""
+    measured: Variant | None = row["measured"]
+    return float(measured.step_time_s.median if measured else row["step_time_s"])
+
+
+def whole_step_s(row: Row) -> float:
+    """The mean over all steps where it was measured, stalls included: what rates and speed-ups go by."""
+    measured: Variant | None = row["measured"]
+    return measured.done.step_s if measured else float(row["step_time_s"])
+
+
+def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
+    """How many times as fast, and by what that is known."""
+    one, other = quick["measured"], slow["measured"]
+    if not (one and other):
+        return slow["step_time_s"] / quick["step_time_s"], BY_MODEL
+    here, there = one.step_time_s, other.step_time_s
+    interval = speedup_interval(here.samples, there.samples)
+    sure = f"; {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence" if interval else ""
+    return speedup(one, other), f"measured{sure}"
+
+
+def paired(rows: Sequence[Row]) -> list[Row]:
+    """Those to show, one for each name: as tuned where that fits, with the same `as_given` beside it, or None."""
+    shown: dict[str, Row] = {}
+    for row in rows:
+        if row["kind"] not in (BASELINE, SINGLE):
+            shown[row["name"]] = {**row, "as_given": None}
+        elif row["tuned"]:
+            shown[row["of"]] = {**row, "as_given": shown.get(row["of"])}
+        else:
+            shown[row["of"]] = {**row, "as_given": row}
+    return list(shown.values())

@@ -1,0 +1,244 @@
+"""Compare two runs: step times per variant, and all that differed between them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed.measure.results.committed_work import Work, same_steps, same_workload
+from testbed.measure.results.manifest import Manifest, RunFingerprint, file_hash
+from testbed.measure.results.records import SAMPLES
+from testbed.measure.results.result import Result, StepTimes
+from testbed.measure.results.run_directory import BadResult
+from testbed.show.report.variant_text import student_975
+from testbed.spec.units import per_second_text
+
+MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
+# what of a manifest may make figures differ; the rest is figures, or where and when
+KEPT = (
+    *(
+        "testbed_version",
+        "host.kernel",
+        "versions",
+        "sysctls",
+        "clock.kind",
+        "clock.cpu_time",
+        "clock.kernel",
+    ),
+    *("scale", "link_engine", "datapath", "congestion_control", "calibration"),
+)
+MOST_LATE = 0.01  # of the same run again by the real clock, where no interval can be given
+
+
+@dataclass(frozen=True)
+class ComparedVariant:
+    """One variant of both runs. ratio: the other's median over the one's; interval: of it, at 95 %, None for too few.
+
+    exact: whether all samples are the same, to the nanosecond, and the work that was done with them. work: what each
+    got done in what time.
+    """
+
+    name: str
+    one_s: float
+    other_s: float
+    ratio: float
+    interval: tuple[float, float] | None
+    exact: bool
+    verdicts: tuple[str, str]
+    work: tuple[Work, Work]
+
+    @property
+    def speedup(self) -> float | None:
+        """The other's work in the same time over the one's; None where they do not work on the same."""
+        one, other = self.work
+        return other.per_second / one.per_second if same_workload(self.work) else None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both may well be the same; of trusted figures alone."""
+        if "untrusted" in self.verdicts or self.speedup is None:
+            return False
+        if not same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
+            return False
+        if self.interval is None:
+            return self.exact or abs(self.ratio - 1) <= MOST_LATE
+        return self.exact or self.interval[0] <= 1 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of scenario, versions, kernel or calibration: what it is, and what each run has there; None for nothing."""
+
+    what: str
+    one: Any
+    other: Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two runs. alone: variants that one of them has and the other has not.
+
+    identical: whether both runs' samples are equal to the last byte. suspects: names of the inputs of their
+    fingerprints that differ; None where one of the runs has no fingerprint.
+    """
+
+    variants: tuple[ComparedVariant, ...]
+    alone: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    identical: bool = False
+    suspects: tuple[str, ...] | None = ()
+
+    @property
+    def words(self) -> str:
+        """Say whether the samples are equal, and if not, what may be why."""
+        if self.identical:
+            return "The samples are identical to the last byte."
+        if self.suspects is None:
+            return "The samples differ; one of the runs is too old to say what may be why."
+        named = ", ".join(self.suspects) or "nothing: only runs by the virtual clock repeat exactly"
+        return f"The samples differ. Of what may change them, different: {named}."
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all that both have may well be the same, and both have the same."""
+        return not self.alone and all(compared.agrees for compared in self.variants)
+
+    def document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        rows = [
+            {
+                **asdict(compared),
+                "work": [one.document() for one in compared.work],
+                "speedup": compared.speedup,
+                "agrees": compared.agrees,
+            }
+            for compared in self.variants
+        ]
+        differences = [asdict(entry) for entry in self.differences]
+        return {
+            "schema": 1,
+            "agrees": self.agrees,
+            "identical": self.identical,
+            "suspects": self.suspects,
+            "variants": rows,
+            "differences": differences,
+        }
+
+
+def compare_runs(one: Path, other: Path) -> Comparison:
+    """Of two runs' folders. BadResult for a folder that holds none."""
+    here, there = Result.open(one), Result.open(other)
+    names = [variant.name for variant in here.variants]
+    others = [variant.name for variant in there.variants]
+    compared = tuple(_compared(here, there, name) for name in names if name in others)
+    alone = tuple(name for name in (*names, *others) if not (name in names and name in others))
+    found = [*_differences(_scenario(one), _scenario(other), "scenario")]
+    found += _differences(_surroundings(one), _surroundings(other), "")
+    fingerprints = [Manifest.open(folder).fingerprint for folder in (one, other)]
+    hashes = [_samples_hash(*pair) for pair in zip((one, other), fingerprints, strict=True)]
+    return Comparison(compared, alone, tuple(found), hashes[0] == hashes[1], _suspects(*fingerprints))
+
+
+def _samples_hash(folder: Path, fingerprint: RunFingerprint | None) -> str:
+    file = folder / SAMPLES
+    try:
+        found = file_hash(file)
+    except OSError as error:
+        raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
+    if fingerprint is not None and found != fingerprint.samples:
+        raise BadResult(
+            f"{file}: got SHA-256 {found}, expected {fingerprint.samples} by {MANIFEST}: changed since the run"
+        )
+    return found
+
+
+def _suspects(here: RunFingerprint | None, there: RunFingerprint | None) -> tuple[str, ...] | None:
+    if here is None or there is None:
+        return None
+    names = dict.fromkeys((*here.inputs, *there.inputs))
+    return tuple(name for name in names if here.inputs.get(name) != there.inputs.get(name))
+
+
+def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
+    one, other = here.variant(name), there.variant(name)
+    times, others = one.step_time_s, other.step_time_s
+    return ComparedVariant(
+        name,
+        times.median,
+        others.median,
+        others.median / times.median,
+        ratio_interval(times, others),
+        times.samples == others.samples and one.done == other.done,
+        (one.verdict.status, other.verdict.status),
+        (one.done, other.done),
+    )
+
+
+def unequal_words(held: ComparedVariant) -> str:
+    """Say what step times do not: how work over elapsed time compares; empty where all steps are the same work."""
+    one, other = held.work
+    if held.speedup is None:
+        return f"{held.name}: a step is not the same work: {one.workload}; {other.workload}."
+    if same_steps(held.work):
+        return ""
+    rates = f"{per_second_text(one.per_second)} and {per_second_text(other.per_second)} {one.unit}/s"
+    return f"{held.name}: {rates}, {held.speedup:.4f}x the work in the same time."
+
+
+def ratio_interval(one: StepTimes, other: StepTimes) -> tuple[float, float] | None:
+    """Welch's interval at 95 % for the ratio of the geometric means, other over one; None for less than two of each."""
+    logs = [[math.log(value) for value in times.samples] for times in (one, other)]
+    if min(map(len, logs)) < 2:
+        return None
+    shares = [statistics.variance(own) / len(own) for own in logs]
+    middle = statistics.mean(logs[1]) - statistics.mean(logs[0])
+    if not sum(shares):
+        return math.exp(middle), math.exp(middle)
+    freedom = sum(shares) ** 2 / sum(
+        share**2 / (len(own) - 1) for share, own in zip(shares, logs, strict=True)
+    )
+    half = student_975(freedom) * math.sqrt(sum(shares))
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def _scenario(folder: Path) -> dict[str, Any]:
+    return dict(_flat(_read(folder / SCENARIO, yaml.safe_load)))
+
+
+def _surroundings(folder: Path) -> dict[str, Any]:
+    found = _flat(_read(folder / MANIFEST, json.loads))
+    return {name: value for name, value in found if name.startswith(KEPT)}
+
+
+def _read(file: Path, parse: Any) -> Any:
+    try:
+        return parse(file.read_text())
+    except OSError as error:
+        raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise BadResult(f"{file}: cannot be read: {error}") from None
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Plain values with their paths."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{name}.{number}")
+    else:
+        yield name, value
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], of: str) -> Iterator[Difference]:
+    for name in dict.fromkeys((*one, *other)):
+        if one.get(name) != other.get(name):
+            yield Difference(f"{of}: {name}" if of else name, one.get(name), other.get(name))

@@ -1,0 +1,368 @@
+"""The findings of a sweep, in sentences, and the series that they and the charts use."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from testbed.measure.results.committed_work import Work, same_steps, same_workload
+from testbed.measure.results.sweep_result import Measured, Sweep, SweepAxis, SweepFigure
+from testbed.spec.sweep_axes import Place
+from testbed.spec.units import per_second_text, percent_text, time_text
+
+Key = TypeVar("Key", bound=Hashable)
+SAME_WITHIN = 0.005  # steps that are closer than this are equally quick
+FEW = 4  # lines, and no more, that have a figure each in a sentence
+CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own clock"}
+
+
+def describe_sweep(sweep: Sweep) -> list[str]:
+    """The first is the headline."""
+    shown = arrange_series(sweep)
+    found = list(
+        filter(None, _of_curves(shown, _off(sweep)) if isinstance(shown, Curves) else _of_maps(shown))
+    )
+    return [*(found or ["No step time of it is to be used."]), *_misfits(sweep), _sure(sweep)]
+
+
+def _of_curves(curves: Curves, off: float) -> Iterator[str]:
+    """off: by which part of a measured step the model was off here at the worst; so much it does not tell apart."""
+    axis = curves.axis
+    if axis.numbers is None:
+        yield from _of_words(axis, curves.series)
+        return
+    if len(curves.series) > 1:
+        yield _sentence("; ".join(_regions(axis, curves.series, off)))
+        if told := _widest(axis, curves.series):
+            yield told
+    if 0 < len(curves.series) <= FEW:
+        each = [
+            words for one in curves.series if (words := _change(axis, one, alone=len(curves.series) == 1))
+        ]
+        yield _sentence("; ".join(each))
+
+
+def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
+    """Say which line is the quickest, or gets most done where steps are unequal, from where to where."""
+    found: list[tuple[str, list[int]]] = []
+    equal = all(same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
+    for index in range(len(axis.texts)):
+        name = _quickest(series, index, off)
+        if name is None:
+            continue
+        if found and found[-1][0] == name:
+            found[-1][1].append(index)
+        else:
+            found.append((name, [index]))
+    words = []
+    for number, (name, indices) in enumerate(found):
+        first, last = axis.texts[indices[0]], axis.texts[indices[-1]]
+        if len(found) == 1:
+            where = (
+                f"at every {axis_words(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
+            )
+        elif number == 0:
+            where = f"up to {last}" if len(indices) > 1 else f"at {first}"
+        elif number == len(found) - 1:
+            where = f"from {first} on" if len(indices) > 1 else f"at {first}"
+        else:
+            where = f"from {first} to {last}" if len(indices) > 1 else f"at {first}"
+        several = " and " in name
+        does = (
+            f"{'are' if several else 'is'} the quickest"
+            if equal
+            else f"{'get' if several else 'gets'} most done"
+        )
+        words.append(f"{name} {does} {where}")
+    return words
+
+
+def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
+    """What may be held against each other at one value, by the line's name; nothing where the work is unlike."""
+    found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    return found if same_workload(found.values()) else {}
+
+
+def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
+    """By name, several that do as much in the same time; of what may be used."""
+    there = _at(series, index)
+    if not there:
+        return None
+    measured = all(one.by_index[index].measured for one in series if index in one.by_index)
+    within = SAME_WITHIN if measured else max(SAME_WITHIN, off)
+    most = max(one.per_second for one in there.values())
+    return " and ".join(name for name, one in there.items() if most <= one.per_second * (1 + within))
+
+
+def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
+    """Where the line that does most in the same time and the one that does least are farthest apart."""
+    ratios = {}
+    for index in range(len(axis.texts)):
+        works = _at(series, index)
+        if len(works) > 1:
+            best, least = (pick(works, key=lambda name: works[name].per_second) for pick in (max, min))
+            ratios[index] = (
+                works[best].per_second / works[least].per_second,
+                best,
+                least,
+                same_steps(works.values()),
+            )
+    if not ratios:
+        return None
+    index = max(ratios, key=lambda one: ratios[one][0])
+    ratio, best, least, equal = ratios[index]
+    if ratio <= 1 + SAME_WITHIN:
+        return f"They {'take the same time' if equal else 'do as much in the same time'} at every value."
+    how = (
+        f"is {ratio:.2f}x as fast as {least}"
+        if equal
+        else f"does {ratio:.2f}x the work of {least} in the same time"
+    )
+    return f"They are farthest apart at {axis.texts[index]}: {best} {how}."
+
+
+def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
+    """From the first to the last value that there is."""
+    first, last = min(one.by_index, default=0), max(one.by_index, default=0)
+    if first == last or any(one.by_index[end].untrusted for end in (first, last)):
+        return ""
+    begin, end = _alike({end: one.by_index[end] for end in (first, last)}).values()
+    steps = f"{time_text(begin.step_s)} at {axis.texts[first]}, {time_text(end.step_s)} at {axis.texts[last]}"
+    words = f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end.step_s / begin.step_s:.2f}x)"
+    if same_steps((begin, end)):
+        return words
+    if not same_workload((begin, end)):
+        return f"{words}, which is not the same work"
+    rates = f"{per_second_text(begin.per_second)} and {per_second_text(end.per_second)} {begin.unit}/s"
+    return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
+
+
+def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
+    works = _alike(
+        {
+            f"{one.name}, {axis.texts[index]}" if len(series) > 1 else axis.texts[index]: figure
+            for one in series
+            for index, figure in one.by_index.items()
+        }
+    )
+    if not works:
+        return
+    ordered = sorted(works.items(), key=lambda entry: -entry[1].per_second)
+    if not same_workload(works.values()):
+        each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
+        yield f"A step takes {each}; they are not the same work, and so not compared."
+        return
+    (name, best), *behind = ordered
+    if same_steps(works.values()):
+        yield f"{name} is the quickest: {time_text(best.step_s)} a step."
+        others = [f"{other} {time_text(work.step_s)}" for other, work in behind[:FEW]]
+    else:
+        yield f"{name} gets most done in the same time: {_rate(best)}."
+        others = [f"{other} {_rate(work)}" for other, work in behind[:FEW]]
+    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in behind[:FEW]]
+    if others:
+        yield f"Behind it {', '.join(map(' '.join, zip(others, ratios, strict=True)))}."
+
+
+def _rate(work: Work) -> str:
+    return f"{per_second_text(work.per_second)} {work.unit}/s"
+
+
+def _of_maps(maps: Maps) -> Iterator[str]:
+    places = sorted({place for panel in maps.panels for place in panel.figures})
+    every = _alike(
+        {(panel.name, at): figure for panel in maps.panels for at, figure in panel.figures.items()}
+    )
+    if not every:
+        return
+    if len(maps.panels) > 1:
+        wins: Counter[str] = Counter()
+        equal = True
+        for place in places:
+            works = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
+            if works and same_workload(works.values()):
+                wins.update([max(works, key=lambda name: works[name].per_second)])
+                equal = equal and same_steps(works.values())
+        told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
+        if told:
+            most = "The quickest" if equal else "Who gets most done in the same time,"
+            yield f"{most} of {len(places)} points: {told}."
+    ends = [pick(every, key=lambda key: every[key].step_s) for pick in (min, max)]
+    words = [
+        f"{time_text(every[name, place].step_s)}{f' with {name}' if len(maps.panels) > 1 else ''} at "
+        f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
+        for name, place in ends
+    ]
+    unlike = "" if same_steps(every.values()) else "; steps are not the same work at all points"
+    yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
+
+
+def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
+    """What may be held against each other: as measured where all were, else all by the model.
+
+    Without what is untrusted, where they were measured.
+    """
+    if all(figure.measured for figure in figures.values()):
+        return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
+    return {key: figure.predicted_work for key, figure in figures.items()}
+
+
+def _misfits(sweep: Sweep) -> Iterator[str]:
+    missing = [point for point in sweep.points if point.misfit is not None]
+    if missing:
+        one = str(missing[0].misfit).splitlines()[0]
+        points = "point does" if len(missing) == 1 else "points do"
+        yield f"{len(missing)} {points} not fit: {one}."
+
+
+def _sure(sweep: Sweep) -> str:
+    """What was measured, how it was judged, how far off the model was."""
+    pairs = _measured(sweep)
+    if not pairs:
+        return "By the model alone; --confirm N measures N of the points on the emulated network."
+    runs = sum(point.run is not None for point in sweep.points)
+    there = sum(point.misfit is None for point in sweep.points)
+    some = f"all {there}" if runs == there else f"{runs} of {there}"
+    told = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
+    errors = _errors(sweep)
+    if not errors:
+        return f"{told}."
+    off = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
+    return f"{told}; the model was {off}."
+
+
+def _errors(sweep: Sweep) -> list[float]:
+    """Of the model, as parts of what was measured and is not untrusted."""
+    return [
+        abs(figure.predicted_s / measured.median_s - 1)
+        for figure, measured in _measured(sweep)
+        if measured.status != "untrusted"
+    ]
+
+
+def _off(sweep: Sweep) -> float:
+    return max(_errors(sweep), default=0.0)
+
+
+def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
+    return [
+        (figure, figure.measured) for point in sweep.points for figure in point.figures if figure.measured
+    ]
+
+
+def caption(sweep: Sweep) -> str:
+    """For a paper: what is shown, how it was come by, with which versions, how it was judged."""
+    shown = arrange_series(sweep)
+    if isinstance(shown, Curves):
+        parts = [f"Step time of {sweep.scenario} against {axis_words(shown.axis)}."]
+    else:
+        axes = f"{axis_words(shown.across)} and {axis_words(shown.upwards)}"
+        parts = [f"Step time of {sweep.scenario} over {axes}."]
+    pairs = _measured(sweep)
+    by_model = f"by the testbed's model ({sweep.made['calibration']})"
+    if not pairs:
+        parts.append(f"All figures {by_model}; none was measured.")
+    else:
+        where = (
+            "Lines" if isinstance(shown, Curves) and shown.axis.numbers is not None else "Unmarked figures"
+        )
+        least, most = (end(measured.trials for _, measured in pairs) for end in (min, max))
+        trials = f"{least}" if least == most else f"{least} to {most}"
+        sure = min(measured.confidence for _, measured in pairs)
+        parts.append(
+            f"{where}: {by_model}. Marked: the median of {trials} trials, measured {CLOCKS[sweep.clock]}"
+        )
+        parts[-1] += (
+            f", with its {100 * sure:.0f} % interval by order statistics; verdict: {sweep.status}."
+            if least > 1
+            else f"; verdict: {sweep.status}."
+        )
+    parts.append(f"testbed {sweep.made['testbed']}, {sweep.made['created'][:10]}.")
+    return " ".join(parts)
+
+
+def axis_words(axis: SweepAxis) -> str:
+    """Its name in a sentence, without the unit."""
+    return axis.label.removesuffix(f" ({axis.unit})")
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Figures of one variant, and of one word of the other axis where that has words. by_index: of the axis' values.
+
+    colour, pattern: which it has, from 0; of one variant alike where several words tell lines apart.
+    """
+
+    name: str
+    by_index: Mapping[int, SweepFigure]
+    colour: int = 0
+    pattern: int = 0
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines along an axis; where its values are words, points."""
+
+    axis: SweepAxis
+    series: Sequence[Series]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A variant at all values of two axes."""
+
+    name: str
+    figures: Mapping[Place, SweepFigure]
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A panel for each variant; across: the first axis, upwards: the second."""
+
+    across: SweepAxis
+    upwards: SweepAxis
+    panels: Sequence[Panel]
+
+
+def arrange_series(sweep: Sweep) -> Curves | Maps:
+    """Curves of one axis, or of two of which one has words; else maps."""
+    axes = sweep.axes
+    if len(axes) == 1:
+        names = enumerate(sweep.variants)
+        return Curves(
+            axes[0], [Series(name, _along(sweep, name, 0, {}), index, index) for index, name in names]
+        )
+    worded = [number for number, axis in enumerate(axes) if axis.numbers is None]
+    if len(worded) != 1:
+        return Maps(axes[0], axes[1], [Panel(name, _figures(sweep, name)) for name in sweep.variants])
+    words, along = worded[0], 1 - worded[0]
+    series = []
+    for number, name in enumerate(sweep.variants):
+        for index, text in enumerate(axes[words].texts):
+            alone = len(sweep.variants) == 1
+            by_index = _along(sweep, name, along, {words: index})
+            series.append(
+                Series(text if alone else f"{name}, {text}", by_index, index if alone else number, index)
+            )
+    return Curves(axes[along], series)
+
+
+def _figures(sweep: Sweep, variant: str) -> dict[Place, SweepFigure]:
+    return {
+        point.at: figure for point in sweep.points for figure in point.figures if figure.variant == variant
+    }
+
+
+def _along(sweep: Sweep, variant: str, along: int, fixed: Mapping[int, int]) -> dict[int, SweepFigure]:
+    return {
+        place[along]: figure
+        for place, figure in _figures(sweep, variant).items()
+        if all(place[number] == index for number, index in fixed.items())
+    }

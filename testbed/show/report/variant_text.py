@@ -1,0 +1,234 @@
+"""Sentences on variants: comparisons, deviations, throughput."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from testbed.measure.results.committed_work import Rates, Work, rates_of, same_steps
+from testbed.measure.results.result import Bytes, Variant
+from testbed.measure.results.serving_result import Serving
+from testbed.prediction.step_flops import StepWork
+from testbed.show.report.serving import served_words
+from testbed.spec.units import per_second_text, percent_text, time_text
+
+# A ratio closer to one than this is called equal: well below what a handful of trials can tell apart.
+_SAME_WITHIN = 0.005
+_SAME_LOAD_WITHIN = 0.02
+_LIKE_MEDIAN = 0.02  # a ratio of medians that is farther from that of all the work is told beside it
+_FEW = 4  # variants, and no more, are all named in a sentence
+LEAST_PAIRS = 3
+# Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
+# (not by SciPy: everybody would have to install its 143 MB, and wait a second for scipy.stats, for thirty numbers).
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def opening(variants: Sequence[Variant]) -> list[str]:
+    """The sentences that a run's page begins with: how variants compare, or what the only one takes."""
+    served = [words for one in variants for words in served_words(one.name, one.serving)]
+    if served:
+        return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
+    if len(variants) > 1 or variants[0].verdict.status == "untrusted":
+        return comparisons(variants)
+    only = variants[0]
+    rates = f", {rates_words(only.rates)}{elapsed_words(only.done)}" if only.rates else ""
+    return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
+
+
+def comparisons(variants: Sequence[Variant]) -> list[str]:
+    """Say how the variant that does most in the same time compares with each of the others, one sentence each.
+
+    Work over elapsed time is compared, of variants whose steps work on the same; where they do not, a sentence says so.
+    It also says where a verdict forbids the comparison, or where the step times of two variants overlap. A step of
+    requests takes as long as they come: there latencies are compared, of variants that have the same load.
+    """
+    by_workload: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_workload.setdefault(variant.done.workload, []).append(variant)
+    found = []
+    for own in by_workload.values():
+        if all(variant.serving is not None for variant in own):
+            found += _latencies(own)
+            continue
+        best, *others = sorted(own, key=lambda variant: -variant.done.per_second)
+        found += [_comparison(best, other) for other in others]
+    return found if len(by_workload) == 1 else [*found, _unlike(by_workload)]
+
+
+def _unlike(by_workload: Mapping[str, Sequence[Variant]]) -> str:
+    """Say that variants are not compared, as their steps do not work on the same."""
+    each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
+    return f"Not compared, as a step is not the same work: {each}."
+
+
+def _names(variants: Sequence[Variant]) -> str:
+    """A few variants by their names, many by the first one's."""
+    names = [variant.name for variant in variants]
+    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
+
+
+def _latencies(variants: Sequence[Variant]) -> list[str]:
+    """Of those that serve requests as often as the one with the least 99th percentile; nothing of the others.
+
+    Latencies are of requests that were answered. One that loses more than one in a hundred has no such percentile.
+    """
+    known = [(variant, variant.serving) for variant in variants if variant.serving is not None]
+    (best, least), *others = sorted(known, key=lambda one: _p99_s(one[1]))
+    found = []
+    for other, own in others:
+        if abs(own.offered_per_s / least.offered_per_s - 1) > _SAME_LOAD_WITHIN:
+            continue
+        if forbidden := _forbidden(best, other):
+            found.append(forbidden)
+            continue
+        late, later = _p99_s(least), _p99_s(own)
+        if math.isinf(later):
+            lost = [f"{one.name} lost {by.lost:,}" for one, by in ((best, least), (other, own)) if by.lost]
+            found.append(f"{best.name} and {other.name} did not answer the same requests: {', '.join(lost)}.")
+            continue
+        words = f"{best.name} answers 99 % within {time_text(late)}, {other.name} within {time_text(later)}"
+        found.append(f"{words}: {later / late:.2f}x.")
+    return found
+
+
+def _p99_s(found: Serving) -> float:
+    """The 99th percentile of all requests that count; infinite where more than one in a hundred was never answered."""
+    return math.inf if found.lost > 0.01 * (found.requests + found.lost) else found.latency.p99
+
+
+def _forbidden(one: Variant, other: Variant) -> str:
+    """Why two variants cannot be compared; empty where they can."""
+    untrusted = [variant.name for variant in (one, other) if variant.verdict.status == "untrusted"]
+    if not untrusted:
+        return ""
+    verb = "is" if len(untrusted) == 1 else "are"
+    return f"{one.name} and {other.name} cannot be compared: {' and '.join(untrusted)} {verb} untrusted."
+
+
+def speedup(one: Variant, other: Variant) -> float:
+    """Return how many times the work of `other` is done by `one` in the same time; both work on the same."""
+    return one.done.per_second / other.done.per_second
+
+
+def _comparison(best: Variant, other: Variant) -> str:
+    """One sentence; the best does no less in the same time."""
+    if forbidden := _forbidden(best, other):
+        return forbidden
+    ratio = speedup(best, other)
+    if same_steps((best.done, other.done)):
+        return _same_steps_words(best, other, ratio)
+    if ratio <= 1 + _SAME_WITHIN:
+        return (
+            f"{best.name} and {other.name} do as much in the same time, within {percent_text(_SAME_WITHIN)}."
+        )
+    here, there = best.done, other.done
+    words = f"{best.name} does {ratio:.2f}x the work of {other.name} in the same time: "
+    words += f"{per_second_text(here.per_second)} against {per_second_text(there.per_second)} {here.unit}/s"
+    if here.with_stalls or there.with_stalls:
+        return f"{words}, stalls included."
+    each = " against ".join(f"{round(one.per_step):,}" for one in (here, there))
+    return f"{words} ({each} {here.unit} a step{_sure(best, other)}"
+
+
+def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
+    if ratio <= 1 + _SAME_WITHIN:
+        return f"{best.name} and {other.name} take the same time, within {percent_text(_SAME_WITHIN)}."
+    less = f"{percent_text(1 - 1 / ratio)} less time"
+    by_median = other.step_time_s.median / best.step_time_s.median
+    if not 1 - _LIKE_MEDIAN < by_median / ratio < 1 + _LIKE_MEDIAN:
+        less += f", by the median step {by_median:.2f}x"
+    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_sure(best, other)}"
+
+
+def _sure(best: Variant, other: Variant) -> str:
+    """How sure the ratio is, by the steps of both: the end of a sentence with an open bracket."""
+    here, there = (
+        [seconds / variant.done.per_step for seconds in variant.step_time_s.samples]
+        for variant in (best, other)
+    )
+    interval = speedup_interval(here, there)
+    if interval is not None and interval[0] > 1:
+        return f"; trial by trial {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence)."
+    if interval is not None or max(here) >= min(there):
+        return "), but their step times overlap: more trials are needed to be sure."
+    return ")."
+
+
+def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval for the geometric mean of slow over quick, trial by trial; None for less than three."""
+    if len(quick) != len(slow) or not LEAST_PAIRS <= len(quick) <= len(_T_975) + 1:
+        return None
+    logs = [math.log(there / here) for here, there in zip(quick, slow, strict=True)]
+    middle = statistics.mean(logs)
+    half = half_width(logs)
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """How far to either side of the mean of two or more trials it is, with 95 % confidence; Student's."""
+    return student_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def student_975(freedom: float) -> float:
+    """Student's t at 0.975 for so many degrees of freedom, one at least; beyond the table its last, which is larger.
+
+    Between whole ones it goes as one over them, within 0.3 % from three on.
+    """
+    freedom = min(max(freedom, 1.0), float(len(_T_975)))
+    below, above = math.floor(freedom), math.ceil(freedom)
+    if below == above:
+        return _T_975[below - 1]
+    share = (1 / below - 1 / freedom) / (1 / below - 1 / above)
+    return _T_975[below - 1] + share * (_T_975[above - 1] - _T_975[below - 1])
+
+
+def deviation(wan_bytes: Bytes) -> float | None:
+    """Relative deviation of observed from expected WAN bytes; None when they are the same.
+
+    Both figures were multiplied by `size_scale` and rounded, so the same means within one in a million.
+    """
+    difference = float(wan_bytes.observed - wan_bytes.expected) / max(float(wan_bytes.expected), 1.0)
+    return None if abs(difference) <= 1e-6 else difference
+
+
+def deviation_text(share: float) -> str:
+    """A relative deviation with its sign, for people."""
+    return f"{'+' if share > 0 else '-'}{percent_text(abs(share))}"
+
+
+def rates_words(rates: Rates) -> str:
+    """Such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
+    said = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
+    if rates.sequences_per_s:  # which searches of before did not count
+        said.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
+    return ", ".join([*said, f"MFU {percent_text(rates.mfu)}"])
+
+
+def variant_words(variant: Variant) -> str:
+    """A sentence with a variant's rates; empty where nobody may use its figures, or its step times say it all."""
+    done = variant.done
+    if variant.verdict.status == "untrusted" or not (variant.rates or done.with_stalls):
+        return ""
+    rates = (
+        rates_words(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
+    )
+    return f"{variant.name}: {rates}{elapsed_words(done)}."
+
+
+def elapsed_words(done: Work) -> str:
+    """Over which time a variant's rates are, where that is more than its steps; empty elsewhere."""
+    if not done.with_stalls:
+        return ""
+    lacking = f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
+    return f", over {time_text(done.elapsed_s)} with all stalls{lacking}"
+
+
+def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:
+    """The same of a step that is predicted to take so long; empty where it trains no model."""
+    rates = rates_of(work, step_time_s)
+    return f"{name}: {rates_words(rates)}." if rates else ""
