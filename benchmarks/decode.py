@@ -24,7 +24,7 @@ from testbed.measure.results.serving_result import Decoding
 from testbed.measure.results.serving_summary import token_times as times_of
 from testbed.measure.results.serving_summary import tokens_of
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.path_inputs import routed
+from testbed.prediction.routes import route_network
 from testbed.prediction.simulation import simulate
 from testbed.spec.overrides import preset_transport
 from testbed.spec.scale import Scale
@@ -80,7 +80,7 @@ def token_times(ranks: int, way: Way, **options: Any) -> list[float]:
     calibration = find_calibration(VIRTUAL)
     software = calibration.software(loaded.transport, Scale())
     plan = job.workload.plan.using("ring")
-    spans = simulate(plan, routed(job, "ring", calibration), job.workload.itemsize, software).spans
+    spans = simulate(plan, route_network(job, "ring", calibration), job.workload.itemsize, software).spans
     return times_of(tokens_of(plan), spans)
 
 

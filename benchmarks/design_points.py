@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.cli.experiments.search_confirmation import kendall_tau
-from testbed.cli.experiments.search_log import RESULT
+from testbed.cli.experiments.confirmation import kendall_tau
+from testbed.cli.experiments.explore import RESULT
 from testbed.measure.results.shards import SEED_STEP
 from testbed.show.report.variant_text import speedup_interval
 from testbed.spec.catalogue import baselines

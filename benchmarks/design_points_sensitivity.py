@@ -13,7 +13,7 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.cli.experiments.search_log import RESULT
+from testbed.cli.experiments.explore import RESULT
 from testbed.show.report.exploration import sensitivity_chart
 from testbed.show.report.svg import CHART_WIDTH, standalone
 

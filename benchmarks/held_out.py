@@ -33,14 +33,13 @@ from typing import Any
 
 import yaml
 
-from testbed.cli.experiments.search_confirmation import kendall_tau
+from testbed.cli.experiments.confirmation import kendall_tau
 from testbed.measure.results.shards import split_into_shards
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.search.default_space import usual_space
 from testbed.prediction.search.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
 from testbed.prediction.search.space import Space
-from testbed.prediction.step_prediction import MOST_PACKETS, prepared
-from testbed.prediction.variant_predictions import predict_all
+from testbed.prediction.step_prediction import MOST_PACKETS, predict_variants, prepare_step
 from testbed.show.report.variant_text import half_width
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -144,7 +143,7 @@ def fitting(base: Scenario, changes: Changes) -> tuple[str, tuple[Changes, float
                 (changed.to_yaml(), (changes, tried.step_time_s)) if isinstance(tried, Evaluation) else None
             )
         changed = base.changed(changes, "a configuration")
-        (predicted,) = predict_all(changed, find_calibration("virtual"), Scale()).values()
+        (predicted,) = predict_variants(changed, find_calibration("virtual"), Scale()).values()
     except ConfigError:
         return None
     return changed.to_yaml(), (changes, predicted.step_time_s)
@@ -215,7 +214,9 @@ def predictions(scenario: Scenario, scale: Scale, packets: int) -> dict[str, flo
     """By variant, seconds: the mean over the seeds with which a run's parts begin, as ports and paths go by them."""
     seeds = {shard.seed for shard in split_into_shards(scenario)}
     every = [
-        predict_all(scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale, packets)
+        predict_variants(
+            scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale, packets
+        )
         for seed in seeds
     ]
     return {name: statistics.fmean(one[name].step_time_s for one in every) for name in every[0]}
@@ -227,7 +228,7 @@ def means_in_a_row(scenario: Scenario, scale: Scale, packets: int) -> dict[str, 
     networks = math.ceil(LEAST_DRAWN / sum(shard.trials for shard in shards) * len(scenario.variant_names))
     for shard in shards:
         job = job_of(shard.scenario(scenario), scale)
-        step = prepared(job, job.scenario.algorithms[0], find_calibration("virtual"), packets=packets)
+        step = prepare_step(job, job.scenario.algorithms[0], find_calibration("virtual"), packets=packets)
         if step.network.packets:
             name = shard.variant or scenario.variant_names[0]
             found.setdefault(name, []).extend(step.in_a_row(networks, shard.trials))

@@ -8,7 +8,13 @@ Prints the table of docs/reference/transports.md.
 from __future__ import annotations
 
 from testbed.measure.execution.benchmark_options import WAYS
-from testbed.prediction.startup_cost import FIGURE_21, PUBLISHED, growth, start_of, usual_groups
+from testbed.prediction.startup_cost import (
+    FIGURE_21,
+    PUBLISHED,
+    estimate_startup,
+    growth_exponent,
+    usual_groups,
+)
 
 SIZES = (1_024, 4_096, 8_192, 32_768, 98_304)
 WORDS = {
@@ -26,8 +32,8 @@ def main() -> None:
     print("| | " + " | ".join(f"{size:,}" for size in SIZES) + " | grows as | connections | rank 0 sends |")
     print("|" + "---|" * (len(SIZES) + 4))
     for name, way in WAYS.items():
-        found = [start_of(size, usual_groups(size), way, PUBLISHED) for size in SIZES]
-        own = growth(
+        found = [estimate_startup(size, usual_groups(size), way, PUBLISHED) for size in SIZES]
+        own = growth_exponent(
             [(size, one.seconds) for size, one in zip(SIZES, found, strict=True) if size in FIGURE_21]
         )
         times = " | ".join(f"{one.seconds:.1f} s" for one in found)

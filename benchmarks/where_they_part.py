@@ -20,8 +20,8 @@ from pathlib import Path
 
 from testbed.measure.results.records import SAMPLES
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.path_inputs import routed
-from testbed.prediction.step_prediction import MOST_PACKETS, predict
+from testbed.prediction.routes import route_network
+from testbed.prediction.step_prediction import MOST_PACKETS, predict_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -63,7 +63,7 @@ def main() -> None:
     scenario = load_scenario(options.run / "scenario.yaml").variant(options.variant)
     job = job_of(scenario, scale, calibration.link_engine)
     algorithm = scenario.algorithms[0]
-    timeline = predict(job, algorithm, calibration, packets=options.packets)
+    timeline = predict_step(job, algorithm, calibration, packets=options.packets)
     plan = job.workload.start.using(algorithm)
     by_model = {
         (rank, index): span for rank, own in enumerate(timeline.spans) for index, span in enumerate(own)
@@ -97,7 +97,7 @@ def measured(folder: Path, variant: str) -> tuple[dict[tuple[int, int], tuple[fl
 
 def together(job: Job, plan: JobPlan, algorithm: str) -> Iterator[Together]:
     """All collectives and messages of a plan."""
-    network = routed(job, algorithm, find_calibration(VIRTUAL))
+    network = route_network(job, algorithm, find_calibration(VIRTUAL))
     places: dict[Key, list[tuple[int, int]]] = defaultdict(list)
     for rank, operations in enumerate(plan.ranks):
         seen: Counter[Key] = Counter()

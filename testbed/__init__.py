@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from testbed.measure.results.result import Result
     from testbed.measure.results.sweep_result import Sweep
     from testbed.prediction.search import Exploration
-    from testbed.prediction.variant_predictions import Prediction
+    from testbed.prediction.step_prediction import Prediction
     from testbed.spec.errors import ConfigError
     from testbed.spec.scenario import Scenario
 

@@ -15,8 +15,7 @@ from typing import Any, Literal
 from testbed.cli.experiments import predict as predicting
 from testbed.cli.experiments import run as experiment
 from testbed.cli.experiments import sweep as sweeping
-from testbed.cli.experiments.executor_choice import engine_named
-from testbed.cli.experiments.run import Listener
+from testbed.cli.experiments.run import Listener, open_executor
 from testbed.cli.experiments.sweep import SweepRequest
 from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.measure.execution.progress import Progress
@@ -26,9 +25,8 @@ from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep
 from testbed.net.fabric.fabric_state import command_in_host
 from testbed.net.fabric.network import Fabric
-from testbed.prediction.search import Exploration, Search, Standing
-from testbed.prediction.step_prediction import MOST_PACKETS
-from testbed.prediction.variant_predictions import Prediction, Predictions  # noqa: F401 (testbed.Prediction)
+from testbed.prediction.search import Exploration, Search, SearchProgress
+from testbed.prediction.step_prediction import MOST_PACKETS, Prediction, Predictions  # noqa: F401 (testbed.Prediction)
 from testbed.spec.errors import ConfigError  # noqa: F401 (testbed.ConfigError)
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scenario import Scenario, load_scenario
@@ -140,7 +138,7 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
     """
     loaded, tell = _scenario(scenario), progress or (lambda line: None)
 
-    def told(standing: Standing) -> None:
+    def told(standing: SearchProgress) -> None:
         tell(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
 
     return Search(loaded, told).run()
@@ -176,7 +174,7 @@ def sweep(
 
     Raises:
         ConfigError: For ranges or a scenario that do not fit, or a folder that holds something else.
-        EngineError: Where Dask is not there, or a worker is not as this machine is.
+        ExecutorError: Where Dask is not there, or a worker is not as this machine is.
         RunError, FabricError, VirtualClockError: When a run could not be brought to its end; what was done stays.
 
     Example:
@@ -196,8 +194,8 @@ def sweep(
         jobs=jobs,
     )
     listener = Listener(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
-    planned = sweeping.plan(request)
-    with engine_named(engine, scheduler, jobs) as workers:
+    planned = sweeping.plan_sweep(request)
+    with open_executor(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
             planned.by(workers),
             lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.measure.results.result import Result, Variant
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.variant_predictions import predict_all
+from testbed.prediction.step_prediction import predict_variants
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 
@@ -20,7 +20,7 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 def predicted(scenario: str, setup: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the model says of a setup of a scenario with these changes, as results' `Serving` has it."""
     changed = _changed(scenario, setup, changes, setup)
-    (found,) = predict_all(changed, find_calibration(VIRTUAL), Scale()).values()
+    (found,) = predict_variants(changed, find_calibration(VIRTUAL), Scale()).values()
     assert found.serving is not None
     return found.serving
 

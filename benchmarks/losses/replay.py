@@ -24,12 +24,11 @@ from scapy.layers.inet import IP, TCP
 from scapy.utils import PcapNgReader
 
 from testbed.net.paths.hops import PacketHop, PacketPath
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.events import Event
-from testbed.prediction.packets.link_queue import Line
-from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.events import Event, EventQueue
+from testbed.prediction.packets.links import LinkQueue
+from testbed.prediction.packets.send_queue import Packet
 from testbed.prediction.packets.sender import Sender
-from testbed.prediction.step_prediction import prepared
+from testbed.prediction.step_prediction import prepare_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of
@@ -61,7 +60,7 @@ class Sent:
     there_s: float = 0.0
 
 
-class Clock(Agenda):
+class Clock(EventQueue):
     """That goes on as far as one wants."""
 
     def run(self, until_s: float) -> None:
@@ -72,7 +71,7 @@ class Clock(Agenda):
         self.now_s = max(self.now_s, until_s)
 
 
-class LosingLine(Line):
+class LosingLine(LinkQueue):
     """Of the link: loses what was lost. lost: bytes, and at which of their sendings."""
 
     def __init__(self, hop: PacketHop, lost: set[tuple[int, int]]) -> None:
@@ -156,9 +155,9 @@ def replayed(path: PacketPath, own: list[Sent], sent: list[Seen]) -> list[float]
     clock, start_s = Clock(), own[0].at_s
     slowest = min(path.hops, key=lambda hop: hop.rate_bps)
     line = LosingLine(slowest, lost)
-    there = [line if hop is slowest else Line(hop, None) for hop in path.hops]
+    there = [line if hop is slowest else LinkQueue(hop, None) for hop in path.hops]
     sender = Sender(
-        clock, path, there, [Line(hop._replace(loss=0.0), None) for hop in path.back], 1e12, Random(0)
+        clock, path, there, [LinkQueue(hop._replace(loss=0.0), None) for hop in path.back], 1e12, Random(0)
     )
     transmit = sender._transmit
 
@@ -198,7 +197,7 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         job = job_of(scenario.variant(name), Scale())
-        network = prepared(job, job.scenario.algorithms[0]).network
+        network = prepare_step(job, job.scenario.algorithms[0]).network
         ends = [
             folder / f"{scenario.topology.resolve().wan[0].name}.{way}.pcapng" for way in ("a_to_b", "b_to_a")
         ]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.search.evaluation import DRAWS
-from testbed.prediction.step_prediction import predict, predict_tail_s
+from testbed.prediction.step_prediction import predict_step, predict_tail_s
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of
@@ -31,7 +31,7 @@ def main() -> None:
     for entry in summary["variants"]:
         own = scenario if scenario.variants is None else scenario.variant(entry["name"])
         job, algorithm = job_of(own, scale), own.algorithms[0]
-        step_s = predict(job, algorithm, calibration, DRAWS, packets=0).step_time_s
+        step_s = predict_step(job, algorithm, calibration, DRAWS, packets=0).step_time_s
         tail_s = predict_tail_s(job, algorithm, step_s, calibration)
         told = "not drawn" if tail_s is None else f"{scale.real_s(tail_s):.3f} s"
         samples = entry["step_time_s"]["samples"]

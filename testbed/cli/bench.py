@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from testbed.cli.console import print_rows
 from testbed.cli.options import (
     AUTO_SCALE,
     RUN_CLOCK,
@@ -22,12 +23,11 @@ from testbed.cli.options import (
     SizeScaleOption,
     TopologyOption,
 )
-from testbed.cli.text_table import print_rows
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
     StallOption,
-    go_on_in_guest,
+    rerun_in_guest,
 )
 from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
 from testbed.measure.execution.benchmark_options import (
@@ -123,7 +123,7 @@ def bench(
     sizes = sizes_between(least, most, factor)
     if wants_guest(clock):
         needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
-        go_on_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
+        rerun_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
     options = BenchOptions(
         collective,
         sizes,

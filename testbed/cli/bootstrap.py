@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from testbed.cli.console import print_rows
 from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, JsonFileOption, SeedOption
-from testbed.cli.text_table import print_rows
-from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, go_on_in_guest
+from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, rerun_in_guest
 from testbed.measure.execution.benchmark_options import (
     WAYS,
     bootstrap_trials,
@@ -24,7 +24,7 @@ from testbed.measure.execution.benchmark_options import (
 )
 from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
 from testbed.measure.execution.network_setup import choose_network_without_ranks
-from testbed.prediction.startup_cost import growth
+from testbed.prediction.startup_cost import growth_exponent
 from testbed.spec.units import format_size
 
 HEADINGS = (
@@ -83,7 +83,7 @@ def bootstrap(
     tries = bootstrap_trials(ranks, way, groups, costs, clock)
     if wants_guest(clock):
         needed = guest_bytes_for(tries)
-        go_on_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
+        rerun_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
     console = Console(stderr=True, highlight=False)
     network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
     run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
@@ -113,5 +113,7 @@ def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
         points = [(row.ranks, row.time_s) for row in rows if row.way == way]
         if len(points) > 1:
             own = [(row.ranks, row.predicted.seconds) for row in rows if row.way == way]
-            found.append(f"# {name}: time grows as n^{growth(points):.2f}, by the model n^{growth(own):.2f}")
+            found.append(
+                f"# {name}: time grows as n^{growth_exponent(points):.2f}, by the model n^{growth_exponent(own):.2f}"
+            )
     return found

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from testbed.cli.experiments import calibrate as experiment
 from testbed.cli.options import MODEL_CLOCK, JobsOption, OutputOption
-from testbed.cli.run_output import telling
+from testbed.cli.run_output import show_progress
 from testbed.measure.results.run_directory import default_path
 from testbed.show.report import print_summary
 from testbed.spec.units import time_text
@@ -39,7 +39,7 @@ def calibrate(
     message and byte. Some minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
-    with telling(Console(stderr=True, highlight=False)) as listener:
+    with show_progress(Console(stderr=True, highlight=False)) as listener:
         done = experiment.calibrate(clock, folder, jobs, keep, listener)
     found = done.fit
     print_summary(done.result, Console(highlight=False))

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from testbed.cli.console import console_of_tables
 from testbed.cli.experiments import explore as experiment
-from testbed.cli.experiments.executor_choice import engine_named
+from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
     MODEL_CLOCK,
     WORKERS,
@@ -25,10 +26,9 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.cli.run_output import telling
-from testbed.cli.text_table import console_of_tables
+from testbed.cli.run_output import show_progress
 from testbed.measure.results.run_directory import default_path
-from testbed.prediction.search import Standing
+from testbed.prediction.search import SearchProgress
 from testbed.show.report import print_summary
 from testbed.show.report.exploration import PAGE, compared_rows
 from testbed.show.report.exploration_findings import (
@@ -81,7 +81,7 @@ def explore(
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     experiment.check(loaded, str(scenario), folder, clock if confirm else None)
     console, shown = Console(stderr=True, highlight=False), console_of_tables()
-    with engine_named(engine, scheduler, jobs) as workers:
+    with open_executor(engine, scheduler, jobs) as workers:
         try:
             with _trying(console, began_s) as progress:
                 explored = experiment.explore(loaded, str(scenario), folder, progress, workers)
@@ -91,7 +91,7 @@ def explore(
         if not as_json:
             _print(explored, shown, confirming=confirm)
         if confirm:
-            with telling(console) as listener:
+            with show_progress(console) as listener:
                 confirmed = experiment.confirm(explored, clock, jobs, listener, workers)
     if confirm:
         if confirmed.ran:
@@ -116,7 +116,7 @@ def explore(
 
 
 @contextlib.contextmanager
-def _trying(console: Console, began_s: float) -> Iterator[Callable[[Standing], None]]:
+def _trying(console: Console, began_s: float) -> Iterator[Callable[[SearchProgress], None]]:
     """A bar of how many configurations have been tried, with the best so far; before it, for all, the first that fits.
 
     began_s: when the command did.
@@ -134,7 +134,7 @@ def _trying(console: Console, began_s: float) -> Iterator[Callable[[Standing], N
         task = bar.add_task("", total=None, doing="")
         told = False
 
-        def tell(standing: Standing) -> None:
+        def tell(standing: SearchProgress) -> None:
             nonlocal told
             if standing.first is not None and not told:
                 told = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,11 @@ from testbed.net.fabric.fabric_state import (
     find_fabric,
     load_live,
 )
+from testbed.net.fabric.flow_trace import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
+from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
+from testbed.net.links.link_engine import direction_to_json
+from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.link_direction import LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
@@ -50,6 +55,8 @@ def add_commands(app: typer.Typer) -> None:
         execute
     )
     app.command(name="doctor")(diagnose)
+    add_link_commands(app)
+    add_probe_command(app)
 
 
 def diagnose(as_json: JsonOption = False) -> None:
@@ -183,3 +190,85 @@ def clean(
         console.print("`testbed runs prune --left` removes them, and what failed runs left")
     if not cleaned and not left:
         console.print("nothing to clean")
+
+
+def add_link_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    link = typer.Typer(no_args_is_help=True, help="WAN links of a network that is up.")
+    link.command(name="set")(set_link)
+    app.add_typer(link, name="link")
+
+
+def set_link(
+    link: Annotated[str, typer.Argument(help="A link, such as east-west-0: a, b and plane. all: every one.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", help="As in a topology file, such as delay='10 ms' loss='1 %'."
+        ),
+    ],
+    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
+    way: Annotated[str | None, typer.Option(hidden=True)] = None,  # its name once
+    fabric: FabricOption = None,
+) -> None:
+    """Change a link of a running network in place: packets on their way keep their times. All else stays as it is."""
+    if way is not None:
+        raise ConfigError(
+            [Problem("command line", None, "--way", "an option that has another name now", "--direction")]
+        )
+    changed = change_link(
+        find_fabric(fabric, link=None if link == ALL else link),
+        link,
+        parse_link_settings(settings),
+        direction,
+    )
+    console = Console(stderr=True, highlight=False)
+    for where, figures in changed.items():
+        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        console.print(f"{' '.join(where)}: {', '.join(row)}")
+
+
+def add_probe_command(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(probe)
+
+
+def probe(
+    source: Annotated[str, typer.Argument(help="The host that sends, for example east1.")],
+    target: Annotated[str, typer.Argument(help="The host that receives, for example west1.")],
+    protocol: Annotated[str, typer.Option(help="udp or tcp.")] = "udp",
+    source_port: Annotated[int, typer.Option("--sport", min=1, max=LARGEST_PORT)] = 40_000,
+    destination_port: Annotated[int, typer.Option("--dport", min=1, max=LARGEST_PORT)] = 40_001,
+    dscp: Annotated[
+        int, typer.Option(min=0, max=LARGEST_DSCP, help="Traffic class that it is sent with.")
+    ] = 0,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="How many packets.")] = 10,
+    fabric: FabricOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send packets of one flow from host to host and tell which WAN links they cross, how long it takes, their DSCP.
+
+    Exit status 1 when none arrives.
+    """
+    flow = Flow(protocol, source_port, destination_port, dscp)
+    trace = trace_flow(find_fabric(fabric, (source, target)), source, target, flow, count)
+    if as_json:
+        print(json.dumps(trace.document(), indent=1))
+    else:
+        _print(trace, source, target, flow)
+    if not trace.arrived:
+        raise typer.Exit(1)
+
+
+def _print(trace: Trace, source: str, target: str, flow: Flow) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    ports = f"{flow.protocol} {flow.source_port} to {flow.destination_port}"
+    console.print(f"{source} to {target}, {ports}: {trace.arrived} of {trace.sent} packets arrived")
+    for path, packets in trace.paths.most_common():
+        links = ", ".join(f"{link} {direction}" for link, direction in path) or "no WAN link"
+        console.print(f"  path      {links}" + (f"  ({packets} packets)" if len(trace.paths) > 1 else ""))
+    if trace.arrived:
+        low, middle, high = (time_text(pick(trace.one_way_s)) for pick in (min, statistics.median, max))
+        console.print(f"  one way   {middle}, from {low} to {high}")
+        classes = ", ".join(str(number) for number in sorted(trace.dscp))
+        console.print(f"  DSCP      sent {flow.dscp}, arrived {classes}")

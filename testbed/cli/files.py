@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.console import warn_unused_inputs
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.result import Result
 from testbed.prediction.dry_run import workloads_of
 from testbed.show.report.topology_graph import Form, draw_topology
+from testbed.spec.catalogue import shipped
+from testbed.spec.examples import copy_example, header
 from testbed.spec.file_formats import json_schema, load
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -24,6 +26,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(schema)
     app.command()(graph)
+    add_init_command(app)
 
 
 def check(
@@ -44,7 +47,7 @@ def check(
         own = [found] if found.variants is None else [found.variant(name) for name in found.variant_names]
         if any(map(_is_elsewhere, own)):
             workloads_of(found, Scale())
-            tell_left_out(found, strict)
+            warn_unused_inputs(found, strict)
     if as_json:
         print(json.dumps(found.to_data(), indent=1))
     else:
@@ -91,3 +94,27 @@ def graph(
         print(text, end="")
     else:
         output.write_text(text)
+
+
+def add_init_command(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(init)
+
+
+def init(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where to; made if it is not there. Without: what can be copied.")
+    ] = None,
+    scenario: Annotated[str, typer.Option(help="Which scenario.")] = "quickstart",
+) -> None:
+    """Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them."""
+    if folder is None:
+        scenarios = shipped("scenarios")
+        width = max(map(len, scenarios))
+        print("scenarios:")
+        for name, file in scenarios.items():
+            print(f"  {name:<{width}}  {header(file.read_text(), name).question}")
+        print("topologies:", *(f"  {name}" for name in shipped("topologies")), sep="\n")
+        return
+    copied = copy_example(scenario, folder)
+    print(f"{', '.join(map(str, copied))}\nNext: testbed run {copied[0]} --clock virtual")

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.experiments import reproduce as experiment
+from testbed.cli.experiments import run as experiment
 from testbed.cli.options import JobsOption, JsonOption, OutputOption
-from testbed.cli.run_output import telling
+from testbed.cli.run_output import show_progress
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import hand_over
 from testbed.show.report import write_report
@@ -61,7 +61,7 @@ def reproduce(
     as_json: JsonOption = False,
 ) -> None:
     """Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status 4: it does not."""
-    with telling(Console(stderr=True, highlight=False)) as listener:
+    with show_progress(Console(stderr=True, highlight=False)) as listener:
         found, target = experiment.reproduce(run, output, jobs, listener)
     _print(found, as_json)
     Console(stderr=True, highlight=False).print(f"report: {target / 'report.html'}", soft_wrap=True)

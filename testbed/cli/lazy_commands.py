@@ -108,7 +108,7 @@ COMMANDS: Mapping[str, Entry] = {
         "Say what a scenario's steps take, by a model of its network; nothing is built or sent.",
     ),
     "probe": Entry(
-        "probe",
+        "fabric",
         "Send packets of one flow from host to host and tell which WAN links they cross, how long it "
         "takes, their DSCP.",
     ),
@@ -133,10 +133,10 @@ COMMANDS: Mapping[str, Entry] = {
         "Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's.",
     ),
     "init": Entry(
-        "init",
+        "files",
         "Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them.",
     ),
-    "link": Entry("link", "WAN links of a network that is up."),
+    "link": Entry("fabric", "WAN links of a network that is up."),
     "policy": Entry("policy", "The transport policy of a network that is up."),
     "virtual": Entry(
         "virtual",

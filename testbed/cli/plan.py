@@ -12,9 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.console import show_schedule_search, warn_unused_inputs
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.cli.progress_bar import searching
-from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.serving_summary import predicted_latencies
 from testbed.measure.results.training_summary import limited_words, prediction
 from testbed.prediction.dry_run import dry_runs, schedule_csv
@@ -46,9 +45,9 @@ def plan(
 ) -> None:
     """Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
-    with searching(Console(stderr=True, highlight=False)):
+    with show_schedule_search(Console(stderr=True, highlight=False)):
         tried = dry_runs(loaded, Scale())
-    tell_left_out(loaded)
+    warn_unused_inputs(loaded)
     if as_csv is not None:
         print(schedule_csv(tried, as_csv), end="")
         return

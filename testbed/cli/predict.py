@@ -15,11 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.console import console_of_tables, show_schedule_search, warn_unused_inputs
 from testbed.cli.experiments import predict as predicting
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK, JsonOption, OverridesOption
-from testbed.cli.progress_bar import searching
-from testbed.cli.text_table import console_of_tables
-from testbed.cli.unused_inputs import tell_left_out
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import step_work
 from testbed.prediction.step_prediction import MOST_PACKETS
@@ -60,10 +58,10 @@ def predict(
     events, background traffic, protocols of one's own.
     """
     began_s = time.perf_counter()
-    with searching(Console(stderr=True, highlight=False)):
+    with show_schedule_search(Console(stderr=True, highlight=False)):
         loaded = load_scenario(scenario, overrides or [])
         predicted = predicting.predict(loaded, clock, packets)
-    tell_left_out(loaded)
+    warn_unused_inputs(loaded)
     found = predicted.variants
     took_s = time.perf_counter() - began_s
     if as_json:

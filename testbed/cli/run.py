@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from testbed.cli.console import warn_unused_inputs
 from testbed.cli.experiments import run as experiment
-from testbed.cli.experiments.executor_choice import engine_named
+from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
     RUN_CLOCK,
     WORKERS,
@@ -24,8 +25,7 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, telling
-from testbed.cli.unused_inputs import tell_left_out
+from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, show_progress
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
 from testbed.measure.execution.run import Request
@@ -89,7 +89,7 @@ def run(
     """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
-    tell_left_out(loaded)
+    warn_unused_inputs(loaded)
     request = Request(
         loaded,
         output if output is not None else default_path(loaded.name),
@@ -106,7 +106,7 @@ def run(
     )
     console = Console(stderr=True, highlight=False)
     with shown(request.output, live, console):
-        with engine_named(engine, scheduler, jobs) as workers, telling(console) as listener:
+        with open_executor(engine, scheduler, jobs) as workers, show_progress(console) as listener:
             request = replace(request, engine=workers)
             result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
         print_result(result, console, strict=strict, as_json=as_json)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from testbed.cli.console import listen_to_schedule_search, progress_bar
 from testbed.cli.experiments.run import Listener
-from testbed.cli.progress_bar import bar_on, told_of_searches
 from testbed.measure.execution.progress import PartProgress, Progress, progress_text, time_left_text
 from testbed.measure.execution.run import PreparedRun
 from testbed.measure.results.manifest import Manifest
@@ -23,13 +23,13 @@ EXIT_UNTRUSTED = 3
 
 
 @contextlib.contextmanager
-def telling(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
+def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
     """Tells of runs within the block: what begins, its phases, its steps. quiet: only what must not be missed."""
     if quiet:
         yield Listener(Progress(lambda line: None, lambda done, total: None), _tell_again(console))
         return
     began_s = time.monotonic()
-    with bar_on(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("checking", total=None)
 
         def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ def telling(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
             if not console.is_terminal and done % max(1, total // 4) == 0:
                 console.print(f"  step {done + 1} of {total}")
 
-        with told_of_searches(lambda words: bar.update(task, description=words)):
+        with listen_to_schedule_search(lambda words: bar.update(task, description=words)):
             yield Listener(Progress(phase, step, parts), begins)
 
 

@@ -11,8 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.console import progress_bar
 from testbed.cli.experiments import sweep as experiment
-from testbed.cli.experiments.executor_choice import engine_named
+from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
     WORKERS,
     JobsOption,
@@ -21,8 +22,7 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.cli.progress_bar import bar_on
-from testbed.cli.run_output import EXIT_UNTRUSTED, telling
+from testbed.cli.run_output import EXIT_UNTRUSTED, show_progress
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep, SweepFigure
 from testbed.show.report.sweep import CAPTION, PAGE, TABLE, lacking
@@ -93,8 +93,8 @@ def sweep(
     )
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     try:
-        planned = experiment.plan(request)  # what is wrong is said before anybody is started
-        with engine_named(engine, scheduler, jobs) as workers:
+        planned = experiment.plan_sweep(request)  # what is wrong is said before anybody is started
+        with open_executor(engine, scheduler, jobs) as workers:
             found = _carried_out(planned.by(workers), console)
     except KeyboardInterrupt:
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
@@ -112,8 +112,8 @@ def sweep(
         raise typer.Exit(EXIT_UNTRUSTED)
 
 
-def _carried_out(planned: experiment.Plan, console: Console) -> Sweep:
-    with bar_on(console) as bar, telling(console, quiet=True) as listener:
+def _carried_out(planned: experiment.SweepPlan, console: Console) -> Sweep:
+    with progress_bar(console) as bar, show_progress(console, quiet=True) as listener:
         task = bar.add_task("the model", total=None)
 
         def told(done: int, total: int, words: str) -> None:

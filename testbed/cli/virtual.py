@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from testbed.cli.progress_bar import bar_on
+from testbed.cli.console import progress_bar
 from testbed.measure.execution.network_setup import command_given, guest_settings
 from testbed.net.virtual.guest import STALL_TIMEOUT_S, Guest, GuestExit, GuestSettings
 from testbed.net.virtual.kernel_build import build as build_kernel
@@ -58,7 +58,7 @@ def build(
 ) -> None:
     """Build the virtual clock's kernel, try every feature of it, and keep it. About five minutes on two cores."""
     console = Console(stderr=True, highlight=False)
-    with bar_on(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("looking for a kernel source", total=None)
         told = -1
 
@@ -111,7 +111,7 @@ def summary_line(ended: GuestExit) -> str:
     return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
 
 
-def go_on_in_guest(settings: GuestSettings) -> NoReturn:
+def rerun_in_guest(settings: GuestSettings) -> NoReturn:
     """The same command in a guest, where it finds the clock that it wants; ends with its status."""
     guest = Guest(find_image(), settings)
     command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]

@@ -121,7 +121,7 @@ def environment() -> dict[str, str]:
     return {VARIABLE: str(file_in_use() or _files()[0])}
 
 
-def keep_calibration(clock: str, calibration: Calibration, file: Path | None = None) -> Path:
+def write_calibration(clock: str, calibration: Calibration, file: Path | None = None) -> Path:
     """Write it, beside that of the other clock; returns the file. BadCalibration, OSError."""
     target = file or _to_write()
     entries = _read(target) if target.exists() else {}

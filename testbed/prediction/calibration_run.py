@@ -21,7 +21,7 @@ from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import packet_payload_bytes
 from testbed.net.paths.losses import find_control
 from testbed.prediction.calibration import REAL, Calibration
-from testbed.prediction.step_prediction import DRAWS, predict
+from testbed.prediction.step_prediction import DRAWS, predict_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.workload import ExchangeSpec
@@ -98,7 +98,7 @@ class Fit:
         return statistics.median(map(abs, self.errors.values()))
 
 
-def probes(cards: bool = True) -> Scenario:
+def probe_scenario(cards: bool = True) -> Scenario:
     """The scenario to run; its variants are the probes. cards: whether hosts can have some with verbs."""
     variants: dict[str, dict[str, Any]] = {}
     for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
@@ -215,7 +215,7 @@ def _step_s(job: Job, calibration: Calibration) -> float:
     # messages one after the other: the mean is exact, and does not jump between values that are tried; but of several
     # queue pairs a message waits for the one that loses most
     draws = DRAWS if _mended(job) == "rdma" and _loss(job) else 0
-    return predict(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
+    return predict_step(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
 
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:

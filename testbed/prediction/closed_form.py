@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed.comm.collectives import AUTO, collective_of
 from testbed.net.paths import Members, Network, network_of
-from testbed.prediction.idle_rates import Pace, pace_of, pace_of_pairs
+from testbed.prediction.idle_rates import IdleCost, collective_cost, pairs_cost
 from testbed.spec.catalogue import placements
 from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, ParallelismSpec, ScheduleSpec
 from testbed.spec.scale import Scale
@@ -63,7 +63,7 @@ class _Shape:
     """What configurations with the same degrees in the same order have alike."""
 
     mesh: Mesh
-    paces: Mapping[str, Pace]
+    paces: Mapping[str, IdleCost]
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,13 @@ class Screener:
             near = leaves_of(self._topology, self._hosts)
         algorithms = self._algorithms(changes)
         paces = {
-            kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], near)
+            kind: collective_cost(network, groups.get(kind, []), collective, algorithms[kind], near)
             for kind, (collective, *_) in _COLLECTIVES.items()
         }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
-        paces[CONTEXT] = pace_of_pairs(network, rings)
-        paces[PIPELINE] = pace_of_pairs(network, lines)
+        paces[CONTEXT] = pairs_cost(network, rings)
+        paces[PIPELINE] = pairs_cost(network, lines)
         return _Shape(mesh, paces)
 
     def _algorithms(self, changes: Changes) -> dict[str, str]:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from testbed.net.paths import Network, network_of
 from testbed.prediction.closed_form import Changes
-from testbed.prediction.idle_rates import Pace, pace_of, pace_of_pairs
+from testbed.prediction.idle_rates import IdleCost, collective_cost, pairs_cost
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
@@ -73,7 +73,7 @@ class RecordedScreener:
         self._trace = recorded_trace(scenario.workload)
         self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
         self._orders: dict[str, tuple[int, ...]] = {}
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, IdleCost] = {}
 
     def looks_at(self, path: str) -> bool:
         """Whether it knows of values at that path of a scenario."""
@@ -135,7 +135,7 @@ class RecordedScreener:
                 found[traffic].size_bytes = max(found[traffic].size_bytes, float(size))
         return found
 
-    def _pace(self, traffic: _Traffic, seen: Changes) -> Pace:
+    def _pace(self, traffic: _Traffic, seen: Changes) -> IdleCost:
         """ConfigError for what the scenario does not take."""
         algorithm = self._algorithm(traffic, seen)
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
@@ -147,9 +147,9 @@ class RecordedScreener:
                 tuple(places[rank] for rank in members) for members in sorted(self._uses[traffic].joined)
             ]
             if traffic.collective:
-                self._paces[key] = pace_of(network, groups, traffic.collective, algorithm, buildings)
+                self._paces[key] = collective_cost(network, groups, traffic.collective, algorithm, buildings)
             else:
-                self._paces[key] = pace_of_pairs(network, [(source, target) for source, target in groups])
+                self._paces[key] = pairs_cost(network, [(source, target) for source, target in groups])
         return self._paces[key]
 
     def _algorithm(self, traffic: _Traffic, seen: Changes) -> str:
@@ -200,7 +200,7 @@ def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
     return _Traffic(operation.kind, operation.collective, operation.algorithm)
 
 
-def _along(program: Sequence[_Action], paces: Mapping[_Traffic, Pace]) -> float:
+def _along(program: Sequence[_Action], paces: Mapping[_Traffic, IdleCost]) -> float:
     """When the last of a rank's operations is over."""
     ends: list[float] = []
     for action in program:

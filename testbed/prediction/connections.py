@@ -10,14 +10,19 @@ from testbed.comm.transport.channels import StripeSettings
 from testbed.net.paths.datagram_recovery import LossyDatagrams
 from testbed.net.paths.losses import FIRST_PACKETS, LossyConnection, LossyWindow, Sent
 from testbed.net.paths.network import Ends, LossDelay, Network, Path
-from testbed.prediction.channels import Lane
-from testbed.prediction.compute_clock import Clock
-from testbed.prediction.connection_state import NOTHING_KEPT, Before, Kept
-from testbed.prediction.events import Event
+from testbed.prediction.channels import (
+    NO_STATE,
+    Channel,
+    ConnectionState,
+    HopSegment,
+    HopTransfer,
+    SlowStartRamp,
+    Warmup,
+    split_by_hop,
+)
+from testbed.prediction.events import Clock, Event
 from testbed.prediction.fluid import Fluid
-from testbed.prediction.hop_queues import Hopping, Leg, legs_of
-from testbed.prediction.slow_start_ramp import Opening
-from testbed.prediction.striping import Dealer, Part
+from testbed.prediction.striping import Part, Striper
 
 Action = Callable[[], None]
 
@@ -44,26 +49,26 @@ class Connections:
         network: Network,
         fluid: Fluid,
         lateness: LossDelay,
-        kept: Kept = NOTHING_KEPT,
+        kept: ConnectionState = NO_STATE,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
-        self._lanes: dict[object, Lane] = {}
-        self._dealers: dict[tuple[Ends, int], Dealer] = {}
+        self._lanes: dict[object, Channel] = {}
+        self._dealers: dict[tuple[Ends, int], Striper] = {}
         self._lossy_windows = dict(kept.lossy)
-        self._openings: dict[object, Opening | None] = {}
+        self._openings: dict[object, SlowStartRamp | None] = {}
         self._before = kept
-        self._legs: dict[object, tuple[Leg, ...]] = {}
+        self._legs: dict[object, tuple[HopSegment, ...]] = {}
 
     overflowed = False  # what queues lose is in how long a message takes
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> ConnectionState:
         """Of what was before this step and in it."""
         paces = {key: own.packets for key, own in self._openings.items() if own}
-        return Kept(self._lossy_windows, paces, self._fluid)
+        return ConnectionState(self._lossy_windows, paces, self._fluid)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -90,9 +95,9 @@ class Connections:
         else:
             self._flow(_Sending(key, ends, dscp, lane.paths, *timed, turn), taken, left, come)
 
-    def _lane(self, key: object, paths: Sequence[Path]) -> Lane:
+    def _lane(self, key: object, paths: Sequence[Path]) -> Channel:
         """A connection's, from its first message on."""
-        lane = self._lanes[key] = Lane.of(key, paths, self._network)
+        lane = self._lanes[key] = Channel.of(key, paths, self._network)
         return lane
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
@@ -143,13 +148,13 @@ class Connections:
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
 
-    def _opening(self, key: object, path: Path, sending: _Sending) -> Opening | None:
+    def _opening(self, key: object, path: Path, sending: _Sending) -> SlowStartRamp | None:
         """None where its first pace is no less than its path's rate."""
         if key not in self._openings:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, sending)
             gain, packets = network.first_pace / FIRST_PACKETS, self._before.paces.get(key, FIRST_PACKETS)
-            opening = Opening(gain, round_trip_s, slowest / packet_bytes, packets)
+            opening = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
             self._openings[key] = opening if slow else None
         return self._openings[key]
@@ -176,9 +181,9 @@ class Connections:
     ) -> None:
         (path,) = sending.paths
         if key not in self._legs:
-            self._legs[key] = legs_of(key, path, self._network.capacities)
+            self._legs[key] = split_by_hop(key, path, self._network.capacities)
         packet_bytes, latency_s = path.serialisation.packet_bytes, sending.latency_s
-        Hopping(
+        HopTransfer(
             self._clock,
             self._fluid,
             self._legs[key],
@@ -206,12 +211,12 @@ class Connections:
             loss.told.append(look)
         look()
 
-    def open(self, ranks: int, before: Before) -> None:
+    def open(self, ranks: int, before: Warmup) -> None:
         """Let windows over paths that lose packets be what messages leave, each of which waits for the one before."""
         for rank in range(ranks):
             self._go_round((rank, (rank + 1) % ranks), before)
 
-    def _go_round(self, ends: Ends, before: Before) -> None:
+    def _go_round(self, ends: Ends, before: Warmup) -> None:
         paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
         for number, path in enumerate(paths):
             if path.lossy is None or not isinstance(path.lossy, LossyConnection) or not path.lossy.begins:
@@ -255,7 +260,7 @@ class Connections:
         self._until_s[key] = until_s
         return until_s
 
-    def _dealer(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Dealer:
+    def _dealer(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Striper:
         dealer = self._dealers.get((ends, dscp))
         if dealer is not None:
             return dealer
@@ -282,7 +287,7 @@ class Connections:
             )
             self._flow(sending, taken, lambda: None, there)
 
-        dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)
+        dealer = self._dealers[ends, dscp] = Striper(stripes, len(paths), self._turn, flow)
         return dealer
 
     def _turn(self) -> int | None:

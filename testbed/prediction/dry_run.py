@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from testbed.net.paths import network_of
-from testbed.prediction.activation_memory import peak_alive
 from testbed.prediction.simulation import simulate
-from testbed.prediction.timeline import Stuck, Timeline
+from testbed.prediction.timeline import Deadlock, Timeline, peak_activation_bytes
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -42,7 +41,7 @@ def dry_run(training: Training) -> Timeline:
             _known[training] = simulate(
                 plan, training.network, training.itemsize, training.software, folded=True
             )
-        except Stuck as error:
+        except Deadlock as error:
             if training.schedule.source is not None:
                 raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
             expected = f"one that comes to its end; this one {error}"
@@ -50,7 +49,7 @@ def dry_run(training: Training) -> Timeline:
     return _known[training]
 
 
-def _endless(what: str, name: str, source: tuple[str, int], error: Stuck) -> ConfigError:
+def _endless(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
     """Of somebody's own function, by its file and line."""
     file, line = source
     expected = f"one that comes to its end; this one {error}"
@@ -81,7 +80,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
     software = modelled_software(scenario.transport, scale)
     try:
         return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
-    except Stuck as error:
+    except Deadlock as error:
         name = scenario.workload.kind
         raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
 
@@ -91,7 +90,7 @@ def check_memory(workload: Workload) -> None:
     training = workload.training
     if training is None or training.memory_limit_bytes is None:
         return
-    peaks = peak_alive(training.plan, dry_run(training).spans)
+    peaks = peak_activation_bytes(training.plan, dry_run(training).spans)
     if max(peaks) > training.memory_limit_bytes:
         rank, most = peaks.index(max(peaks)), format_size(round(max(peaks)))
         found = f"{training.schedule.name}, which keeps {most} alive on rank {rank}"

@@ -17,8 +17,8 @@ from itertools import count, pairwise
 import numpy as np
 
 from testbed.net.paths.network import PartShares
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.max_min import ALIKE, FEW, Floats, Laid, Paths, Steps, fair, fair_few
+from testbed.prediction.events import EventQueue
+from testbed.prediction.max_min import ALIKE, FEW, Floats, Paths, PathTable, Steps, fair, fair_few
 from testbed.spec.link_direction import QueueClass
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
@@ -68,7 +68,7 @@ class Fluid:
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: EventQueue,
         capacities: Mapping[str, float],
         queues: Mapping[str, float] | None = None,
         classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
@@ -87,7 +87,7 @@ class Fluid:
             for name, entries in classes.items()
         }
         self._connections: list[_Connection] = []
-        self._laid = Laid()
+        self._laid = PathTable()
         self._by_key: dict[object, _Connection] = {}
         self.busy: dict[int, _Connection] = {}  # those that send, by number
         self._left: list[float] = []  # bytes of what each connection sends now
@@ -104,7 +104,7 @@ class Fluid:
         self._since_s = 0.0
         self._leaves_s: float | None = None
 
-    def go_on(self, agenda: Agenda) -> None:
+    def go_on(self, agenda: EventQueue) -> None:
         """By another's time, from its beginning; nothing flows."""
         self._agenda, self._since_s = agenda, agenda.now_s
 

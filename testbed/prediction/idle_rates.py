@@ -16,7 +16,7 @@ LARGE = 1 << 30  # bytes of the array for which `auto` chooses
 
 
 @dataclass(frozen=True)
-class Pace:
+class IdleCost:
     """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
 
     byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other. parts: per byte
@@ -36,9 +36,9 @@ class Pace:
         return max(self.latency_s + size_bytes * self.byte_s, latency_s + size_bytes * byte_s)
 
 
-def pace_of(
+def collective_cost(
     network: Network, groups: Sequence[Members], collective: str, algorithm: str, near: Sequence[object]
-) -> Pace:
+) -> IdleCost:
     """Of a kind of collective; near: of all ranks. Bytes share what they meet, blocks wait on their way."""
     loads: dict[tuple[int, int], float] = {}
     latency_s, way = 0.0, (0.0, 0.0)
@@ -58,7 +58,7 @@ def pace_of(
                 ways[there] = max(ways[there], (waited_s + own_s, busy_s + size / slowest / UNIT))
         way = max(way, *ways)
     parts = _busy(network, loads)
-    return Pace(latency_s, max(parts.values(), default=0.0), way, parts)
+    return IdleCost(latency_s, max(parts.values(), default=0.0), way, parts)
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
                     yield (stage, number), step
 
 
-def pace_of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:
+def pairs_cost(network: Network, pairs: Iterable[tuple[int, int]]) -> IdleCost:
     """Of messages between these ranks, all at once."""
     loads = dict.fromkeys(pairs, UNIT)
     latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
     parts = _busy(network, loads)
-    return Pace(latency_s, max(parts.values(), default=0.0), parts=parts)
+    return IdleCost(latency_s, max(parts.values(), default=0.0), parts=parts)
 
 
 def _busy(network: Network, loads: Mapping[tuple[int, int], float]) -> dict[str, float]:

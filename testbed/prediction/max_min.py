@@ -28,7 +28,7 @@ class Paths(NamedTuple):
     many: int
 
 
-class Grown:
+class GrowableArray:
     """An array that is added to: of its places `many` are taken."""
 
     def __init__(self, kind: type) -> None:
@@ -44,13 +44,13 @@ class Grown:
         self.many = end
 
 
-class Laid:
+class PathTable:
     """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
 
     def __init__(self) -> None:
-        self._parts, self._loads = Grown(np.intp), Grown(float)
-        self._steps, self._first_step = Grown(np.intp), Grown(np.intp)  # of each path
-        self._paths, self._first_path = Grown(np.intp), Grown(np.intp)  # of each connection
+        self._parts, self._loads = GrowableArray(np.intp), GrowableArray(float)
+        self._steps, self._first_step = GrowableArray(np.intp), GrowableArray(np.intp)  # of each path
+        self._paths, self._first_path = GrowableArray(np.intp), GrowableArray(np.intp)  # of each connection
 
     def add(self, paths: Sequence[Mapping[int, float]]) -> None:
         """The next connection's."""
@@ -76,7 +76,7 @@ class Laid:
 def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
     """Of all of these at once, in bytes per second."""
     part = {name: number for number, name in enumerate(capacities)}
-    laid = Laid()
+    laid = PathTable()
     laid.add([{part[name]: load for name, load in path.items()} for path in paths])
     all_paths, _ = laid.of(np.zeros(1, dtype=np.intp))
     found: list[float] = fair(np.array(list(capacities.values()), dtype=float), all_paths).tolist()

@@ -15,13 +15,12 @@ from heapq import heappop, heappush
 from testbed.comm.transport import PROTOCOLS, Software
 from testbed.comm.transport.layers import NOTE_BYTES
 from testbed.net.paths.network import Ends, LossDelay, Network
-from testbed.prediction.connection_state import NOTHING_KEPT, Kept, Lasting
+from testbed.prediction.channels import NO_STATE, ConnectionState, PersistentConnections
+from testbed.prediction.collective_flow import software_part
 from testbed.prediction.connections import Connections
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.events import Event, Mailbox
+from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
-from testbed.prediction.symmetry import software_of
 
 SOON_S = 1e-9  # as far apart two moments are two, whatever digits clocks have
 
@@ -63,7 +62,7 @@ class _Line:
 MEAN = LossDelay()
 
 
-class Messaging(Agenda):
+class Messaging(EventQueue):
     """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
 
     burst_bytes: the most that any pair had to send at once.
@@ -75,13 +74,13 @@ class Messaging(Agenda):
         ranks: int,
         software: Software,
         lateness: LossDelay = MEAN,
-        kept: Kept = NOTHING_KEPT,
+        kept: ConnectionState = NO_STATE,
     ) -> None:
         super().__init__()
         self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
         self._announced, self._copied = protocol.registers, protocol.copies
-        parts = {software_of(rank): 1.0 for rank in range(ranks)}
+        parts = {software_part(rank): 1.0 for rank in range(ranks)}
         capacities = {**network.capacities, **parts}
         self.fluid = kept.fluid or Fluid(self, capacities, network.queues, network.classes)
         self.fluid.go_on(self)
@@ -92,9 +91,9 @@ class Messaging(Agenda):
         self.soon: deque[Callable[[], None]] = deque()  # what happens in this moment, behind what else does
         self.boxes: dict[Key, Mailbox] = {}
         self.lines: dict[Key, _Line] = {}
-        self.connections: Connections | Lasting
+        self.connections: Connections | PersistentConnections
         if network.packets:
-            lasting: Lasting = kept.packets or PacketConnections(self, network, lateness.draw)
+            lasting: PersistentConnections = kept.packets or PacketConnections(self, network, lateness.draw)
             lasting.go_on(self)
             self.connections = lasting
         else:

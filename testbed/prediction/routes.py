@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from testbed.caches import IdentityCache
+from testbed.comm.flight_recorder import NetworkPaths, PairPath
 from testbed.comm.transport import TrafficClass
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.net.controller import Flow, PolicyChoice, View, compute
@@ -12,8 +15,8 @@ from testbed.net.controller.table_simulator import Journey, wires
 from testbed.net.controller.table_simulator import Network as Switches
 from testbed.net.fabric.namespace_setup import receive_window_bytes
 from testbed.net.fabric.plan import make_plan
-from testbed.net.paths import Ends, LossyConnection, Path, payload_per_bit
-from testbed.net.paths.alpha_beta import RingStep, step_of
+from testbed.net.paths import Ends, LossyConnection, Network, Path, network_of, payload_per_bit
+from testbed.net.paths.alpha_beta import RingStep, frame_per_payload, step_of
 from testbed.net.paths.datagram_recovery import LossyDatagrams
 from testbed.net.paths.hops import (
     Hop,
@@ -28,8 +31,10 @@ from testbed.net.paths.losses import USUAL, find_control, is_known_control
 from testbed.net.paths.network import ANY
 from testbed.prediction.calibration import Calibration
 from testbed.spec.buildings import Host
+from testbed.spec.keywords import PLANNED
 from testbed.spec.link_direction import Direction, QueueClass
 from testbed.workload.job.job import Job
+from testbed.workload.job.traffic_matrix import flows_of
 
 Marked = tuple[tuple[str, Direction], int]
 """A link's direction, by its name, and the DSCP of packets there."""
@@ -218,3 +223,160 @@ class Routes:
 
     def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
         return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
+
+
+_known: IdentityCache[Network] = IdentityCache(64)  # a search comes back to a few
+
+
+def route_network(
+    job: Job, algorithm: str, calibration: Calibration, routes: Routes | None = None
+) -> Network:
+    """The model's network, with the paths that the policy gives to connections between buildings. ControllerError.
+
+    The same one for jobs of which nothing differs that it goes by. routes: where connections go, if that is known.
+    """
+    things = job.topology, *job.hosts, job.scenario.transport, calibration
+    return _known.of(
+        things, lambda: _routed(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
+    )
+
+
+def _key(job: Job, algorithm: str) -> Hashable:
+    choice, spec = job.scenario.policy.to_choice(), job.scenario.transport
+    sized = PolicyChoice(**choice).goes_by_sizes or any(own.pacing == PLANNED for own in spec.sockets)
+    declared = job.scenario.algorithms[0]
+    pairs = [job.workload.pairs(one) for one in dict.fromkeys((declared, algorithm))]
+    # which connections there are follows from who sends to whom
+    flows = tuple(
+        (dscp, frozenset(own.items() if sized else own)) for several in pairs for dscp, own in several.items()
+    )
+    return repr(choice), flows, job.scale, job.scenario.seed, job.link_engine
+
+
+def _routed(routes: Routes, algorithm: str) -> Network:
+    job = routes.job
+    training = job.workload.training
+    network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
+    capacities, queues = dict(network.capacities), dict(network.queues)
+    parallel: dict[tuple[Ends, int], tuple[Path, ...]] = {}
+    classes = {}
+    for name, direction in routes.links.values():
+        rate = capacities[name] = routes.per_bit * direction.rate_bps
+        own = [(class_part(name, entry), entry) for entry in routes.classes]
+        capacities |= {part: rate * entry.limit for part, entry in own}
+        queues |= dict.fromkeys([part for part, _ in own] or [name], float(direction.queue_bytes))
+        if own:
+            classes[name] = tuple(own)
+    for ends, flow, path, more in routes.paths(job.flows_of(algorithm)):
+        capacities |= more
+        key = ends, flow.dscp
+        parallel[key] = (*parallel.get(key, ()), path)
+    granted = job.wiring.transport.granted
+    if granted is not None:
+        capacities |= {card: capacities[card] * granted for card in _receiving(network)}
+    parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
+    wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
+    headers = (
+        1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
+    )
+    overheads = {ends: (1 + wiring.overhead(*ends)) * headers - 1 for ends in network.paths}
+    written = {ends: wiring.transport.written_above(wiring.distance(*ends)) for ends in network.paths}
+    dealing = {
+        ends: stripes
+        for ends, _ in parallel
+        if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
+    }
+    control = find_control(model_of(job, wiring.congestion_control or USUAL))
+    at_once = granted is None and not control.paces
+    startup = control.startup if granted is None and packet is None else 0.0
+    return replace(
+        network,
+        capacities=capacities,
+        parallel=parallel,
+        dealing=dealing,
+        queues=queues,
+        classes=classes,
+        overheads=overheads,
+        written_above=written,
+        # what is granted is dealt out in turn, a few packets each
+        sends_at_once=at_once,
+        routed=True,
+        first_pace=startup,
+        asks=granted is not None,
+    )
+
+
+def _receiving(network: Network) -> set[str]:
+    """The cards that messages come in by."""
+    return {path.parts[-1] for path in network.paths.values()}
+
+
+def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
+    """A pair's. Where each goes back by itself it throws away what it has under way: of a link they share, its part."""
+    for path in paths:
+        own = path.lossy
+        if isinstance(own, LossyDatagrams) and own.recovery == "go_back_n":
+            slowest = min(path.parts, key=capacities.__getitem__)
+            alike = sum(slowest in other.parts for other in paths)
+            yield replace(path, lossy=replace(own, path_rate=own.path_rate / alike))
+        else:
+            yield path
+
+
+ALL_PAIRS_RANKS = 64  # of more, only the pairs that the plan uses
+
+
+def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
+    """As at the start of a run, under the scenario's policy; figures are emulated. ControllerError."""
+    routes = Routes(job, calibration)
+    hosts = {rank: host.name for rank, host in enumerate(job.hosts)}
+    flows = [flow for algorithm in job.scenario.algorithms for flow in job.flows_of(algorithm)]
+    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_others(job, flows)]))
+    pairs = {(own.source, own.target, own.dscp, own.channel): own for own in found if own is not None}
+    rates_bps = {
+        f"link {link.name}": min(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in job.topology.wan
+    }
+    return NetworkPaths(hosts, tuple(pairs[key] for key in sorted(pairs)), rates_bps)
+
+
+def _others(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
+    """Between pairs that the plan does not use: barriers, and agreements on a step's start, do."""
+    ranks = {host.name: rank for rank, host in enumerate(job.hosts)}
+    if len(ranks) > ALL_PAIRS_RANKS:
+        return
+    used = {(ranks[flow.source], ranks[flow.destination]) for flow in flows if not flow.dscp}
+    pairs = ((one, other) for one in ranks.values() for other in ranks.values() if one != other)
+    yield from flows_of(job.wiring, {pair: 0.0 for pair in pairs if pair not in used})
+
+
+def _path(routes: Routes, flow: Flow) -> PairPath | None:
+    """One connection's way; None where no switch lets it through."""
+    (source, one), (target, other) = routes.hosts[flow.source], routes.hosts[flow.destination]
+    up, down = routes.nodes(one, other)
+    rising, falling = routes.inside(one, other)
+    names = [f"nic {one.name}", *(f"switch {name}" for name in up[1:])]
+    across = []
+    if one.building != other.building:
+        journey = routes.journey(flow, one)
+        taken = [hop for hop in journey.hops if hop in routes.wan]
+        if not journey.delivered:
+            return None
+        for link, here, there in map(routes.wan.__getitem__, taken):
+            names += [
+                f"switch {here}-edge",
+                f"link {link.name}",
+                f"plane {link.plane}",
+                f"switch {there}-edge",
+            ]
+        across = [Hop(name, [direction]) for name, direction in map(routes.links.__getitem__, taken)]
+    names += [f"switch {name}" for name in down[:0:-1]] + [f"nic {other.name}"]
+    hops = [*rising, *across, *falling]
+    return PairPath(
+        source,
+        target,
+        tuple(dict.fromkeys(names)),
+        flow.dscp,
+        flow.channel,
+        rate_bps=min(hop.links[0].rate_bps for hop in hops),
+        delay_s=step_of(routes.topology, hops, hops[::-1]).delay_s,
+    )

@@ -17,14 +17,13 @@ from testbed.comm.collectives.registry import rows_algorithm_of
 from testbed.comm.transport import Software
 from testbed.gc_control import clear_references
 from testbed.net.paths.network import LossDelay, Members, Network
-from testbed.prediction.collective_driver import Call, Carrying, Events
-from testbed.prediction.compute_clock import Computers
-from testbed.prediction.connection_state import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
-from testbed.prediction.message_list import SizedStage, sized
+from testbed.prediction.channels import NO_STATE, NO_WARMUP, ConnectionState, Warmup
+from testbed.prediction.collective_flow import FlowBuilder, Isolated, alone_key, alone_plan, alone_software
+from testbed.prediction.collective_messages import Call, CollectiveDriver, Events, SizedStage, list_messages
+from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
-from testbed.prediction.serving_result import Served
-from testbed.prediction.symmetry import Folder, Isolated, alone_key, alone_plan, alone_software
-from testbed.prediction.timeline import Stuck, Timeline
+from testbed.prediction.request_dispatch import RequestDispatcher
+from testbed.prediction.timeline import Deadlock, Timeline
 from testbed.workload.dependency_tracker import DependencyTracker, orders_of
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
@@ -44,7 +43,7 @@ def simulate(
     folded: bool = False,
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
-    before: Before = NOTHING_BEFORE,
+    before: Warmup = NO_WARMUP,
     alone: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
@@ -56,7 +55,7 @@ def simulate(
     draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
     `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
     collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
-    of this plan are put to. Stuck, NoServerError.
+    of this plan are put to. Deadlock, NoServerError.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends or network.begins else 0
@@ -67,16 +66,16 @@ def simulate(
         clear_references(whole.plays)
 
 
-def simulate_in_a_row(
+def simulate_steps(
     plan: JobPlan,
     network: Network,
     itemsize: int,
     software: Software,
     draw: Random,
-    before: Before,
+    before: Warmup,
     count: int,
 ) -> list[float]:
-    """What so many steps take one after the other, message by message, with losses as `draw` has them. Stuck."""
+    """What so many steps take one after the other, message by message, with losses as `draw` has them. Deadlock."""
     whole = _Simulation(plan, network, itemsize, software, folded=False)
     try:
         return list(whole.in_a_row(LossDelay(draw), before, count))
@@ -84,7 +83,7 @@ def simulate_in_a_row(
         clear_references(whole.plays)
 
 
-def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeline:
+def _told(whole: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
     if whole.network.packets and not draws:
         return whole.drawn(MEAN, before)
     # in collectives nothing is drawn for the whole step
@@ -105,7 +104,7 @@ def _settled(step: _Simulation, warmup: int) -> Timeline:
     return last[(len(last) - 1) // 2]
 
 
-class _Simulation(Carrying):
+class _Simulation(CollectiveDriver):
     def __init__(
         self,
         plan: JobPlan,
@@ -115,7 +114,7 @@ class _Simulation(Carrying):
         folded: bool,
         lateness: LossDelay = MEAN,
         dispatching: Dispatching | None = None,
-        kept: Kept = NOTHING_KEPT,
+        kept: ConnectionState = NO_STATE,
     ) -> None:
         super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
         self.plan = plan
@@ -124,21 +123,21 @@ class _Simulation(Carrying):
             if dispatching is None
             else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
-        self.serving = None if dispatching is None else Served(self, dispatching)
+        self.serving = None if dispatching is None else RequestDispatcher(self, dispatching)
         self.begun = [[0.0] * len(operations) for operations in plan.ranks]
         self.ended = [[0.0] * len(operations) for operations in plan.ranks]
-        self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
+        self.computing = [RankCompute(self, software.computing_share) for _ in plan.ranks]
         # whether operations are no more than their computing, or their messages
         self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
         self.sequence: dict[tuple[int, int], int] = {}
-        self.folder = Folder(network, itemsize, self._alone) if folded else None
+        self.folder = FlowBuilder(network, itemsize, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
         self.lone_draws = 0  # of collectives that are folded
         self.alone: dict[Hashable, Isolated] = {}
         self.plays: list[_Simulation] = [self]  # of this plan
 
-    def again(self, lateness: LossDelay, kept: Kept | None = None) -> _Simulation:
+    def again(self, lateness: LossDelay, kept: ConnectionState | None = None) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays.
 
         kept: of its connections; None: all, as it is now.
@@ -152,7 +151,7 @@ class _Simulation(Carrying):
         self.plays.append(other)
         return other
 
-    def drawn(self, lateness: LossDelay, before: Before) -> Timeline:
+    def drawn(self, lateness: LossDelay, before: Warmup) -> Timeline:
         """The step after others on the same connections, once windows have opened, or have settled who loses what."""
         step = self._behind(lateness, before)
         found = [step.run()]
@@ -164,7 +163,7 @@ class _Simulation(Carrying):
                 break
         return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
 
-    def in_a_row(self, lateness: LossDelay, before: Before, count: int) -> Iterator[float]:
+    def in_a_row(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
         """What so many steps take on the same connections, after others; seconds."""
         step = self._behind(lateness, before)
         for _ in range(count):
@@ -173,9 +172,9 @@ class _Simulation(Carrying):
             step.connections.shift(took_s)
             step = step.again(lateness)
 
-    def _behind(self, lateness: LossDelay, before: Before) -> _Simulation:
+    def _behind(self, lateness: LossDelay, before: Warmup) -> _Simulation:
         """The step that comes next, after what is done before."""
-        step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
+        step = self.again(lateness, NO_STATE._replace(fluid=self.connections.kept.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
@@ -197,7 +196,7 @@ class _Simulation(Carrying):
             self._start_ready(rank)
         self.pass_time()
         if any(tracker.open for tracker in self.trackers):
-            raise Stuck(self._why())
+            raise Deadlock(self._why())
         spans = (
             tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
@@ -326,7 +325,9 @@ class _Simulation(Carrying):
 
     # ---- collectives as one flow each
 
-    def _join(self, rank: int, operation: GroupCollective, folder: Folder, over: Callable[[], None]) -> None:
+    def _join(
+        self, rank: int, operation: GroupCollective, folder: FlowBuilder, over: Callable[[], None]
+    ) -> None:
         """All members' part begins when the last of them comes, and ends for all at once."""
         _, members = self.plan.groups[operation.group]
         together = self.gathered.setdefault(self._number(rank, operation), [])
@@ -359,7 +360,7 @@ class _Simulation(Carrying):
         plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
         # who waits for several messages waits for the latest: late by the mean they would not be apart
         drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
-        kept, took_s, plays = NOTHING_KEPT, [], []
+        kept, took_s, plays = NO_STATE, [], []
         # a pace by what was delivered goes up in a few
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
             one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
@@ -388,7 +389,7 @@ class _Simulation(Carrying):
             return
         alike = operation.sending, own
         if alike not in self.sized:
-            self.sized[alike] = sized(self.plan, operation, own, self.itemsize)
+            self.sized[alike] = list_messages(self.plan, operation, own, self.itemsize)
         channels = self.sized[alike]
         if len(channels) == 1:
             yield from self.channel((*key, 0), dscp, channels[0])

@@ -15,12 +15,11 @@ from typing import NamedTuple
 from testbed.comm.transport import Software
 from testbed.gc_control import gc_disabled
 from testbed.net.paths.network import Network
-from testbed.prediction.activation_memory import peak_alive
-from testbed.prediction.compiled import OnNetwork
-from testbed.prediction.connection_state import NOTHING_BEFORE, Before
-from testbed.prediction.simulation import simulate, simulate_in_a_row
-from testbed.prediction.symmetry import Isolated
-from testbed.prediction.timeline import Timeline
+from testbed.prediction.channels import NO_WARMUP, Warmup
+from testbed.prediction.collective_flow import Isolated
+from testbed.prediction.compiled import NetworkSimulator
+from testbed.prediction.simulation import simulate, simulate_steps
+from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import likeness
@@ -30,7 +29,7 @@ NETWORKS = 16  # for which it is remembered what collectives take alone
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """A step on a network, ready to be carried out. draws: seeds of those of `simulate`."""
 
     plan: JobPlan
@@ -40,10 +39,10 @@ class Prepared:
     folded: bool
     draws: tuple[str, ...] = ()
     dispatching: Dispatching | None = None
-    before: Before = NOTHING_BEFORE
+    before: Warmup = NO_WARMUP
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Carry it out. alone: as `simulate` has it. Stuck, NoServerError."""
+        """Carry it out. alone: as `simulate` has it. Deadlock, NoServerError."""
         with gc_disabled():
             return self._play(alone)
 
@@ -68,13 +67,13 @@ class Prepared:
     def in_a_row(self, networks: int, steps: int) -> list[float]:
         """What so many steps take one after the other, on each of so many networks, a draw each, at the most; seconds.
 
-        Stuck.
+        Deadlock.
         """
         with gc_disabled():
             return [
                 took_s
                 for seed in self.draws[:networks]
-                for took_s in simulate_in_a_row(
+                for took_s in simulate_steps(
                     self.plan,
                     self.network,
                     self.itemsize,
@@ -107,19 +106,19 @@ class Prepared:
         )
 
 
-class Played(NamedTuple):
+class StepOutcome(NamedTuple):
     """alive: the most bytes of activations that each rank kept at once."""
 
     step_time_s: float
     alive: tuple[float, ...]
 
 
-_known: dict[Hashable, Played] = {}
-_networks: OrderedDict[Hashable, OnNetwork] = OrderedDict()
+_known: dict[Hashable, StepOutcome] = {}
+_networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
 
 
-def played(prepared: Prepared) -> Played:
-    """What a step comes to, played if none like it was. Stuck, NoServerError."""
+def play_cached(prepared: PreparedStep) -> StepOutcome:
+    """What a step comes to, played if none like it was. Deadlock, NoServerError."""
     like = prepared.likeness
     if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
         return known
@@ -131,15 +130,17 @@ def played(prepared: Prepared) -> Played:
     return found
 
 
-def _played(prepared: Prepared) -> Played:
+def _played(prepared: PreparedStep) -> StepOutcome:
     plan, network, software = prepared.plan, prepared.network, prepared.software
     on_network = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
     if (on := _networks.get(on_network)) is None:
-        on = _networks[on_network] = OnNetwork(network, len(plan.ranks), prepared.itemsize, software)
+        on = _networks[on_network] = NetworkSimulator(network, len(plan.ranks), prepared.itemsize, software)
         while len(_networks) > NETWORKS:
             _networks.popitem(last=False)
     outcome = None if prepared.dispatching else on.play(plan, folded=prepared.folded)
     if outcome is not None:
-        return Played(outcome.step_time_s, outcome.alive)
+        return StepOutcome(outcome.step_time_s, outcome.alive)
     timeline = prepared.play(on.alone)
-    return Played(timeline.step_time_s, tuple(peak_alive(timeline.plan or plan, timeline.spans)))
+    return StepOutcome(
+        timeline.step_time_s, tuple(peak_activation_bytes(timeline.plan or plan, timeline.spans))
+    )

@@ -3,7 +3,7 @@
 After NCCLX's scalable start (arXiv:2510.20171, figure 21), whose remedies are choices here: addresses round a ring of
 neighbours in place of tables from rank 0; work on the topology that grows with ranks, not with pairs; groups made of
 what everybody knows already; connections when they are used. A closed form for far more ranks than can be run; bytes
-and messages are those of `comm.transport.bootstrap`. Seconds of software are costs that are given: see `StartCosts`.
+and messages are those of `comm.transport.bootstrap`. Seconds of software are costs that are given: see `SoftwareCosts`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STAR, RING = "star", "ring_hybrid"
 
 
 @dataclass(frozen=True)
-class StartCosts:
+class SoftwareCosts:
     """Seconds of software, and of the network between neighbours.
 
     base_s: whatever the number of ranks. caller_s: of rank 0, for each that calls: accept, hear, answer. entry_s: of
@@ -37,7 +37,7 @@ class StartCosts:
 
 
 @dataclass(frozen=True)
-class StartWay:
+class StartupMethod:
     """How a job starts. bootstrap: STAR or RING. by_pairs: whether work on the topology grows with pairs of ranks.
 
     reuses: groups are made of what is known of all ranks, not found anew. eager: every pair of a group connects.
@@ -49,12 +49,12 @@ class StartWay:
     eager: bool = True
 
 
-BASELINE = StartWay()
-SCALABLE = StartWay(RING, by_pairs=False, reuses=True, eager=False)
+BASELINE = StartupMethod()
+SCALABLE = StartupMethod(RING, by_pairs=False, reuses=True, eager=False)
 
 
 @dataclass(frozen=True)
-class Start:
+class StartupCost:
     """Seconds by what they go to, and what the busiest rank has in the end."""
 
     base_s: float
@@ -73,7 +73,7 @@ class Start:
 FIGURE_21 = {8_192: (14.5, 3.97), 32_768: (55.71, 11.89), 98_304: (265.0, 24.0)}
 """Seconds by ranks, before and after, as summaries of the paper have its figure 21."""
 
-PUBLISHED = StartCosts(
+PUBLISHED = SoftwareCosts(
     base_s=2.15, caller_s=0.2e-3, entry_s=15e-6, connection_s=1.18e-3, pair_s=1.29e-8, rank_s=2e-6, hop_s=5e-6
 )
 """Costs by which the first and the last point of figure 21 are met, with `usual_groups`; the share of each is ours."""
@@ -84,7 +84,9 @@ def usual_groups(ranks: int) -> tuple[int, ...]:
     return 8, 16, max(1, ranks // 128)
 
 
-def start_of(ranks: int, groups: Sequence[int], way: StartWay, costs: StartCosts) -> Start:
+def estimate_startup(
+    ranks: int, groups: Sequence[int], way: StartupMethod, costs: SoftwareCosts
+) -> StartupCost:
     """Of so many ranks, each in groups of these sizes besides all of them, one of a kind at a time.
 
     Groups of one kind are made side by side, so each kind counts once, with its size.
@@ -98,7 +100,7 @@ def start_of(ranks: int, groups: Sequence[int], way: StartWay, costs: StartCosts
     topology_s = sum(costs.pair_s * size * size if way.by_pairs else costs.rank_s * size for size in found)
     connections = sum(connections_of(size, eager=way.eager) for size in (ranks, *groups))
     master_bytes = sum(_master_bytes(size, way) for size in found)
-    return Start(
+    return StartupCost(
         costs.base_s, finding_s, topology_s, connections * costs.connection_s, connections, master_bytes
     )
 
@@ -113,7 +115,7 @@ def connections_of(size: int, *, eager: bool) -> int:
     return min(size - 1, 1 + math.ceil(math.log2(size)))
 
 
-def _finding_s(size: int, way: StartWay, costs: StartCosts) -> float:
+def _finding_s(size: int, way: StartupMethod, costs: SoftwareCosts) -> float:
     calls_s = (size - 1) * costs.caller_s
     if way.bootstrap == STAR:
         return calls_s + 8 * _master_bytes(size, way) / costs.rate_bps + 2 * costs.hop_s
@@ -121,12 +123,12 @@ def _finding_s(size: int, way: StartWay, costs: StartCosts) -> float:
     return calls_s + (size - 1) * (costs.entry_s + costs.hop_s) + 2 * costs.hop_s
 
 
-def _master_bytes(size: int, way: StartWay) -> int:
+def _master_bytes(size: int, way: StartupMethod) -> int:
     """What rank 0 sends of addresses."""
     return (size - 1) * ENTRY_BYTES * (size if way.bootstrap == STAR else 2)
 
 
-def growth(points: Sequence[tuple[int, float]]) -> float:
+def growth_exponent(points: Sequence[tuple[int, float]]) -> float:
     """The exponent of ranks by which seconds grow: the slope of log over log, least squares."""
     pairs = [(math.log(ranks), math.log(seconds)) for ranks, seconds in points]
     mean_x, mean_y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.prediction.closed_form import sequences
+from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.spec.workload import DATA_PARALLEL, PARALLEL
+from testbed.workload.job.job import workload_of
 from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.models import parameters
 from testbed.workload.stages import layers_of, scores_of
@@ -68,3 +70,26 @@ def step_work(scenario: Scenario) -> StepWork | None:
     ranks = sum(1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks))
     computing_s = PASSES * FLOPS * active * tokens / (ranks * each * workload.flops)
     return StepWork(tokens, computing_s, workload.flops_utilisation * arithmetic / active, many)
+
+
+@dataclass(frozen=True)
+class RecordedWork:
+    """Of a step that was recorded. source: the file or folder; computing_s: of the rank that computes most."""
+
+    source: str
+    computing_s: float
+
+
+def recorded_work(scenario: Scenario) -> RecordedWork | None:
+    """Of a scenario with a trace; None of others. ConfigError."""
+    spec = scenario.workload
+    if not spec.recorded:
+        return None
+    workload = workload_of(scenario, scenario.topology.resolve(), UNSCALED)
+    return RecordedWork(str(spec.trace or spec.chakra), workload.compute_s)
+
+
+def least_step_s(scenario: Scenario) -> float | None:
+    """Seconds that computing alone takes; None where that is not known. ConfigError."""
+    work = step_work(scenario) or recorded_work(scenario)
+    return None if work is None else work.computing_s

@@ -17,7 +17,7 @@ from testbed.prediction.events import Event
 PIECES = 4  # that a connection's window is played in at least: room for more comes with each
 
 
-class Flowing(Protocol):
+class PartSender(Protocol):
     """Sends parts of messages on a connection, by its number.
 
     turn: of all that is dealt out at the same time. taken: happens when the socket has it; come: called when it is
@@ -61,7 +61,7 @@ class _Cut:
     untaken: int = 0
 
 
-class Turns:
+class RoundRobin:
     """Who of so many connections has the next segment: round them, but for those with too many unacknowledged."""
 
     def __init__(self, connections: int, outstanding: int) -> None:
@@ -81,19 +81,19 @@ class Turns:
 
 
 @dataclass(eq=False)
-class Dealer:
+class Striper:
     """Of one pair of ranks and class of traffic, with so many connections. flow: sends a part."""
 
     stripes: StripeSettings
     connections: int
     next_turn: Callable[[], int | None]
-    flow: Flowing
-    turns: Turns = field(init=False)
+    flow: PartSender
+    turns: RoundRobin = field(init=False)
     waiting: deque[_Cut] = field(default_factory=deque)
     order: deque[_Cut] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.connections, self.stripes.outstanding)
+        self.turns = RoundRobin(self.connections, self.stripes.outstanding)
 
     def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
         """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""

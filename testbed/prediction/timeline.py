@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from testbed.errors import TestbedError
+from testbed.workload.dependency_tracker import waits
 from testbed.workload.dispatch import Carried
-from testbed.workload.plan import JobPlan
+from testbed.workload.plan import (
+    COMPUTE,
+    Computing,
+    GroupCollective,
+    IntraRankTransfer,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+)
+from testbed.workload.plan_patterns import Pattern
 
 
-class Stuck(TestbedError, ValueError):
+class Deadlock(TestbedError, ValueError):
     """A plan that never comes to its end; the message says who waits for what."""
 
 
@@ -33,3 +45,199 @@ class Timeline:
     def step_time_s(self) -> float:
         """Until the last rank is done."""
         return max((end for rank in self.spans for _, end in rank), default=0.0)
+
+
+Spans = Sequence[Sequence[tuple[float, float]]]
+"""[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """Seconds, the mean over ranks; exposed: by kind of parallelism and tier. They add up to the step's time."""
+
+    step_time_s: float
+    compute_s: float
+    bubble_s: float
+    exposed_s: Mapping[tuple[str, str], float]
+
+
+class CommunicationTimes:
+    """When what is communicated was really under way."""
+
+    def __init__(self, plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> None:
+        self.plan, self.spans, self.buildings = plan, spans, buildings
+        self.senders: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        self.members: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._keys: dict[tuple[int, int], tuple[int, ...]] = {}
+        for rank, operations in enumerate(plan.ranks):
+            seen: dict[tuple[int, ...], int] = {}
+            for index, operation in enumerate(operations):
+                if isinstance(operation, Message):
+                    ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+                    message = (int(operation.sends), *ends, operation.tag)
+                    number = seen[message] = seen.get(message, 0) + 1
+                    key = (*ends, operation.tag, number)
+                    self._keys[rank, index] = key
+                    if operation.sends:
+                        self.senders[key] = (rank, index)
+                elif isinstance(operation, GroupCollective):
+                    number = seen[(operation.group,)] = seen.get((operation.group,), 0) + 1
+                    self._keys[rank, index] = (operation.group, number)
+                    self.members.setdefault((operation.group, number), []).append((rank, index))
+
+    def origin(self, rank: int, index: int) -> tuple[int, int]:
+        """Whose operation set a communication going: its sender, or who joined a collective last; itself otherwise."""
+        operation = self.plan.ranks[rank][index]
+        key = self._keys.get((rank, index))
+        if isinstance(operation, Message) and not operation.sends:
+            return self.senders[key]  # type: ignore[index]
+        if isinstance(operation, GroupCollective):
+            return max(self.members[key], key=lambda own: self.spans[own[0]][own[1]][0])  # type: ignore[index]
+        return rank, index
+
+    def under_way(self, rank: int, index: int) -> tuple[float, float]:
+        """From when on it could move, until this rank was done with it."""
+        source = self.origin(rank, index)
+        begun_s, end_s = self.spans[rank][index]
+        since_s = self.spans[source[0]][source[1]][0]
+        if self.plan.holds_receivers:  # it left when its receiver waited for it
+            since_s = max(since_s, begun_s)
+        return min(since_s, end_s), end_s
+
+    def tier(self, rank: int, index: int) -> str:
+        """Whether it goes between buildings, within one, or within its rank."""
+        operation = self.plan.ranks[rank][index]
+        others = [rank]
+        if isinstance(operation, IntraRankTransfer):
+            return "rank"
+        if isinstance(operation, Message):
+            others = [operation.peer]
+        elif isinstance(operation, GroupCollective):
+            others = list(self.plan.groups[operation.group][1])
+        return "wan" if any(self.buildings[other] != self.buildings[rank] for other in others) else "building"
+
+
+def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> TimeBreakdown:
+    """Of one step of all ranks."""
+    moves = CommunicationTimes(plan, spans, buildings)
+    step_time_s = max(end for own in spans for _, end in own)
+    ranks = len(plan.ranks)
+    compute_s = bubble_s = 0.0
+    exposed: dict[tuple[str, str], float] = {}
+    for rank, operations in enumerate(plan.ranks):
+        needs = waits(operations)
+        free_s = 0.0
+        computing = [
+            number for number, operation in enumerate(operations) if isinstance(operation, Computing)
+        ]
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # on several streams, perhaps
+            begun_s, end_s = spans[rank][index]
+            needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
+            bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
+            compute_s += max(0.0, end_s - max(begun_s, free_s))
+            free_s = max(free_s, end_s)
+        tail = [index for index, operation in enumerate(operations) if _moves(operation)]
+        bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
+    return TimeBreakdown(
+        step_time_s,
+        compute_s / ranks,
+        bubble_s / ranks,
+        {key: seconds / ranks for key, seconds in sorted(exposed.items())},
+    )
+
+
+def _moves(operation: Operation) -> bool:
+    return isinstance(operation, IntraRankTransfer) or not isinstance(operation, Computing | Pause)
+
+
+def _book(
+    exposed: dict[tuple[str, str], float],
+    moves: CommunicationTimes,
+    rank: int,
+    needed: Sequence[int],
+    free_s: float,
+    until_s: float,
+) -> float:
+    """Share out a pause between what was on its way, latest end first; returns what is left of it: bubble."""
+    left_s = until_s - free_s
+    end_s = until_s
+    for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
+        since_s, done_s = moves.under_way(rank, index)
+        taken_s = min(end_s, done_s) - max(free_s, since_s)
+        if taken_s > 0:
+            operation = moves.plan.ranks[rank][index]
+            key = operation.kind, moves.tier(rank, index)
+            exposed[key] = exposed.get(key, 0.0) + taken_s
+            left_s -= taken_s
+            end_s = max(free_s, since_s)
+    return max(0.0, left_s)
+
+
+@dataclass(frozen=True)
+class CriticalOperation:
+    """One operation of the chain, on the rank that ends it: what it is, and from when to when it held up the step."""
+
+    rank: int
+    index: int
+    name: str
+    kind: str
+    start_s: float
+    end_s: float
+
+
+def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list[CriticalOperation]:
+    """From the step's start to its end; found backwards, from what ended last to whatever it waited for longest."""
+    moves = CommunicationTimes(plan, spans, buildings)
+    needs = [waits(operations) for operations in plan.ranks]
+    rank, index = max(
+        ((rank, index) for rank, own in enumerate(spans) for index in range(len(own))),
+        key=lambda at: spans[at[0]][at[1]][1],
+    )
+    chain: list[CriticalOperation] = []
+    seen: set[tuple[int, int]] = set()
+    while (rank, index) not in seen:
+        seen.add((rank, index))
+        source, origin = moves.origin(rank, index)
+        operation = plan.ranks[rank][index]
+        end_s = spans[rank][index][1]
+        own_before, origin_before = needs[rank][index], needs[source][origin]
+        # a receive that was posted late waited for its own rank, any other for the one who sent
+        latest = [(rank, number) for number in own_before] if plan.holds_receivers else []
+        latest += [(source, number) for number in origin_before]
+        begun_s = max((spans[at][number][1] for at, number in latest), default=0.0)
+        chain.append(
+            CriticalOperation(rank, index, operation.name, operation.kind, min(begun_s, end_s), end_s)
+        )
+        if not latest:
+            break
+        rank, index = max(latest, key=lambda at: spans[at[0]][at[1]][1])
+    return chain[::-1]
+
+
+def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
+    """By rank, in real bytes."""
+    found = []
+    for keeping, own in zip(_keeping(plan), spans, strict=True):
+        changes = []
+        for index, operation in keeping:
+            begun_s, end_s = own[index]
+            changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
+        alive = peak = 0.0
+        for _, change in sorted(changes):
+            alive += change
+            peak = max(peak, alive)
+        found.append(peak)
+    return found
+
+
+def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
+    """By rank, computing that begins or ceases to keep anything, with its indices."""
+    return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
+
+
+def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:
+    return [
+        (index, operation)
+        for index, operation in enumerate(pattern.operations)
+        if isinstance(operation, Computing) and (operation.holds or operation.gives)
+    ]

@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from testbed.cli.experiments.search_confirmation import kendall_tau
+from testbed.cli.experiments.confirmation import kendall_tau
 from testbed.gc_control import infrequent_gc
 from testbed.prediction.closed_form import Screener
 from testbed.prediction.search import Configuration, Evaluation, evaluate

@@ -38,7 +38,7 @@ from pymoo.optimize import minimize
 from testbed.prediction.closed_form import Screener
 from testbed.prediction.executors import Processes
 from testbed.prediction.search import Configuration, Evaluation, Infeasible, Search
-from testbed.prediction.search.evaluator import Tried, Tries
+from testbed.prediction.search.evaluator import Evaluator, Tried
 from testbed.prediction.search.space import Space
 from testbed.spec.scenario import Scenario, load_scenario
 from tests.bench.search_regret import on_budget
@@ -158,7 +158,7 @@ def filled(scenario: Scenario, space: Space, file: Path, jobs: int) -> dict[str,
             if len(known) % 100 == 0:
                 print(f"{len(known)} of {len(fits)}", file=sys.stderr, flush=True)
 
-        with Tries(scenario, known, found, lambda standing: None, len(fits), Processes(jobs)) as tries:
+        with Evaluator(scenario, known, found, lambda standing: None, len(fits), Processes(jobs)) as tries:
             tries.all(fits)
     print(f"{space.size:,} combinations, {len(fits):,} tried, {time.monotonic() - began_s:.0f} s", flush=True)
     return {one.key: known[one.key] for one in fits}

@@ -20,7 +20,7 @@ from pathlib import Path
 from testbed.prediction.closed_form import Screener
 from testbed.prediction.executors import Processes
 from testbed.prediction.search import Evaluation, Infeasible, Search
-from testbed.prediction.search.evaluator import Standing, Tries
+from testbed.prediction.search.evaluator import Evaluator, SearchProgress
 from testbed.prediction.search.space import Space
 from testbed.spec.scenario import Scenario, load_scenario
 
@@ -37,7 +37,7 @@ def timed(scenario: Scenario, jobs: int) -> tuple[float, float]:
     """Seconds until a search had its best, and until it was over."""
     began_s, had_s = time.monotonic(), dict[float, float]()
 
-    def note(standing: Standing) -> None:
+    def note(standing: SearchProgress) -> None:
         if standing.best is not None:
             had_s.setdefault(standing.best[1].step_time_s, time.monotonic() - began_s)
 
@@ -57,13 +57,15 @@ def main() -> None:
     space, screener = Space(scenario.explore.space, {}), Screener(scenario)
     fits = [one for one in space if screener.step_s(one.changes) is not None]
 
-    def tell(standing: Standing) -> None:
+    def tell(standing: SearchProgress) -> None:
         if standing.done % 100 == 0:
             print(f"{standing.done} of {standing.planned}", file=sys.stderr, flush=True)
 
     known: dict[str, Evaluation | Infeasible] = {}
     began_s = time.monotonic()
-    with Tries(scenario, known, lambda one, tried: None, tell, len(fits), Processes(options.jobs)) as tries:
+    with Evaluator(
+        scenario, known, lambda one, tried: None, tell, len(fits), Processes(options.jobs)
+    ) as tries:
         every = [tried.step_time_s for tried in tries.all(fits) if isinstance(tried, Evaluation)]
     best_s = min(every)
     print(

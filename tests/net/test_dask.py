@@ -19,7 +19,7 @@ from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.results.sweep_result import Sweep
 from testbed.net.links.netns import command_in_namespace, run_script
-from testbed.prediction.executors import EngineError, Processes, WorkStopped
+from testbed.prediction.executors import ExecutorError, Processes, WorkStopped
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.sweep_axes import parse_axes
 from tests.net.namespaces import namespaces
@@ -97,7 +97,7 @@ def swept(folder: Path, engine: Any, told: Any = lambda *_: None) -> Sweep:
         BARE, (), parse_axes(["topology.wan.0.delay=1ms..40ms:log:8"]), folder, engine=engine
     )
     listener = Listener(Progress(lambda line: None, lambda done, total: None))
-    return sweep.sweep(sweep.plan(request), told, listener)
+    return sweep.sweep(sweep.plan_sweep(request), told, listener)
 
 
 def test_a_worker_that_dies_loses_nothing(two_workers: Any, tmp_path: Path) -> None:
@@ -128,12 +128,12 @@ def test_a_worker_that_is_unlike_is_refused_by_name(two_workers: Any, tmp_path: 
     client, _ = two_workers
     engine = Cluster(client, "here", by_namespace)
     with pytest.raises(
-        EngineError, match=r"worker tcp://10\.213\.7\.3:\d+: network \d+, expected \d+"
+        ExecutorError, match=r"worker tcp://10\.213\.7\.3:\d+: network \d+, expected \d+"
     ) as caught:
         engine.check()
     assert "the same testbed, Python, calibration and kernel" in str(caught.value)
     # also where nobody looked first
-    with pytest.raises(EngineError, match="came later is not as this machine is"):
+    with pytest.raises(ExecutorError, match="came later is not as this machine is"):
         swept(tmp_path / "out", engine)
 
 

@@ -10,9 +10,8 @@ from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.reno import RenoGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.events import Event
-from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.events import Event, EventQueue
+from testbed.prediction.packets.links import LinkQueue
 from testbed.prediction.packets.sender import Sender
 
 PAYLOAD = 8934
@@ -21,7 +20,7 @@ RATE_BPS = FRAME * 8 * 10_000.0  # 10,000 full packets a second
 PACKET_S = 1e-4
 
 
-class Clock(Agenda):
+class Clock(EventQueue):
     """Time, and who acts when."""
 
     def run(self) -> None:
@@ -53,11 +52,11 @@ class Path:
         self.back = PacketHop("back", RATE_BPS, delay_s, math.inf)
         # a card ten times as quick, whose queue has room for all
         self.card = PacketHop("card", 10 * RATE_BPS, 0.0, math.inf)
-        self.line, self.back_line = Line(self.hop, draw), Line(self.back, None)
+        self.line, self.back_line = LinkQueue(self.hop, draw), LinkQueue(self.back, None)
 
     def sender(self, growth: type[Growth] | None = RenoGrowth) -> Sender:
         path = PacketPath((self.card, self.hop), (self.back,), growth, PAYLOAD)
-        lines = [Line(self.card, None), self.line]
+        lines = [LinkQueue(self.card, None), self.line]
         return Sender(self.clock, path, lines, [self.back_line], math.inf, Random(1))
 
     def took_s(self, packets: float, growth: type[Growth] | None = RenoGrowth) -> float:

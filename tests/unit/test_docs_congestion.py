@@ -11,7 +11,7 @@ import pytest
 
 from testbed.net.paths.losses import find_control
 from testbed.prediction import calibration_run
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.step_prediction import predict_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import Job, job_of
@@ -36,7 +36,7 @@ def job(loss: str, **transport: Any) -> Job:
 
 
 def step_s(made: Job) -> float:
-    return predict(made, made.scenario.algorithms[0], draws=0).step_time_s
+    return predict_step(made, made.scenario.algorithms[0], draws=0).step_time_s
 
 
 def test_the_model_goes_by_ones_own_response_function(scalable: str) -> None:

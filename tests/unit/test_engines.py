@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cli.experiments.executor_choice import engine_named
+from testbed.cli.experiments.run import open_executor
 from testbed.measure.execution import guests
 from testbed.measure.execution.guests import GuestWork, measure_on_worker, read_ended, unpack
 from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.unfinished_run import FINISHED
 from testbed.net.virtual.guest import GuestExit, GuestSettings
-from testbed.prediction.executors import EngineError, Processes
+from testbed.prediction.executors import ExecutorError, Processes
 from testbed.prediction.executors.dask_cluster import Cluster, difference
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -33,15 +33,15 @@ def test_work_comes_back_in_the_order_of_its_items_wherever_it_was_done(jobs: in
 
 
 def test_an_engine_that_cannot_be_had_says_why_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="processes or dask"), engine_named("spark", None, None):
+    with pytest.raises(ConfigError, match="processes or dask"), open_executor("spark", None, None):
         pass
     words = "--scheduler: got --engine processes, expected --engine dask"
-    with pytest.raises(ConfigError, match=words), engine_named("processes", "tcp://head:8786", None):
+    with pytest.raises(ConfigError, match=words), open_executor("processes", "tcp://head:8786", None):
         pass
-    with engine_named("processes", None, 3) as engine:
+    with open_executor("processes", None, 3) as engine:
         assert (engine.words, engine.at_once) == ("3 processes", 1)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(EngineError, match=r"testbed\[dask\]"), engine_named("dask", None, 1):
+    with pytest.raises(ExecutorError, match=r"testbed\[dask\]"), open_executor("dask", None, 1):
         pass
 
 
@@ -69,7 +69,7 @@ class NoWorkers:
 
 
 def test_a_scheduler_without_workers_is_refused() -> None:
-    with pytest.raises(EngineError, match="the scheduler at here has no worker"):
+    with pytest.raises(ExecutorError, match="the scheduler at here has no worker"):
         Cluster(NoWorkers(), "here", dict).check()
 
 

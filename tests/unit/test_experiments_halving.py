@@ -6,8 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from testbed.cli.experiments.search_confirmation import WITHIN, candidates
-from testbed.cli.experiments.successive_halving import halve
+from testbed.cli.experiments.confirmation import WITHIN, candidates, halve_candidates
 from testbed.prediction.search import Exploration, Search
 from testbed.spec.scenario import Scenario, load_scenario
 from tests.unit.report_run import measured_variant
@@ -54,7 +53,7 @@ def test_the_better_half_goes_on_to_more_trials_until_as_many_are_left_as_are_co
     near = candidates(scenario, found)
     assert len(near) == 6
     network = Network()
-    chosen, rungs = halve(scenario, found, tmp_path, network.measure)
+    chosen, rungs = halve_candidates(scenario, found, tmp_path, network.measure)
     assert [(folder, trials) for folder, trials, _ in network.runs] == [("1", 1), ("2", 3), ("3", 5)]
     assert [len(names) for *_, names in network.runs] == [6, 3, 2]
     assert list(chosen) == [near[5]]  # the last by the model
@@ -68,14 +67,14 @@ def test_the_better_half_goes_on_to_more_trials_until_as_many_are_left_as_are_co
 def test_what_is_untrusted_comes_behind_all_that_is_not(tmp_path: Path) -> None:
     scenario, found = searched(candidates=3, confirm=2)
     near = candidates(scenario, found)
-    chosen, _ = halve(scenario, found, tmp_path, Network(untrusted=("candidate-3",)).measure)
+    chosen, _ = halve_candidates(scenario, found, tmp_path, Network(untrusted=("candidate-3",)).measure)
     assert list(chosen) == [near[1], near[0]]
 
 
 def test_where_no_more_are_candidates_than_are_confirmed_nothing_is_run(tmp_path: Path) -> None:
     scenario, found = searched(candidates=2, confirm=3)
     network = Network()
-    chosen, rungs = halve(scenario, found, tmp_path, network.measure)
+    chosen, rungs = halve_candidates(scenario, found, tmp_path, network.measure)
     assert (list(chosen), rungs, network.runs) == (candidates(scenario, found), [], [])
 
 

@@ -16,9 +16,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from testbed.cli.experiments.explore import explore
-from testbed.cli.experiments.search_confirmation import agreement, confirmation, kendall_tau
-from testbed.cli.experiments.search_log import Keeper
+from testbed.cli.experiments.confirmation import agreement, confirmation, kendall_tau
+from testbed.cli.experiments.explore import SearchLog, explore
 from testbed.cli.main import app
 from testbed.measure.results.result import Variant
 from testbed.net.virtual.kernel_image import CACHE_VARIABLE
@@ -30,16 +29,16 @@ from testbed.prediction.search import (
     Infeasible,
     NothingFits,
     Search,
-    Standing,
+    SearchProgress,
     evaluate,
     evaluate_tail_s,
     searched,
 )
 from testbed.prediction.search.evaluation import short
-from testbed.prediction.search.search import Result
+from testbed.prediction.search.search import RankedConfiguration
 from testbed.prediction.search.space import Space, chosen_by, own_values
 from testbed.prediction.step_flops import step_work
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.step_prediction import predict_step
 from testbed.show.report.exploration_findings import paired
 from testbed.spec.catalogue import baselines
 from testbed.spec.errors import ConfigError
@@ -91,7 +90,7 @@ def written(tmp_path: Path, **explore: Any) -> Path:
 
 
 def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> None:
-    told: list[Standing] = []
+    told: list[SearchProgress] = []
     found = Search(load_scenario(written(tmp_path)), told.append).run()
     assert (found.combinations, found.tried) == (18, 18)
     assert [standing.done for standing in told] == sorted(standing.done for standing in told)
@@ -286,8 +285,8 @@ def test_the_front_is_of_time_and_bytes(tmp_path: Path) -> None:
     found = Search(load_scenario(written(tmp_path))).run()
     shape = found.fitting[0].configuration
 
-    def result(step_time_s: float, wan_bytes: int) -> Result:
-        return Result(shape, Evaluation(step_time_s, None, wan_bytes, None))
+    def result(step_time_s: float, wan_bytes: int) -> RankedConfiguration:
+        return RankedConfiguration(shape, Evaluation(step_time_s, None, wan_bytes, None))
 
     some = [result(1.0, 10), result(1.1, 10), result(1.2, 20), result(1.3, 5), result(1.4, 30)]
     assert replace(found, fitting=some).pareto == [some[0], some[3]]
@@ -353,7 +352,7 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
 
 
 def test_the_first_that_fits_the_bound_and_screening_are_told(tmp_path: Path) -> None:
-    told: list[Standing] = []
+    told: list[SearchProgress] = []
     scenario = load_scenario(written(tmp_path, tries=4))
     found, work = Search(scenario, told.append).run(), step_work(scenario)
     assert work is not None
@@ -590,7 +589,7 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
     assert variants["arnold"] == "arnold"
     assert set(filter(None, variants.values())) == set(confirms.variant_names)
     best = job_of(confirms.variant(variants["best 1"]), Scale())
-    assert predict(best, "ring").step_time_s == pytest.approx(found["fitting"][0]["step_time_s"])
+    assert predict_step(best, "ring").step_time_s == pytest.approx(found["fitting"][0]["step_time_s"])
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
@@ -602,12 +601,12 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
 
 def test_a_search_that_was_stopped_goes_on(tmp_path: Path) -> None:
     scenario, folder = load_scenario(written(tmp_path)), tmp_path / "explored"
-    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+    with contextlib.closing(SearchLog(folder, scenario)) as keeper:
         whole = Search(scenario, known=keeper.known(), found=keeper.note).run()
     lines = (folder / "tried.jsonl").read_text()
     (folder / "tried.jsonl").write_text(lines[: len(lines) // 2])  # killed in the middle of a line
     tried: list[Configuration] = []
-    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+    with contextlib.closing(SearchLog(folder, scenario)) as keeper:
         known = keeper.known()
 
         def note(configuration: Configuration, one: Evaluation | Infeasible) -> None:
@@ -617,7 +616,7 @@ def test_a_search_that_was_stopped_goes_on(tmp_path: Path) -> None:
         again = Search(scenario, known=known, found=note).run()
     assert 0 < len(tried) < len(lines.splitlines())
     assert again == whole
-    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+    with contextlib.closing(SearchLog(folder, scenario)) as keeper:
         assert len(keeper.known()) == len(lines.splitlines())
 
 

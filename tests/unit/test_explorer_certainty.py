@@ -9,10 +9,10 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from testbed.cli.experiments.confirmation import model_errors_of
 from testbed.cli.main import app
+from testbed.prediction.model_accuracy import parse_errors
 from testbed.prediction.search import Search
-from testbed.prediction.search.model_error import model_errors_of
-from testbed.prediction.stated_errors import errors_of
 from testbed.spec.catalogue import model_errors
 from testbed.spec.scenario import load_scenario
 from tests.unit.test_explorer import SCENARIO, written
@@ -48,7 +48,7 @@ def test_every_kind_of_error_has_figures_with_their_page() -> None:
             assert f"{100 * point['worst']:.1f} %" in page
             assert 0 < point.get("median", 0.001) <= point["worst"] < 1
             assert f"{100 * point.get('median', point['worst']):.1f} %" in page
-        errors = errors_of(entry)
+        errors = parse_errors(entry)
         assert errors.points >= 1
         assert errors.median < errors.worst
         assert errors.of <= errors.measured
@@ -61,7 +61,7 @@ def test_what_the_model_does_not_tell_from_the_best_is_to_be_confirmed(tmp_path:
     ran = CliRunner().invoke(app, ["explore", str(file), "-o", str(folder)])
     document = json.loads((folder / "exploration.json").read_text())
     found = Search(load_scenario(file)).run()
-    errors = errors_of(model_errors()["training"])
+    errors = parse_errors(model_errors()["training"])
     assert document["model_errors"] == asdict(errors)
     most_s = (1 + errors.median) * found.best.tried.step_time_s
     alike = [one for one in found.distinct if one.tried.step_time_s <= most_s]

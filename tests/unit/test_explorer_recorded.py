@@ -12,8 +12,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from testbed.cli.experiments.search_confirmation import confirmation, kendall_tau
-from testbed.cli.experiments.search_log import Keeper, OtherSearch
+from testbed.cli.experiments.confirmation import confirmation, kendall_tau
+from testbed.cli.experiments.explore import OtherSearch, SearchLog
 from testbed.cli.main import app
 from testbed.prediction.closed_form_recorded import RecordedScreener
 from testbed.prediction.search import Configuration, Evaluation, Search, evaluate, searched
@@ -211,9 +211,9 @@ def test_the_shipped_job_gains_what_its_page_says() -> None:
 
 def test_another_trace_under_the_same_name_is_another_search(tmp_path: Path) -> None:
     scenario = given(tmp_path)
-    Keeper(tmp_path / "out", scenario).close()
-    Keeper(tmp_path / "out", scenario).close()
+    SearchLog(tmp_path / "out", scenario).close()
+    SearchLog(tmp_path / "out", scenario).close()
     later_ns = (tmp_path / "out/tried.jsonl").stat().st_mtime_ns + 1
     os.utime(tmp_path / "job.json.gz", ns=(later_ns, later_ns))
     with pytest.raises(OtherSearch, match="a trace that has changed since"):
-        Keeper(tmp_path / "out", scenario)
+        SearchLog(tmp_path / "out", scenario)

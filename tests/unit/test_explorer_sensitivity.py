@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from testbed.prediction.search import Configuration, Evaluation, Infeasible
-from testbed.prediction.search.sensitivity import choices_of, document, sensitivity
+from testbed.prediction.search.baselines import choices_of, document, sensitivity
 from testbed.show.report.exploration import sensitivity_chart
 
 SHARDS, STAGES = (

@@ -31,7 +31,7 @@ from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.links.protocol_counters import read_protocols
-from testbed.prediction.stated_errors import stated_error
+from testbed.prediction.model_accuracy import stated_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.comm.collectives import TuningTable
 from testbed.comm.collectives.algorithm_selection import Entry
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.step_prediction import predict_step
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -50,7 +50,7 @@ def test_the_model_goes_by_the_table(tmp_path: Path) -> None:
         asked = load_scenario(QUICKSTART, changes)
         job = job_of(asked, Scale(size_scale=4000))
         step_s |= {
-            (name, algorithm): predict(job, algorithm, packets=0).step_time_s
+            (name, algorithm): predict_step(job, algorithm, packets=0).step_time_s
             for algorithm in ("auto", "ring")
         }
     assert step_s["rule", "auto"] < step_s["rule", "ring"]

@@ -25,10 +25,10 @@ from testbed.prediction.calibration import (
     Calibration,
     file_in_use,
     find_calibration,
-    keep_calibration,
+    write_calibration,
 )
 from testbed.prediction.calibration_run import MeasuredProbe
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.step_prediction import predict_step
 from testbed.spec.scale import Scale
 from testbed.workload.job.job import job_of
 from tests.unit.report_run import SyntheticRun
@@ -92,18 +92,18 @@ def test_what_is_kept_is_found_again_by_clock(file: Path) -> None:
     assert file_in_use() is None
     assert set(usual.losses) >= {"reno", "cubic", "bbr"}
     own = Calibration({"reno": LossResponse(0.7, 1.5)}, 2e-4, 1e-9, {"created": "today"})
-    assert keep_calibration(REAL, own) == file
+    assert write_calibration(REAL, own) == file
     assert file_in_use() == file
     assert find_calibration(REAL) == own
     assert find_calibration(VIRTUAL) == usual
-    keep_calibration(VIRTUAL, replace(own, message_s=None))
+    write_calibration(VIRTUAL, replace(own, message_s=None))
     assert find_calibration(REAL) == own
     assert find_calibration(VIRTUAL).response("dctcp") == LossResponse(0.7, 1.5)
 
 
 def test_a_file_that_knows_of_no_datagrams_is_read(file: Path) -> None:
     kept = Calibration({"reno": LossResponse(0.7, 1.5)}, made={"created": "today"}, mending={"nack": 1.5})
-    keep_calibration(VIRTUAL, kept)
+    write_calibration(VIRTUAL, kept)
     assert find_calibration(VIRTUAL) == kept
     document = json.loads(file.read_text())
     del document[VIRTUAL]["mending"]
@@ -122,16 +122,16 @@ def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
 
 
 def measured(planted: Calibration, names: list[str], trusted: bool = True) -> list[MeasuredProbe]:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     steps = {
-        name: predict(job_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
+        name: predict_step(job_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
         for name in names
     }
     return [MeasuredProbe(name, step_s, trusted) for name, step_s in steps.items()]
 
 
 def test_a_fit_finds_what_was_planted() -> None:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     planted = Calibration({"reno": LossResponse(0.7, 2.0)}, message_s=3e-4, byte_s=1e-9)
     names = [name for name in scenario.variant_names if name.startswith("reno")]
     found = calibration_run.fit(scenario, measured(planted, names), Scale(), REAL, MADE)
@@ -145,7 +145,7 @@ def test_a_fit_finds_what_was_planted() -> None:
 
 
 def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     planted = Calibration({"bbr": LossResponse(recovery=9.0)})
     names = [name for name in scenario.variant_names if name.startswith("bbr")]
     assert {"bbr-1ms-1-1mb", "bbr-20ms-1-1mb"} < set(names)
@@ -157,7 +157,7 @@ def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
 
 
 def test_mending_has_a_factor_by_how_it_is_done() -> None:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     planted = Calibration({}, mending={"go_back_n": 1.3, "nack": 0.8})
     names = [name for name in scenario.variant_names if name.startswith(("gobackn", "nack"))]
     assert len(names) == 8
@@ -169,10 +169,10 @@ def test_mending_has_a_factor_by_how_it_is_done() -> None:
 
 
 def test_of_what_is_mended_packet_by_packet_as_much_counts_as_was_lost() -> None:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     name = "nack-20ms-1-1mb"
     more = scenario.variant(name).changed({"topology.wan.0.loss": 0.013}, "more")
-    took_s = predict(job_of(more, Scale()), "ring", Calibration({}), draws=0).step_time_s
+    took_s = predict_step(job_of(more, Scale()), "ring", Calibration({}), draws=0).step_time_s
     packets = 2 * 50 * 113  # of 8,920 bytes of a datagram's or 8,948 of TCP's
     probe = MeasuredProbe(name, took_s, trusted=True, mended=round(0.013 * packets))
     clean = measured(Calibration({}), ["nack-1ms-0-1mb"])
@@ -183,15 +183,15 @@ def test_of_what_is_mended_packet_by_packet_as_much_counts_as_was_lost() -> None
 
 
 def test_hosts_without_verbs_have_no_probes_of_cards() -> None:
-    rdma = [name for name in calibration_run.probes().variant_names if name.startswith("rdma")]
+    rdma = [name for name in calibration_run.probe_scenario().variant_names if name.startswith("rdma")]
     assert rdma
-    assert set(calibration_run.probes().variant_names) - set(rdma) == set(
-        calibration_run.probes(cards=False).variant_names
+    assert set(calibration_run.probe_scenario().variant_names) - set(rdma) == set(
+        calibration_run.probe_scenario(cards=False).variant_names
     )
 
 
 def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
-    scenario = calibration_run.probes()
+    scenario = calibration_run.probe_scenario()
     name = scenario.variant_names[0]
     untrusted = measured(find_calibration(VIRTUAL), [name], trusted=False)
     with pytest.raises(ValueError, match="0 of 1 probes are to be trusted"):

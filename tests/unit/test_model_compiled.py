@@ -17,13 +17,12 @@ from testbed.comm.transport import Software
 from testbed.net.paths.network import Network
 from testbed.net.paths.network import Path as Way
 from testbed.prediction import simulation_cache as preparing
-from testbed.prediction.activation_memory import peak_alive
-from testbed.prediction.compiled import OnNetwork, Outcome, Ways, build, play
-from testbed.prediction.compiled.collective_columns import call_of
+from testbed.prediction.compiled import NetworkColumns, NetworkSimulator, Outcome, build, play
+from testbed.prediction.compiled.columns import call_of
 from testbed.prediction.simulation import simulate
-from testbed.prediction.simulation_cache import Prepared, played
-from testbed.prediction.step_prediction import prepared
-from testbed.prediction.timeline import Stuck
+from testbed.prediction.simulation_cache import PreparedStep, play_cached
+from testbed.prediction.step_prediction import prepare_step
+from testbed.prediction.timeline import Deadlock, peak_activation_bytes
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of
@@ -55,25 +54,25 @@ def _needs_a_compiler() -> None:
         pytest.skip("no C compiler here, or no headers of C's library")
 
 
-def step_of(shape: tuple[int, ...], more: Mapping[str, object]) -> Prepared:
+def step_of(shape: tuple[int, ...], more: Mapping[str, object]) -> PreparedStep:
     degrees = {f"{name}_degree": many for name, many in zip(DEGREES, shape, strict=True)}
     scenario = load_scenario(SCENARIO).changed({"workload.parallelism": degrees, **more}, "a test")
-    return prepared(job_of(scenario, Scale()), "ring", packets=0)
+    return prepare_step(job_of(scenario, Scale()), "ring", packets=0)
 
 
-def loop_of(step: Prepared) -> Outcome | None:
-    on = OnNetwork(step.network, len(step.plan.ranks), step.itemsize, step.software)
+def loop_of(step: PreparedStep) -> Outcome | None:
+    on = NetworkSimulator(step.network, len(step.plan.ranks), step.itemsize, step.software)
     return on.play(step.plan, folded=step.folded)
 
 
-def check(step: Prepared) -> None:
+def check(step: PreparedStep) -> None:
     outcome, timeline = loop_of(step), step.play()
     assert outcome is not None
     spans = np.array([span for own in timeline.spans for span in own]).T
     assert outcome.begun_s == pytest.approx(spans[0], rel=1e-9, abs=1e-12)
     assert outcome.ended_s == pytest.approx(spans[1], rel=1e-9, abs=1e-12)
     assert outcome.step_time_s == pytest.approx(timeline.step_time_s, rel=1e-12)
-    assert outcome.alive == pytest.approx(peak_alive(step.plan, timeline.spans))
+    assert outcome.alive == pytest.approx(peak_activation_bytes(step.plan, timeline.spans))
 
 
 @pytest.mark.parametrize("folded", [False, True], ids=["messages", "flows"])
@@ -101,7 +100,7 @@ def test_collectives_go_by_their_plans(collective: str, algorithm: str) -> None:
     """Of channels, stages, strands and rounds side by side, as many as there are."""
     operation = GroupCollective("c", "c", "c", (), 0, collective, 8 * 1000, algorithm)
     plan = JobPlan(((operation,),) * 8, (("all", tuple(range(8))),), buildings=(0,) * 4 + (1,) * 4)
-    outcome = play(plan, Ways(one_plane(8), 8, 4), Software())
+    outcome = play(plan, NetworkColumns(one_plane(8), 8, 4), Software())
     assert outcome is not None
     assert outcome.step_time_s == pytest.approx(simulate(plan, one_plane(8), 4).step_time_s, rel=1e-12)
 
@@ -120,7 +119,7 @@ def test_a_ring_takes_what_its_formula_says(ranks: int) -> None:
     elements, rate, latency_s = 1000 * ranks, 1e6, 1e-3
     operation = GroupCollective("c", "c", "c", (), 0, "all_reduce", elements, "ring")
     plan = JobPlan(((operation,),) * ranks, (("all", tuple(range(ranks))),))
-    outcome = play(plan, Ways(one_plane(ranks, rate, latency_s), ranks, 4), Software())
+    outcome = play(plan, NetworkColumns(one_plane(ranks, rate, latency_s), ranks, 4), Software())
     assert outcome is not None
     expected_s = 2 * (ranks - 1) * (latency_s + elements * 4 / ranks / rate)
     assert outcome.step_time_s == pytest.approx(expected_s, rel=1e-9)
@@ -185,15 +184,15 @@ def test_any_job_of_messages_is_played_as_in_python(
 ) -> None:
     network = replace(one_plane(4), send_buffer_bytes=buffer_bytes, routed=routed)
     network = replace(network, queues=dict.fromkeys(network.capacities, 10_000.0) if routed else {})
-    check(Prepared(plan, network, 4, Software(message_s=message_s), folded=False))
+    check(PreparedStep(plan, network, 4, Software(message_s=message_s), folded=False))
 
 
 def test_what_never_ends_is_said_by_the_model_in_python() -> None:
     wait = Message("never", "m", "p2p", (), 1, 10, 0, sends=False)
     plan = JobPlan(((wait,), ()))
-    assert play(plan, Ways(one_plane(2), 2, 4), Software()) is None
-    with pytest.raises(Stuck, match="rank 0 in never"):
-        played(Prepared(plan, one_plane(2), 4, Software(), folded=False))
+    assert play(plan, NetworkColumns(one_plane(2), 2, 4), Software()) is None
+    with pytest.raises(Deadlock, match="rank 0 in never"):
+        play_cached(PreparedStep(plan, one_plane(2), 4, Software(), folded=False))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_without_a_compiler_python_plays(
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(preparing, "_known", {})
     assert build.loop() is None
-    assert played(step).step_time_s == pytest.approx(step.play().step_time_s)
+    assert play_cached(step).step_time_s == pytest.approx(step.play().step_time_s)
     assert not list(elsewhere.rglob("loop-*"))
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from testbed.comm.flight_recorder import NetworkPaths
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.path_inputs import routed
-from testbed.prediction.wan_crossing import network_paths
+from testbed.prediction.routes import network_paths, route_network
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -23,7 +22,7 @@ def test_connections_cross_the_links_that_the_policy_gives_them() -> None:
     asked = job("quickstart", "policy=ecmp")
     paths = network_paths(asked, find_calibration(VIRTUAL))
     assert len({(own.source, own.target) for own in paths.pairs}) == 8 * 7
-    network = routed(asked, "ring", find_calibration(VIRTUAL))
+    network = route_network(asked, "ring", find_calibration(VIRTUAL))
     by_pair = {(own.source, own.target): own for own in paths.pairs}
     compared = 0
     for (ends, _), (path, *_) in network.parallel.items():

@@ -15,7 +15,7 @@ from testbed.comm.transport.striped import StripedPair
 from testbed.net.paths import Network, Path
 from testbed.prediction.events import Event
 from testbed.prediction.simulation import simulate
-from testbed.prediction.striping import Dealer, Part
+from testbed.prediction.striping import Part, Striper
 from testbed.workload.plan import JobPlan, Message
 
 BYTES = 1
@@ -121,7 +121,7 @@ def test_the_transport_deals_out_alike(outstanding: int) -> None:
         if part.size_bytes > settings.fast_bytes:  # others are not counted
             waiting.append((channel, part.segments, acknowledged))
 
-    dealer = Dealer(settings, 3, lambda: None, flow)
+    dealer = Striper(settings, 3, lambda: None, flow)
     for size in sizes:
         dealer.send(size, Event(), lambda: None)
     while waiting:

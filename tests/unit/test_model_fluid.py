@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.gc_control import gc_disabled
-from testbed.prediction.max_min import FEW, Laid, Steps, fair, fair_few
+from testbed.prediction.max_min import FEW, PathTable, Steps, fair, fair_few
 from testbed.prediction.simulation import simulate
-from testbed.prediction.step_prediction import prepared
+from testbed.prediction.step_prediction import prepare_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import job_of
@@ -40,7 +40,7 @@ def one_by_one(rates: list[float], paths: list[Steps]) -> list[float]:
 
 
 def all_at_once(rates: list[float], paths: list[Steps]) -> list[float]:
-    laid = Laid()
+    laid = PathTable()
     for path in paths:
         laid.add([dict(path)])
     found: list[float] = fair(np.array(rates), laid.of(np.arange(len(paths)))[0]).tolist()
@@ -99,7 +99,7 @@ def test_what_was_played_goes_without_a_collector(folded: bool) -> None:
     """A search has it look once in many times, and would else keep some ten thousand objects of each try."""
     degrees = {"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 4}
     scenario = load_scenario(SCENARIO).changed({"workload.parallelism": degrees}, "a test")
-    step = replace(prepared(job_of(scenario, Scale()), "ring", packets=0), folded=folded)
+    step = replace(prepare_step(job_of(scenario, Scale()), "ring", packets=0), folded=folded)
     with gc_disabled():
         gc.collect()
         step.play()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.prediction.go_back_n import ReliablePath, wire_bytes
+from tests.go_back_n import ReliablePath, wire_bytes
 
 
 def test_a_mebibyte_takes_256_packets_with_their_headers() -> None:

@@ -10,7 +10,7 @@ import pytest
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.paths import Network, Path
 from testbed.net.paths.hops import serialisation_of
-from testbed.prediction.hop_queues import legs_of
+from testbed.prediction.channels import split_by_hop
 from testbed.prediction.simulation import simulate
 from testbed.workload.plan import Computing, JobPlan, Message, Operation
 
@@ -92,7 +92,10 @@ def test_messages_are_there_when_their_packets_are(messages: list[Sent], delay_s
 
 def test_a_way_has_a_leg_for_each_slow_link() -> None:
     capacities = {"card": 4.0, "a": 1.0, "core": 8.0, "b": 2.0, "in": 4.0}
-    legs = legs_of("key", Path(6.0, tuple(capacities)), capacities)
+    legs = split_by_hop("key", Path(6.0, tuple(capacities)), capacities)
     assert [tuple(leg.shares) for leg in legs] == [("card", "a"), ("core", "b", "in")]
     assert [leg.delay_s for leg in legs] == [3.0, 3.0]
-    assert len(legs_of("key", Path(1.0, ("card", "core", "in")), {"card": 1.0, "core": 8.0, "in": 8.0})) == 1
+    assert (
+        len(split_by_hop("key", Path(1.0, ("card", "core", "in")), {"card": 1.0, "core": 8.0, "in": 8.0}))
+        == 1
+    )

@@ -16,12 +16,11 @@ from testbed.net.paths.congestion.cubic import CubicGrowth
 from testbed.net.paths.congestion.reno import RenoGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
-from testbed.prediction.packets.bbr import Greatest
-from testbed.prediction.packets.frames import Way
-from testbed.prediction.packets.link_queue import Line
-from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.bbr import WindowedMax
+from testbed.prediction.packets.connections import StripedPair
+from testbed.prediction.packets.links import FramePath, LinkQueue
+from testbed.prediction.packets.send_queue import Packet
 from testbed.prediction.packets.sender import Sender
-from testbed.prediction.packets.stripes import StripedPair
 from testbed.prediction.packets.timers import Timer, timer_s
 from tests.unit.packet_path import FRAME, PACKET_S, PAYLOAD, RATE_BPS, Clock, Never, Path
 
@@ -43,7 +42,7 @@ def test_links_without_delay_and_rate_take_no_time(growth: type[Growth] | None) 
     clock, there = Clock(), []
     hop, back = (PacketHop(name, math.inf, 0.0, math.inf) for name in ("there", "back"))
     path = PacketPath((hop,), (back,), growth, PAYLOAD)
-    sender = Sender(clock, path, [Line(hop, None)], [Line(back, None)], math.inf, Random(1))
+    sender = Sender(clock, path, [LinkQueue(hop, None)], [LinkQueue(back, None)], math.inf, Random(1))
     sender.send(1000 * PAYLOAD, Event(), lambda: None, lambda: there.append(clock.now_s))
     clock.run()
     assert there == [pytest.approx(0.0, abs=1e-3)]
@@ -102,7 +101,7 @@ def test_a_first_window_that_is_lost_waits_for_the_least_timeout(growth: type[Gr
 
 def test_a_queue_drops_what_it_has_no_room_for() -> None:
     clock, hop = Clock(), PacketHop("link", RATE_BPS, 0.0, 5 * FRAME)
-    line = Line(hop, None)
+    line = LinkQueue(hop, None)
     # one is being sent, five wait
     come = [line.take(clock.now_s, FRAME) for _ in range(8)]
     assert come[:6] == [pytest.approx((place + 1) * PACKET_S) for place in range(6)]
@@ -113,7 +112,7 @@ def test_a_queue_drops_what_it_has_no_room_for() -> None:
 
 def test_a_queue_has_room_for_what_does_not_wait_any_more() -> None:
     # against all that was ever taken, looked through each time
-    draw, line = Random(7), Line(PacketHop("link", RATE_BPS, 0.0, 8 * FRAME), None)
+    draw, line = Random(7), LinkQueue(PacketHop("link", RATE_BPS, 0.0, 8 * FRAME), None)
     now_s, taken = 0.0, list[tuple[float, int]]()
     dropped = 0
     for _ in range(3000):
@@ -137,7 +136,10 @@ def test_frames_that_come_at_once_go_in_the_order_in_which_they_were_sent() -> N
     def there(packet: Packet) -> None:
         come.append(packet.number)
 
-    ways = [Way(clock, [Line(PacketHop("link", RATE_BPS, 0.01, math.inf), None)], there) for _ in range(2)]
+    ways = [
+        FramePath(clock, [LinkQueue(PacketHop("link", RATE_BPS, 0.01, math.inf), None)], there)
+        for _ in range(2)
+    ]
     # the second frames of both come at the same time, that of the second way was sent first
     for number, way in enumerate((0, 1, 1, 0)):
         packet = Packet(number, PAYLOAD)
@@ -264,7 +266,7 @@ def test_timers_go_by_the_kernels_wheel(ahead_s: float, apart_s: float) -> None:
 
 
 def test_the_greatest_of_the_last_rounds_is_kept() -> None:
-    greatest = Greatest(10)
+    greatest = WindowedMax(10)
     draw = Random(5)
     values: list[tuple[int, float]] = []
     for at in range(200):

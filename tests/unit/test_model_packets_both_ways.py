@@ -12,9 +12,9 @@ from testbed.net.paths.congestion.cubic import CubicGrowth
 from testbed.net.paths.congestion.reno import RenoGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
-from testbed.prediction.packets.bbr_policer import Policed
-from testbed.prediction.packets.link_queue import Line
-from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.bbr_policer import PolicerDetector
+from testbed.prediction.packets.links import LinkQueue
+from testbed.prediction.packets.send_queue import Packet
 from testbed.prediction.packets.sender import Sender
 from tests.unit.packet_path import PAYLOAD, RATE_BPS, Clock, Never
 
@@ -35,12 +35,12 @@ class BothWays:
         hops = [PacketHop(name, RATE_BPS, delay_s, math.inf, loss) for name in ("there", "back")]
         # a card ten times as quick, whose queue has room for all
         card = PacketHop("card", 10 * RATE_BPS, 0.0, math.inf)
-        self.lines = [Line(hop, draw) for hop, draw in zip(hops, losses, strict=True)]
+        self.lines = [LinkQueue(hop, draw) for hop, draw in zip(hops, losses, strict=True)]
         self.senders = [
             Sender(
                 self.clock,
                 PacketPath((card, hops[way]), (hops[1 - way],), growth, PAYLOAD),
-                [Line(card, None), self.lines[way]],
+                [LinkQueue(card, None), self.lines[way]],
                 [self.lines[1 - way]],
                 math.inf,
                 Random(1),
@@ -145,7 +145,7 @@ def test_losses_that_a_timer_tells_bbr_of_leave_its_window() -> None:
 
 def test_a_policed_rate_is_that_of_two_intervals_that_are_alike() -> None:
     # of 20 packets in each round of 10 ms a quarter is lost: 2,000 a second come; for 48 rounds that is what is used
-    policed, delivered, now_s = Policed(), 0, 0.0
+    policed, delivered, now_s = PolicerDetector(), 0, 0.0
     used = []
     for _ in range(70):
         delivered, now_s = delivered + 20, now_s + 0.01
@@ -162,7 +162,7 @@ def test_a_policed_rate_is_that_of_two_intervals_that_are_alike() -> None:
 
 @pytest.mark.parametrize(("lost", "limited"), [(2, False), (7, True)])
 def test_few_losses_or_too_little_to_send_say_nothing_of_policers(lost: int, limited: bool) -> None:
-    policed = Policed()
+    policed = PolicerDetector()
     for round_trip in range(1, 60):
         policed.heard(20 * round_trip, 0.01 * round_trip, lost, begins=True, limited=limited)
         assert policed.rate == 0.0

@@ -16,10 +16,9 @@ from testbed.net.paths.congestion.cubic import CubicGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.events import Event
-from testbed.prediction.packets.class_queues import ClassedLine, Place
-from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.links import ClassfulLinkQueue, LinkQueue, Place
 from testbed.prediction.packets.sender import Sender
-from testbed.prediction.step_prediction import prepared
+from testbed.prediction.step_prediction import prepare_step
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -36,16 +35,16 @@ def classed(
     delay_s: float = 0.0,
     queue_packets: float = math.inf,
     draw: Random | None = None,
-) -> ClassedLine:
+) -> ClassfulLinkQueue:
     loss = 0.5 if draw else 0.0
     hop = PacketHop("link", RATE_BPS, delay_s, queue_packets * FRAME, loss, classes=classes)
-    return ClassedLine(hop, draw, FRAME)
+    return ClassfulLinkQueue(hop, draw, FRAME)
 
 
 class Arrivals:
     """Which frames leave a line, as they do: (number, when at the far end)."""
 
-    def __init__(self, line: ClassedLine) -> None:
+    def __init__(self, line: ClassfulLinkQueue) -> None:
         self.clock, self.line = Clock(), line
         self.left: list[tuple[int, float | None]] = []
         self.refused: list[int] = []
@@ -150,17 +149,19 @@ def test_a_class_alone_has_the_line_as_if_there_were_no_classes(loss: float) -> 
     back = PacketHop("back", RATE_BPS, 0.002, math.inf)
     path = PacketPath((card, hop), (back,), CubicGrowth, PAYLOAD)
 
-    def took_s(link: Line | Place, clock: Clock) -> list[float]:
+    def took_s(link: LinkQueue | Place, clock: Clock) -> list[float]:
         come: list[float] = []
-        sender = Sender(clock, path, [Line(card, None), link], [Line(back, None)], math.inf, Random(1))
+        sender = Sender(
+            clock, path, [LinkQueue(card, None), link], [LinkQueue(back, None)], math.inf, Random(1)
+        )
         for packets in (40, 300):
             sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: come.append(clock.now_s))
         clock.run()
         assert sender.again > 0  # the queue is short
         return come
 
-    alone = took_s(Place(ClassedLine(hop, Random(2), FRAME), REST), Clock())
-    assert alone == pytest.approx(took_s(Line(hop, Random(2)), Clock()), rel=1e-9)
+    alone = took_s(Place(ClassfulLinkQueue(hop, Random(2), FRAME), REST), Clock())
+    assert alone == pytest.approx(took_s(LinkQueue(hop, Random(2)), Clock()), rel=1e-9)
 
 
 def test_time_goes_on_from_another_beginning() -> None:
@@ -207,7 +208,7 @@ policy: priority
 
 def test_a_step_by_priority_goes_packet_by_packet_each_class_in_its_queue() -> None:
     job = job_of(load_scenario(yaml.safe_load(SCENARIO)), Scale())
-    paths = prepared(job, "training", find_calibration("virtual")).network.packets
+    paths = prepare_step(job, "training", find_calibration("virtual")).network.packets
     numbers = {
         dscp: {(hop.classes[hop.number].name) for path in own for hop in path.hops if hop.classes}
         for (_, dscp), own in paths.items()

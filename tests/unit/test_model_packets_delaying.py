@@ -10,7 +10,7 @@ import math
 import pytest
 
 from testbed.prediction.packets.receiver import Receiver
-from testbed.prediction.packets.scoreboard import Packet
+from testbed.prediction.packets.send_queue import Packet
 from tests.unit.packet_path import PAYLOAD, Clock
 
 FULL, SHORT = PAYLOAD, 2000

@@ -16,13 +16,19 @@ from testbed.cli.main import app
 from testbed.net.paths.poisson import poisson_quantile
 from testbed.prediction import simulation
 from testbed.prediction.calibration import Calibration, find_calibration
-from testbed.prediction.go_back_n import ReliablePath
-from testbed.prediction.path_inputs import routed
-from testbed.prediction.simulation_cache import Prepared
-from testbed.prediction.step_prediction import TAIL_NETWORKS, TAIL_STEPS, predict, predict_tail_s, prepared
+from testbed.prediction.routes import route_network
+from testbed.prediction.simulation_cache import PreparedStep
+from testbed.prediction.step_prediction import (
+    TAIL_NETWORKS,
+    TAIL_STEPS,
+    predict_step,
+    predict_tail_s,
+    prepare_step,
+)
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
+from tests.go_back_n import ReliablePath
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -39,8 +45,8 @@ def variant(name: str, which: str, *overrides: str) -> Job:
 def test_the_quickstart_takes_what_was_measured() -> None:
     # under the virtual clock 1.974 s and 1.522 s
     asked = job("quickstart")
-    assert predict(asked, "ring").step_time_s == pytest.approx(1.974, rel=0.02)
-    assert predict(asked, "hierarchical").step_time_s == pytest.approx(1.522, rel=0.02)
+    assert predict_step(asked, "ring").step_time_s == pytest.approx(1.974, rel=0.02)
+    assert predict_step(asked, "hierarchical").step_time_s == pytest.approx(1.522, rel=0.02)
 
 
 def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
@@ -50,7 +56,7 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
     )
 
     def on_each(asked: Job) -> list[int]:
-        parallel = routed(asked, "ring", find_calibration("virtual")).parallel
+        parallel = route_network(asked, "ring", find_calibration("virtual")).parallel
         names = [
             part
             for paths in parallel.values()
@@ -63,11 +69,11 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
     assert on_each(dealt) == [4, 4, 4, 4]
     assert sum(on_each(hashed)) == 16
     assert on_each(hashed)[-1] > 4
-    assert predict(hashed, "ring").step_time_s > 1.2 * predict(dealt, "ring").step_time_s
+    assert predict_step(hashed, "ring").step_time_s > 1.2 * predict_step(dealt, "ring").step_time_s
 
 
 def test_mptcp_takes_several_planes_at_once() -> None:
-    parallel = routed(
+    parallel = route_network(
         variant("controller/hash-collisions", "mptcp"), "ring", find_calibration("virtual")
     ).parallel
     assert {len(paths) for paths in parallel.values()} == {4}
@@ -76,12 +82,12 @@ def test_mptcp_takes_several_planes_at_once() -> None:
 def test_windows_of_sockets_bound_a_connection() -> None:
     # 4 MB of a window, 10 ms there and 10 back: 200 MB/s
     few, many = variant("controller/connections", "10ms-one"), variant("controller/connections", "10ms-eight")
-    assert predict(few, "ring").step_time_s > 5 * predict(many, "ring").step_time_s
+    assert predict_step(few, "ring").step_time_s > 5 * predict_step(many, "ring").step_time_s
 
 
 def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
-    fifo = predict(variant("controller/priority", "deep-fifo"), "ring").step_time_s
-    assert fifo > 1.1 * predict(variant("controller/priority", "deep-priority"), "ring").step_time_s
+    fifo = predict_step(variant("controller/priority", "deep-fifo"), "ring").step_time_s
+    assert fifo > 1.1 * predict_step(variant("controller/priority", "deep-priority"), "ring").step_time_s
 
 
 OWN_PROTOCOL = """
@@ -163,7 +169,7 @@ def pair(tmp_path: Path, *overrides: str, draws: int = 0) -> float:
     file = tmp_path / "pair.yaml"
     file.write_text(PAIR)
     job = job_of(load_scenario(file, list(overrides)), Scale())
-    return predict(job, "direct", Calibration({}), draws=draws).step_time_s
+    return predict_step(job, "direct", Calibration({}), draws=draws).step_time_s
 
 
 def test_99_of_100_steps_that_are_drawn_are_within_the_tail(tmp_path: Path) -> None:
@@ -171,7 +177,7 @@ def test_99_of_100_steps_that_are_drawn_are_within_the_tail(tmp_path: Path) -> N
     file.write_text(PAIR)
     lost = ["transport.kind=tcp", "workload.collectives.0.size=10 MB", "topology.wan.0.loss=0.1 %"]
     job = job_of(load_scenario(file, lost), Scale())
-    step = prepared(job, "direct", Calibration({}), TAIL_NETWORKS, packets=0)
+    step = prepare_step(job, "direct", Calibration({}), TAIL_NETWORKS, packets=0)
     step_s = step.play().step_time_s
     tail_s = predict_tail_s(job, "direct", step_s, Calibration({}))
     drawn_s = step.in_a_row(TAIL_NETWORKS, TAIL_STEPS)
@@ -224,7 +230,7 @@ def test_a_receiver_says_first_where_a_large_message_goes(tmp_path: Path) -> Non
 def test_a_ring_over_cards_takes_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(RING)
-    assert predict(job_of(load_scenario(file), Scale()), "ring").step_time_s == pytest.approx(
+    assert predict_step(job_of(load_scenario(file), Scale()), "ring").step_time_s == pytest.approx(
         51.89e-3, rel=0.03
     )
 
@@ -264,15 +270,15 @@ def test_credits_cost_a_round_trip_and_a_hundredth_of_the_receiver_s_card(tmp_pa
 @pytest.mark.parametrize(("senders", "measured_s"), [(2, 51.9e-3), (8, 199.2e-3)])
 def test_an_incast_with_credits_takes_what_was_measured(senders: int, measured_s: float) -> None:
     asked = variant("transports/incast", "credits", f"topology.buildings.east.hosts={senders}")
-    assert predict(asked, "ring").step_time_s == pytest.approx(measured_s, rel=0.005)
+    assert predict_step(asked, "ring").step_time_s == pytest.approx(measured_s, rel=0.005)
 
 
 def test_a_step_goes_by_packets_where_it_has_few_enough() -> None:
     scenario = load_scenario(SCENARIOS / "quickstart.yaml")
 
-    def step(changes: dict[str, Any], scale: Scale) -> Prepared:
+    def step(changes: dict[str, Any], scale: Scale) -> PreparedStep:
         job = job_of(scenario.changed(changes, "a test"), scale)
-        return prepared(job, job.scenario.algorithms[0])
+        return prepare_step(job, job.scenario.algorithms[0])
 
     small = Scale(size_scale=4000)
     assert step({}, small).network.packets
@@ -309,7 +315,7 @@ def test_bbr_with_little_to_send_takes_what_was_measured(messages: int, size: st
     job = job_of(
         load_scenario({**FAR, "workload": {"exchange": {"messages": messages, "size": size}}}), Scale()
     )
-    step = prepared(job, job.scenario.algorithms[0])
+    step = prepare_step(job, job.scenario.algorithms[0])
     assert step.network.packets
     assert step.play().step_time_s == pytest.approx(measured_s, rel=0.02)
 
@@ -328,7 +334,7 @@ def test_of_steps_whose_queues_overflow_the_median_is_told(monkeypatch: pytest.M
         took.clear()
         changes = {"transport.congestion_control": "reno", "topology.wan.0.queue": queue, "warmup": 1}
         job = job_of(scenario.changed(changes, "a test"), Scale())
-        told_s = prepared(job, job.scenario.algorithms[0]).play().step_time_s
+        told_s = prepare_step(job, job.scenario.algorithms[0]).play().step_time_s
         assert least <= len(took) <= most
         assert told_s == sorted(took[1:])[(len(took) - 2) // 2]
 
@@ -348,7 +354,7 @@ def test_windows_that_the_first_step_opens_stay_open_in_the_steps_that_are_told(
             "wan": [{"a": "east", "b": "west", "rate": "10 Gbit/s", "delay": "2 ms"}],
         },
     }
-    step = prepared(job_of(load_scenario({**FAR, **four}), Scale()), "hierarchical")
+    step = prepare_step(job_of(load_scenario({**FAR, **four}), Scale()), "hierarchical")
     assert replace(step, before=step.before._replace(told=1)).play().step_time_s > 0.02
     assert step.play().step_time_s == pytest.approx(0.01276, rel=0.01)
 
@@ -359,11 +365,11 @@ def test_how_many_packets_are_played_at_the_most_is_ones_own_to_say() -> None:
     )
     job = job_of(scenario, Scale(size_scale=4000))
     # nine draws of a step, with the step and all-reduces before it
-    few, many = prepared(job, "ring", packets=50_000), prepared(job, "ring", packets=2_000_000)
+    few, many = prepare_step(job, "ring", packets=50_000), prepare_step(job, "ring", packets=2_000_000)
     assert not few.network.packets
     assert many.network.packets
     assert len(many.draws) == 9
-    none = prepared(
+    none = prepare_step(
         job_of(scenario.changed({"topology.wan.0.loss": "0 %"}, "a test"), Scale(4000)), "ring", packets=0
     )
     assert not none.network.packets

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.comm.transport import Registration, Slots, Software
 from testbed.net.paths import Network, Path
-from testbed.prediction.message_list import message_count
+from testbed.prediction.collective_messages import message_count
 from testbed.prediction.simulation import simulate
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 

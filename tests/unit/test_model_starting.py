@@ -17,16 +17,16 @@ from testbed.prediction.startup_cost import (
     RING,
     SCALABLE,
     STAR,
-    StartWay,
+    StartupMethod,
     connections_of,
-    growth,
-    start_of,
+    estimate_startup,
+    growth_exponent,
     usual_groups,
 )
 
 
-def seconds(ranks: int, way: StartWay) -> float:
-    return start_of(ranks, usual_groups(ranks), way, PUBLISHED).seconds
+def seconds(ranks: int, way: StartupMethod) -> float:
+    return estimate_startup(ranks, usual_groups(ranks), way, PUBLISHED).seconds
 
 
 def test_published_figures_are_met_and_the_one_in_the_middle_to_a_fifth() -> None:
@@ -34,8 +34,10 @@ def test_published_figures_are_met_and_the_one_in_the_middle_to_a_fifth() -> Non
         for way, published_s in zip((BASELINE, SCALABLE), published, strict=True):
             allowed = 0.21 if ranks == 32_768 else 0.02
             assert seconds(ranks, way) == pytest.approx(published_s, rel=allowed)
-    grown = [growth([(ranks, seconds(ranks, way)) for ranks in FIGURE_21]) for way in (BASELINE, SCALABLE)]
-    told = [growth([(ranks, both[way]) for ranks, both in FIGURE_21.items()]) for way in (0, 1)]
+    grown = [
+        growth_exponent([(ranks, seconds(ranks, way)) for ranks in FIGURE_21]) for way in (BASELINE, SCALABLE)
+    ]
+    told = [growth_exponent([(ranks, both[way]) for ranks, both in FIGURE_21.items()]) for way in (0, 1)]
     assert told == pytest.approx([1.17, 0.72], abs=0.01)
     assert grown == pytest.approx(told, abs=0.03)
     assert seconds(98_304, BASELINE) / seconds(98_304, SCALABLE) == pytest.approx(11, rel=0.02)
@@ -52,8 +54,8 @@ def test_no_remedy_makes_it_slower_but_a_ring_where_nothing_is_waited_for(ranks:
     for way in (*alone, SCALABLE):
         assert seconds(ranks, way) < before_s
     # rank 0's tables take little of a quick card: what a ring takes away are the bytes of one rank
-    ring = start_of(ranks, usual_groups(ranks), replace(BASELINE, bootstrap=RING), PUBLISHED)
-    star = start_of(ranks, usual_groups(ranks), BASELINE, PUBLISHED)
+    ring = estimate_startup(ranks, usual_groups(ranks), replace(BASELINE, bootstrap=RING), PUBLISHED)
+    star = estimate_startup(ranks, usual_groups(ranks), BASELINE, PUBLISHED)
     assert ring.seconds == pytest.approx(star.seconds, rel=0.05)
     assert ring.master_bytes < star.master_bytes / 1000
 
@@ -80,6 +82,6 @@ def test_rank_0_sends_as_many_bytes_as_a_real_one(method: str, size: int) -> Non
             thread.start()
         for thread in threads:
             thread.join(20)
-    expected = start_of(size, (), replace(BASELINE, bootstrap=method), PUBLISHED).master_bytes
+    expected = estimate_startup(size, (), replace(BASELINE, bootstrap=method), PUBLISHED).master_bytes
     hello = HELLO_BYTES if method == RING else 0  # to its follower
     assert reports[0].bytes_sent == expected + hello

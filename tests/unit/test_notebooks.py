@@ -11,8 +11,8 @@ import pytest
 import testbed
 from testbed.notebooks import html_table
 from testbed.prediction.search import Configuration, Evaluation, Exploration
-from testbed.prediction.search.search import Result as Found
-from testbed.prediction.variant_predictions import Prediction, Predictions
+from testbed.prediction.search.search import RankedConfiguration
+from testbed.prediction.step_prediction import Prediction, Predictions
 from testbed.show.report import write_report
 from tests.unit.report_run import SyntheticRun
 
@@ -67,8 +67,8 @@ def test_predictions_are_held_against_the_first() -> None:
 
 
 def test_an_exploration_names_the_best_first() -> None:
-    def found(policy: str, step_s: float) -> Found:
-        return Found(Configuration({"policy": policy}), Evaluation(step_s, step_s, 10, None))
+    def found(policy: str, step_s: float) -> RankedConfiguration:
+        return RankedConfiguration(Configuration({"policy": policy}), Evaluation(step_s, step_s, 10, None))
 
     quick, slow = found("te", 1.0), found("ecmp", 1.5)
     baseline = replace(slow, name="today", kind="baseline")

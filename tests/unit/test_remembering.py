@@ -9,7 +9,7 @@ import pytest
 from testbed.caches import IdentityCache
 from testbed.net.controller import PolicyChoice
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.path_inputs import routed
+from testbed.prediction.routes import route_network
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -59,7 +59,7 @@ def test_a_network_is_found_again_where_paths_do_not_go_by_sizes(policy: str, sa
     one, other = _Planes().jobs(policy)
     calibration = find_calibration(VIRTUAL)
     assert one.workload.pairs("ring") != other.workload.pairs("ring")
-    networks = [routed(job, "ring", calibration) for job in (one, other)]
+    networks = [route_network(job, "ring", calibration) for job in (one, other)]
     assert (networks[0] is networks[1]) is same
     assert PolicyChoice(policy).goes_by_sizes is not same
 

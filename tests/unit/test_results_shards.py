@@ -33,7 +33,7 @@ from testbed.net.fabric.running_fabric import FabricCounters, WanCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.dry_run import dry_runs
-from testbed.prediction.variant_predictions import predict_all
+from testbed.prediction.step_prediction import predict_variants
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 
@@ -87,7 +87,7 @@ def test_algorithms_of_files_are_called_by_file_and_name(tmp_path: Path) -> None
         (name, name) for name in asked.variant_names
     ]
     assert list(dry_runs(asked, Scale())) == list(asked.variant_names)
-    predicted = predict_all(asked, Calibration({}), Scale())
+    predicted = predict_variants(asked, Calibration({}), Scale())
     assert list(predicted) == list(asked.variant_names)
     assert predicted["own:mine-2"].step_time_s > 0
 

@@ -11,7 +11,7 @@ import pytest
 from testbed.measure.results.result import Result, Training
 from testbed.measure.results.summary import StepResult
 from testbed.measure.results.training_summary import training_summary
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.step_prediction import predict_step
 from testbed.prediction.timeline import Timeline
 from testbed.show.report import write_report
 from testbed.spec.scale import Scale
@@ -62,7 +62,7 @@ def recorded(of: Job, algorithm: str, timeline: Timeline) -> dict[str, Any]:
 @pytest.mark.parametrize("workload", [None, NAMED])
 def test_plain_data_parallelism_and_named_collectives_have_the_record(algorithm: str, workload: Any) -> None:
     of = job(**({} if workload is None else {"workload": workload}))
-    timeline = predict(of, algorithm, packets=0)
+    timeline = predict_step(of, algorithm, packets=0)
     entry = Training.model_validate(recorded(of, algorithm, timeline))
     assert entry.schedule is None
     assert "peak_activation_bytes" not in entry.document()
@@ -83,7 +83,7 @@ def test_plain_data_parallelism_and_named_collectives_have_the_record(algorithm:
 
 def test_a_scenario_that_the_model_leaves_out_has_what_was_measured() -> None:
     of = job()
-    timeline = predict(of, "ring", packets=0)
+    timeline = predict_step(of, "ring", packets=0)
     spans = recorded(of, "ring", timeline)
     assert spans["measured"]["compute_s"] == pytest.approx(SLOWER * spans["predicted"]["compute_s"])
     assert Training.model_validate({**spans, "predicted": None}).predicted is None
@@ -95,7 +95,7 @@ def test_the_report_divides_the_step_of_a_plain_run(tmp_path: Path, modelled: bo
     of = job()
     summary = json.loads((run / "summary.json").read_text())
     for variant in summary["variants"]:
-        variant["training"] = recorded(of, variant["name"], predict(of, variant["name"], packets=0))
+        variant["training"] = recorded(of, variant["name"], predict_step(of, variant["name"], packets=0))
         if not modelled:
             variant["training"]["predicted"] = None
     (run / "summary.json").write_text(json.dumps(summary))

@@ -11,9 +11,14 @@ import yaml
 from pydantic import TypeAdapter
 
 from testbed.measure.results.serving_result import Serving
-from testbed.prediction.latency import at_share, request_times
-from testbed.prediction.request_metrics import ServedStep, served_step, serving_figures
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.request_metrics import (
+    ServedStep,
+    at_share,
+    request_times,
+    served_step,
+    serving_figures,
+)
+from testbed.prediction.step_prediction import predict_step
 from testbed.show.exchange import ImportDefaults, export_graphml, import_topology
 from testbed.show.exchange.topology_export import lost
 from testbed.spec.errors import ConfigError
@@ -237,7 +242,7 @@ def test_requests_from_another_building_cross_and_answers_come_back() -> None:
     request = SAMPLES * (TABLES * (4 * POOLING + 4) + 5 * 4)
     assert sent(made)[14, 0] == REQUESTS * request
     assert sent(made)[0, 14] == REQUESTS * SAMPLES * 4
-    spans = predict(made, "ring").spans
+    spans = predict_step(made, "ring").spans
     assert made.workload.serving is not None
     times = request_times(made.workload.serving, spans, Scale())
     assert all(one.latency_s > 2e-3 for one in times)
@@ -263,7 +268,7 @@ def test_a_request_s_time_is_the_sum_of_its_parts(inference: dict[str, Any]) -> 
     made = job(**inference)
     serving = made.workload.serving
     assert serving is not None
-    times = request_times(serving, predict(made, "ring").spans, Scale())
+    times = request_times(serving, predict_step(made, "ring").spans, Scale())
     assert len(times) == made.scenario.workload.inference.requests  # type: ignore[union-attr]
     for one in times:
         assert one.parts.total_s == pytest.approx(one.latency_s, rel=1e-9)
@@ -275,7 +280,7 @@ def test_one_card_on_the_model_waits_as_lindley_says() -> None:
     made = job(rate=4000, requests=300, recommendation={**RECOMMENDATION, "tables": 0})
     serving = made.workload.serving
     assert serving is not None
-    times = request_times(serving, predict(made, "ring").spans, Scale())
+    times = request_times(serving, predict_step(made, "ring").spans, Scale())
     card = serving.nodes[0].cards[0]
     service_s = serving.card.takes_s(SAMPLES * 1e8, 2000)
     assert serving.computing_s[card] == pytest.approx(service_s * 300 / CARDS)
@@ -289,14 +294,14 @@ def test_figures_say_what_limits_and_what_a_request_costs() -> None:
     made = job(rate=2000, requests=60)
     serving = made.workload.serving
     assert serving is not None
-    step = served_step(made, "ring", predict(made, "ring").spans)
+    step = served_step(made, "ring", predict_step(made, "ring").spans)
     found = Serving.model_validate(serving_figures(serving.spec, [step]))
     each_s = serving.computing_s[1] / 10
     assert found.capacity_per_s == pytest.approx(CARDS / each_s)
     assert found.limited_by == "card east2"
     assert found.latency.p50 <= found.latency.p99 <= found.latency.p999 <= found.latency.max
     assert all(link.bytes_expected == link.bytes_observed for link in found.links)
-    step_s = predict(made, "ring").step_time_s
+    step_s = predict_step(made, "ring").step_time_s
     assert found.energy_j == pytest.approx(CARDS * 72 * step_s / 60)
     assert at_share([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert at_share(range(1, 201), 0.07) == 14  # though 0.07 * 200 is a little more
@@ -308,7 +313,7 @@ def test_figures_are_of_all_steps_that_were_measured() -> None:
     assert serving is not None
     kept = TypeAdapter(ServedStep)  # as shards keep them in a file
     steps = [
-        kept.validate_json(kept.dump_json(served_step(one, "ring", predict(one, "ring").spans)))
+        kept.validate_json(kept.dump_json(served_step(one, "ring", predict_step(one, "ring").spans)))
         for one in made
     ]
     found, *single = (

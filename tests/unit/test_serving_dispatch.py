@@ -18,9 +18,8 @@ from testbed.measure.ranks.executor import PlanOutcome
 from testbed.measure.ranks.fault_injection import RankFaults
 from testbed.measure.ranks.serving_rank import ServingExecutor
 from testbed.measure.results.serving_result import Serving
-from testbed.prediction.latency import request_times
-from testbed.prediction.request_metrics import served_step, serving_figures
-from testbed.prediction.step_prediction import predict
+from testbed.prediction.request_metrics import request_times, served_step, serving_figures
+from testbed.prediction.step_prediction import predict_step
 from testbed.prediction.timeline import Timeline
 from testbed.show.exchange.chakra import exported_job
 from testbed.show.report.serving import serving_words
@@ -122,7 +121,7 @@ def test_what_is_sent_too_often_is_lost() -> None:
 def carried(**inference: Any) -> tuple[Job, dict[str, Any]]:
     """A job as the model carries it out, and its figures."""
     made = job(**inference)
-    timeline = predict(made, "ring")
+    timeline = predict_step(made, "ring")
     done = made.as_carried(timeline.carried)
     return done, figures_of(done, timeline)
 
@@ -167,7 +166,7 @@ def test_by_chance_each_card_is_a_queue_of_its_own_as_theory_has_it() -> None:
 def test_a_request_s_time_is_the_sum_of_its_parts_where_it_is_sent_again() -> None:
     # answers take longer than they are waited for: there are 2 ms to the nodes and back
     made = job(serve=["east1", "east8"], entry="users1", rate=300, retry={"after": "1.5 ms", "most": 9})
-    timeline = predict(made, "ring")
+    timeline = predict_step(made, "ring")
     done = made.as_carried(timeline.carried)
     figures = figures_of(done, timeline)
     serving = done.workload.serving

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import testbed
 from testbed.cli.experiments import sweep
+from testbed.cli.experiments.confirmation import points_to_confirm
 from testbed.cli.experiments.run import Listener
-from testbed.cli.experiments.sweep_confirmation import chosen
 from testbed.cli.main import app
 from testbed.measure.execution.progress import Progress
 from testbed.measure.results.committed_work import Work
@@ -58,7 +58,7 @@ def swept(folder: Path, *axes: str, told: list[str] | None = None, **more: Any) 
     say = (
         (lambda done, total, words: told.append(f"{done}/{total}")) if told is not None else (lambda *_: None)
     )
-    return sweep.sweep(sweep.plan(request), say, listener())
+    return sweep.sweep(sweep.plan_sweep(request), say, listener())
 
 
 def test_a_range_has_values_that_one_would_write_and_both_its_ends() -> None:
@@ -167,15 +167,15 @@ CROSSING = {"ring": lambda index: 1.0 + index, "tree": lambda index: 3.6}
 
 def test_the_ends_and_both_sides_of_a_crossing_are_confirmed_first_then_the_widest_gaps() -> None:
     found = made([parse_axis("a.delay=1ms..9ms:9")], CROSSING)
-    assert chosen(found.axes, found.points, 1) == [(0,)]
-    assert chosen(found.axes, found.points, 4) == [(0,), (2,), (3,), (8,)]
-    assert chosen(found.axes, found.points, 5) == [(0,), (2,), (3,), (5,), (8,)]
-    assert len(chosen(found.axes, found.points, 100)) == 9
+    assert points_to_confirm(found.axes, found.points, 1) == [(0,)]
+    assert points_to_confirm(found.axes, found.points, 4) == [(0,), (2,), (3,), (8,)]
+    assert points_to_confirm(found.axes, found.points, 5) == [(0,), (2,), (3,), (5,), (8,)]
+    assert len(points_to_confirm(found.axes, found.points, 100)) == 9
     two = made(
         [parse_axis("a.delay=1ms..4ms:4"), parse_axis("b.rate=1Gbit/s..3Gbit/s:3")],
         {"ring": lambda a, b: a + b},
     )
-    assert chosen(two.axes, two.points, 4) == [(0, 0), (0, 2), (3, 0), (3, 2)]
+    assert points_to_confirm(two.axes, two.points, 4) == [(0, 0), (0, 2), (3, 0), (3, 2)]
 
 
 def test_the_answer_says_who_is_the_quickest_where_and_how_sure_that_is() -> None:
@@ -263,7 +263,7 @@ def test_a_sweep_goes_on_asks_nothing_twice_and_refuses_what_is_another(tmp_path
     other = {**SCENARIO, "seed": 7}
     request = sweep.SweepRequest(other, (), parse_axes(["policy=ecmp,te"]), folder)
     with pytest.raises(ConfigError, match="holds something else"):
-        sweep.sweep(sweep.plan(request), lambda *_: None, listener())
+        sweep.sweep(sweep.plan_sweep(request), lambda *_: None, listener())
 
 
 def test_points_that_do_not_fit_stay_and_say_why(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_path_that_variants_set_is_no_axis(tmp_path: Path) -> None:
 
 def test_a_scalar_goes_into_a_list_where_the_scenario_has_one(tmp_path: Path) -> None:
     request = sweep.SweepRequest(BARE, (), parse_axes(["algorithms=ring,hierarchical"]), tmp_path / "out")
-    scenarios = list(sweep.plan(request).scenarios.values())
+    scenarios = list(sweep.plan_sweep(request).scenarios.values())
     assert [one.algorithms for one in scenarios if isinstance(one, Scenario)] == [
         ("ring",),
         ("hierarchical",),
@@ -306,7 +306,7 @@ def test_chosen_points_are_measured_each_once_and_stay(
         ]
         return type("R", (), {"variants": variants})
 
-    monkeypatch.setattr(sweep, "measured", measured)
+    monkeypatch.setattr(sweep, "run_or_reopen", measured)
     monkeypatch.setattr(sweep, "check_here", lambda *_: None)
     folder, axis = tmp_path / "out", "topology.wan.0.delay=1ms..5ms:5"
     found = swept(folder, axis, clock="virtual", confirm=2)

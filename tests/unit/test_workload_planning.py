@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.collectives import between_groups
-from testbed.prediction.critical_path import critical_path
 from testbed.prediction.dry_run import check_memory, dry_run
-from testbed.prediction.time_breakdown import split_step
+from testbed.prediction.timeline import break_down_step, find_critical_path
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -663,10 +662,10 @@ def test_parts_of_a_step_add_up_and_its_critical_path_has_no_gaps(
     made = workload(tmp_path, parallelism, schedule={"receives": receives})
     assert made.training is not None
     spans = dry_run(made.training).spans
-    split = split_step(made.plan, spans, made.buildings)
+    split = break_down_step(made.plan, spans, made.buildings)
     whole = split.compute_s + split.bubble_s + sum(split.exposed_s.values())
     assert whole == pytest.approx(split.step_time_s, rel=1e-6)
-    chain = critical_path(made.plan, spans, made.buildings)
+    chain = find_critical_path(made.plan, spans, made.buildings)
     assert chain[0].start_s == pytest.approx(0.0, abs=1e-9)
     assert chain[-1].end_s == pytest.approx(split.step_time_s)
     for earlier, later in pairwise(chain):

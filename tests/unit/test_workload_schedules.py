@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.net.paths import Network, Path
-from testbed.prediction.activation_memory import peak_alive
 from testbed.prediction.simulation import simulate
-from testbed.prediction.timeline import Stuck, Timeline
+from testbed.prediction.timeline import Deadlock, Timeline, peak_activation_bytes
 from testbed.spec import parallelism
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
 from testbed.workload.pipeline_plan import plan_job
@@ -107,7 +106,7 @@ def test_memory_is_what_the_schedules_promise() -> None:
         costs = Costs(1.0, 1.0, 1.0)
         schedule = make_schedule(name, ranks, microbatches, costs)
         plan = planned(schedule, ranks, costs)
-        peaks[name] = peak_alive(plan, simulate(plan, network(ranks), 4).spans)
+        peaks[name] = peak_activation_bytes(plan, simulate(plan, network(ranks), 4).spans)
     assert peaks["GPipe"] == [microbatches] * ranks
     assert peaks["1F1B"] == peaks["CrossUD"] == [4, 3, 2, 1]
     assert max(peaks["ZBH1"]) <= ranks
@@ -226,7 +225,7 @@ def test_an_order_that_never_ends_is_found_before_anything_is_sent() -> None:
     simulate(planned(schedule_of("turned", orders, 2), 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
     # rank 0 wants the gradient before it has sent what this comes from
     stuck = read_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
-    with pytest.raises(Stuck, match="never comes to an end: rank 0 in 0RECV_B1; rank 1 in 1RECV_F1"):
+    with pytest.raises(Deadlock, match="never comes to an end: rank 0 in 0RECV_B1; rank 1 in 1RECV_F1"):
         simulate(planned(schedule_of("stuck", stuck, 2), 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
 
 

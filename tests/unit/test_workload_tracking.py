@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from testbed.prediction.activation_memory import peak_alive
-from testbed.prediction.step_prediction import prepared
+from testbed.prediction.step_prediction import prepare_step
+from testbed.prediction.timeline import peak_activation_bytes
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.dependency_tracker import DependencyOrder, order_of, orders_of
@@ -28,7 +28,7 @@ def test_what_is_found_once_for_ranks_that_do_alike_is_what_each_has(
     assert made.exchanged == each.exchanged
     assert made.using("ring") == each.using("ring")
     spans = [[(index, index + 2.5) for index in range(len(own))] for own in made.ranks]
-    assert peak_alive(made, spans) == peak_alive(each, spans)
+    assert peak_activation_bytes(made, spans) == peak_activation_bytes(each, spans)
 
 
 def test_only_what_waits_for_one_alone_and_is_waited_for_by_it_alone_follows_it() -> None:
@@ -48,7 +48,7 @@ def _same(order: DependencyOrder) -> DependencyOrder:
 def test_what_follows_at_once_ends_when_it_would_by_itself(degree: str) -> None:
     changes = {"workload.parallelism": {f"{degree}_degree": 2, "data_parallel_replicate_degree": 4}}
     job = job_of(load_scenario(SCENARIO).changed(changes, "a test"), Scale())
-    step = prepared(job, "ring")
+    step = prepare_step(job, "ring")
     assert any(after >= 0 for order in orders_of(step.plan) for after in order.following)
     by_itself = replace(step.plan, ranks=tuple(step.plan.ranks))
     for pattern, order in zip(by_itself.alike.patterns, orders_of(step.plan), strict=True):

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.cli.experiments.calibrate import measured_probes
 from testbed.measure.results.result import Result
-from testbed.prediction.calibration_run import fit, probes
+from testbed.prediction.calibration_run import fit, probe_scenario
 from testbed.spec.scenario import Scenario
 from tests.virtual.conftest import finished_run, variants_of
 
@@ -22,7 +22,7 @@ MESSAGES = 150  # of the last one: of fifty by one draw, losses meet a quarter m
 
 
 def some_probes() -> Scenario:
-    scenario = probes()
+    scenario = probe_scenario()
     assert scenario.variants is not None
     variants = {name: dict(scenario.variants[name]) for name in NAMES}
     variants[NAMES[-1]]["workload.exchange.messages"] = MESSAGES

@@ -12,7 +12,7 @@ import pytest
 
 from testbed.net.errors import NoKernelError
 from testbed.net.virtual.kernel_image import find_image
-from testbed.prediction.go_back_n import ReliablePath
+from tests.go_back_n import ReliablePath
 from tests.unit.test_model_predicting import RING
 from tests.virtual.conftest import REPOSITORY, WALL_S, Person
 

@@ -14,8 +14,8 @@ from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import hand_over, make_folder
 from testbed.net.errors import NoKernelError
 from testbed.net.virtual.kernel_image import find_image
-from testbed.prediction.calibration import LINK_ENGINE, VIRTUAL, keep_calibration
-from testbed.prediction.calibration_run import Fit, MeasuredProbe, fit, probes
+from testbed.prediction.calibration import LINK_ENGINE, VIRTUAL, write_calibration
+from testbed.prediction.calibration_run import Fit, MeasuredProbe, fit, probe_scenario
 from testbed.workload.job.errors import RunError
 
 SCENARIO, RUN = "calibration.yaml", "run"
@@ -39,7 +39,7 @@ def calibrate(
     """
     make_folder(folder)
     try:
-        scenario = probes(cards=clock == VIRTUAL and _can_have_cards())
+        scenario = probe_scenario(cards=clock == VIRTUAL and _can_have_cards())
         file = folder / SCENARIO
         file.write_text(scenario.to_yaml())
         result = run(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs), listener)
@@ -47,7 +47,7 @@ def calibrate(
             found = fit(scenario, measured_probes(result), result.conversion, clock, _made(folder / RUN))
         except ValueError as error:
             raise RunError(str(error)) from None
-        kept = keep_calibration(clock, found.calibration, keep)
+        kept = write_calibration(clock, found.calibration, keep)
     except BaseException:
         if not (folder / RUN).exists():
             shutil.rmtree(folder)

@@ -11,25 +11,39 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.cli.experiments.measurement import measured
-from testbed.cli.experiments.run import Listener
-from testbed.cli.experiments.search_confirmation import Agreement, agreement, confirmation
-from testbed.cli.experiments.search_log import RESULT, SCENARIO, Keeper, OtherSearch
-from testbed.cli.experiments.successive_halving import RUNGS, halve
+from testbed.cli.experiments.confirmation import (
+    RUNGS,
+    Agreement,
+    agreement,
+    confirmation,
+    halve_candidates,
+    indistinguishable_from_best,
+    model_errors_of,
+)
+from testbed.cli.experiments.run import Listener, run_or_reopen
+from testbed.errors import BadInput
+from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import hand_over, make_folder
 from testbed.net.paths.buffer_checks import short_queues
-from testbed.prediction.executors import Engine, Processes
-from testbed.prediction.search import Exploration, NothingFits, Search, Standing, evaluate_tail_s, searched
-from testbed.prediction.search.model_error import model_errors_of, near
-from testbed.prediction.search.search import Result as Found
-from testbed.prediction.search.sensitivity import document as sensitivity_document
-from testbed.prediction.search.step_bound import recorded_work
-from testbed.prediction.step_flops import step_work
+from testbed.prediction.executors import Executor, Processes
+from testbed.prediction.search import (
+    Exploration,
+    NothingFits,
+    Search,
+    SearchProgress,
+    evaluate_tail_s,
+    searched,
+)
+from testbed.prediction.search.baselines import document as sensitivity_document
+from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible
+from testbed.prediction.search.search import RankedConfiguration
+from testbed.prediction.step_flops import recorded_work, step_work
 from testbed.show.report.exploration import write_exploration
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
+from testbed.workload.job.recorded_trace import changed_ns
 
 SHOWN = 5  # of the best, beside what they are held against
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
@@ -71,7 +85,7 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
 
 
 def explore(
-    scenario: Scenario, file: str, folder: Path, progress: Callable[[Standing], None], engine: Engine
+    scenario: Scenario, file: str, folder: Path, progress: Callable[[SearchProgress], None], engine: Executor
 ) -> Explored:
     """Search, or go on searching, and write the folder. progress: told how far it is; engine: who tries.
 
@@ -79,7 +93,7 @@ def explore(
     """
     fresh = not folder.exists()
     try:
-        keeper = Keeper(folder, scenario)
+        keeper = SearchLog(folder, scenario)
     except OtherSearch as error:
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
     try:
@@ -104,7 +118,7 @@ def explore(
 
 
 def confirm(
-    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Engine | None = None
+    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Executor | None = None
 ) -> Confirmed:
     """Let packets choose among the best, run these and what they are held against, unless that was done.
 
@@ -117,12 +131,12 @@ def confirm(
     def measure(scenario: Scenario, file: Path, folder: Path) -> Result:
         if not folder.exists():
             new.append(folder)
-        return measured(scenario, file, folder, clock, jobs, listener, engine)
+        return run_or_reopen(scenario, file, folder, clock, jobs, listener, engine)
 
     scenario, document = explored.scenario, explored.document
     confirms = confirmation(scenario, explored.found)
     if (explored.folder / RUNGS).exists() or not (explored.folder / CONFIRMED).exists():
-        chosen, rungs = halve(scenario, explored.found, explored.folder, measure)
+        chosen, rungs = halve_candidates(scenario, explored.found, explored.folder, measure)
         found = replace(explored.found, chosen=chosen)
         confirms = confirmation(scenario, found)
         tails_s = _tails_s(scenario, found, engine or Processes(), explored.tails_s)
@@ -142,7 +156,7 @@ def _write(explored: Explored, confirmed: Result | None = None) -> None:
 
 
 def _tails_s(
-    scenario: Scenario, found: Exploration, engine: Engine, known: Mapping[str, float | None] | None = None
+    scenario: Scenario, found: Exploration, engine: Executor, known: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
     """What 99 of 100 steps of all that is shown do not exceed, by configuration; None where the model cannot say.
 
@@ -169,7 +183,7 @@ def _document(
     """variants: of the scenario that confirms, by what is compared. tails_s: by configuration, beside those known."""
     assert scenario.explore is not None
 
-    def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
+    def entries(results: Sequence[RankedConfiguration]) -> list[dict[str, Any]]:
         return [
             {
                 "name": result.label,
@@ -186,7 +200,7 @@ def _document(
 
     work, recorded = step_work(scenario), recorded_work(scenario)
     errors = model_errors_of(scenario)
-    alike = near(found, errors) if errors else []
+    alike = indistinguishable_from_best(found, errors) if errors else []
     return {
         "scenario": scenario.name,
         "work": asdict(work) if work else None,
@@ -211,3 +225,44 @@ def _document(
         "rungs": [],
         "agreement": None,
     }
+
+
+SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
+
+
+class OtherSearch(BadInput):
+    """The folder holds the search of another scenario, or of another trace."""
+
+
+class SearchLog:
+    """A search's folder, made where there is none. OtherSearch."""
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.folder = folder
+        text = scenario.to_yaml()
+        make_folder(folder, there=True)
+        file = folder / SCENARIO
+        if file.exists() and file.read_text() != text:
+            raise OtherSearch(f"{folder} holds the search of another scenario")
+        lines = folder / TRIED
+        if lines.exists() and changed_ns(scenario.workload) > lines.stat().st_mtime_ns:
+            raise OtherSearch(f"{folder} holds the search of a trace that has changed since")
+        file.write_text(text)
+        self._lines = JsonlLog(lines)
+
+    def close(self) -> None:
+        """All is written."""
+        self._lines.close()
+
+    def known(self) -> dict[str, Evaluation | Infeasible]:
+        """What earlier searches tried, by configuration."""
+        found: dict[str, Evaluation | Infeasible] = {}
+        for entry in self._lines.known:
+            made = Evaluation(**entry["fits"]) if "fits" in entry else Infeasible(**entry["misfit"])
+            found[Configuration(entry["changes"]).key] = made
+        return found
+
+    def note(self, configuration: Configuration, tried: Evaluation | Infeasible) -> None:
+        """One more."""
+        kind = "fits" if isinstance(tried, Evaluation) else "misfit"
+        self._lines.add({"changes": dict(configuration.changes), kind: asdict(tried)})

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from testbed.measure.execution.network_setup import choose_virtual_scale
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.dry_run import workloads_of
-from testbed.prediction.step_prediction import MOST_PACKETS
-from testbed.prediction.variant_predictions import Predictions, predict_all
+from testbed.prediction.step_prediction import MOST_PACKETS, Predictions, predict_variants
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 
@@ -29,7 +28,7 @@ def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Pred
 
     By the real clock a scale that the scenario leaves to the machine is taken as 1.
 
-    ConfigError, ControllerError, Stuck.
+    ConfigError, ControllerError, Deadlock.
     """
     calibration = find_calibration(clock)
     if clock == VIRTUAL:
@@ -41,4 +40,4 @@ def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Pred
     else:
         size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
         scale = Scale(*(1.0 if isinstance(one, str) else one for one in (size, dilation)))
-    return Predicted(predict_all(scenario, calibration, scale, packets), calibration, scale)
+    return Predicted(predict_variants(scenario, calibration, scale, packets), calibration, scale)

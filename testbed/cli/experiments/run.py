@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.execution.run import PreparedRun, Request, prepare
+from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import default_path, hand_over
+from testbed.prediction.executors import Executor, Processes
+from testbed.prediction.executors.dask_cluster import cluster
 from testbed.show.report import write_report
+from testbed.show.report.run_comparison import SCENARIO, Comparison, compare_runs
 from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.scenario import Scenario, load_scenario
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,70 @@ def run(
 def failed_invariants(result: Result) -> list[str]:
     """The names of those that did not hold in any variant."""
     return sorted({entry.name for variant in result.variants for entry in variant.verdict.failed})
+
+
+def run_or_reopen(
+    scenario: Scenario,
+    file: Path,
+    folder: Path,
+    clock: str,
+    jobs: int | None,
+    listener: Listener,
+    engine: Executor | None = None,
+) -> Result:
+    """Write the scenario into `file` and run it into `folder`; or open what it came to there. engine: as runs take it.
+
+    ConfigError where the folder holds another run, BadResult where it holds none, and all that a run raises.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(scenario.to_yaml())
+    if not folder.exists():
+        run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs, engine=engine), listener)
+    result = Result.open(folder)
+    if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
+        expected = "a folder without one, or the same configurations and clock"
+        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
+    return result
+
+
+def reproduce(
+    folder: Path, output: Path | None, jobs: int | None, listener: Listener
+) -> tuple[Comparison, Path]:
+    """Again by its clock and scale; how both compare, and the new run's folder. BadResult, and what runs raise."""
+    before, manifest = Result.open(folder), Manifest.open(folder)
+    scale = [f"scale.{name}={value}" for name, value in before.scale.model_dump().items()]
+    file = folder / SCENARIO
+    scenario = load_scenario(file, scale)
+    target = output if output is not None else default_path(scenario.name)
+    real = before.clock == "real"
+    request = Request(
+        scenario,
+        target,
+        str(file),
+        clock=before.clock,
+        jobs=jobs,
+        cpu_time="free" if real else manifest.clock.cpu_time,
+        link_engine=manifest.link_engine if real else None,
+        datapath=manifest.datapath if real else None,
+    )
+    run(request, listener)
+    return compare_runs(folder, target), target
+
+
+PROCESSES, DASK = "processes", "dask"
+ENGINES = (PROCESSES, DASK)
+
+
+@contextlib.contextmanager
+def open_executor(name: str, scheduler: str | None, jobs: int | None) -> Iterator[Executor]:
+    """For the length of a block. jobs: how many processes; None: one for each core. ConfigError, ExecutorError."""
+    if name not in ENGINES:
+        raise ConfigError([Problem("command line", None, "--engine", name, " or ".join(ENGINES))])
+    if scheduler is not None and name != DASK:
+        raise ConfigError([Problem("command line", None, "--scheduler", f"--engine {name}", "--engine dask")])
+    count = jobs or len(os.sched_getaffinity(0))
+    if name == PROCESSES:
+        yield Processes(count)
+        return
+    with cluster(scheduler, count, worker_identity) as found:
+        yield found

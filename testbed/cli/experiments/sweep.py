@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.cli.experiments.measurement import measured
+from testbed.cli.experiments.confirmation import points_to_confirm
 from testbed.cli.experiments.predict import predict
-from testbed.cli.experiments.run import Listener
-from testbed.cli.experiments.sweep_confirmation import chosen
+from testbed.cli.experiments.run import Listener, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
@@ -25,7 +24,7 @@ from testbed.measure.results.run_directory import hand_over, make_folder
 from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import SWEEP, Clock, Measured, Sweep, SweepAxis, SweepPoint
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.executors import Engine, Processes
+from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.sweep import write_sweep
 from testbed.spec.errors import ConfigError, Problem
@@ -55,7 +54,7 @@ class SweepRequest:
     clock: Clock = "model"
     confirm: int | None = None
     jobs: int | None = None
-    engine: Engine = field(default_factory=Processes)
+    engine: Executor = field(default_factory=Processes)
 
     @property
     def file(self) -> str:
@@ -78,19 +77,19 @@ Told = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep that can begin. scenarios: of each point; in place of one why there is none."""
 
     request: SweepRequest
     base: Scenario
     scenarios: Mapping[Place, Scenario | ConfigError]
 
-    def by(self, engine: Engine) -> Plan:
+    def by(self, engine: Executor) -> SweepPlan:
         """The same, by these workers."""
         return replace(self, request=replace(self.request, engine=engine))
 
 
-def plan(request: SweepRequest) -> Plan:
+def plan_sweep(request: SweepRequest) -> SweepPlan:
     """Load every point, and refuse what cannot be: ConfigError, FabricError, VirtualClockError.
 
     A point that does not fit stays without figures; where none fits that is an error.
@@ -116,7 +115,7 @@ def plan(request: SweepRequest) -> Plan:
         raise next(one for one in scenarios.values() if isinstance(one, ConfigError))
     if request.clock != MODEL:
         check_here(base, request.file, request.clock)
-    return Plan(request, base, scenarios)
+    return SweepPlan(request, base, scenarios)
 
 
 def _listed(axis: Axis, data: Mapping[str, Any]) -> Axis:
@@ -126,7 +125,7 @@ def _listed(axis: Axis, data: Mapping[str, Any]) -> Axis:
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
 
 
-def sweep(planned: Plan, told: Told, listener: Listener) -> Sweep:
+def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
     """The model at all points, runs at those that are to be measured, and the folder, written also when one fails.
 
     ConfigError where the folder holds another sweep, and all that a run raises; what was done is not done again.
@@ -155,7 +154,7 @@ def sweep(planned: Plan, told: Told, listener: Listener) -> Sweep:
 
 
 def _measured_points(
-    planned: Plan, found: Sweep, asked: Sequence[Place], told: Told, listener: Listener
+    planned: SweepPlan, found: Sweep, asked: Sequence[Place], told: Told, listener: Listener
 ) -> Iterator[tuple[Place, Result, Path]]:
     """Run those that are not there, as many at once as the engine's workers can carry; each as it comes."""
     request = planned.request
@@ -166,7 +165,7 @@ def _measured_points(
         folder = _run_folder(found, place)
         file = folder.with_name(f"{folder.name}.yaml")
         engine, jobs = request.engine, request.jobs
-        return place, measured(scenario, file, folder, request.clock, jobs, listener, engine), folder
+        return place, run_or_reopen(scenario, file, folder, request.clock, jobs, listener, engine), folder
 
     at_once = request.engine.at_once
     if at_once == 1:
@@ -186,7 +185,7 @@ def _measured_points(
             raise
 
 
-def _as_before(planned: Plan) -> Plan:
+def _as_before(planned: SweepPlan) -> SweepPlan:
     """By the model only, and measured before: what was measured stays."""
     request = planned.request
     if request.clock != MODEL or not (request.folder / SWEEP).exists():
@@ -195,18 +194,18 @@ def _as_before(planned: Plan) -> Plan:
     return replace(planned, request=replace(request, clock=before, confirm=0))
 
 
-def _asked(planned: Plan, found: Sweep) -> list[Place]:
+def _asked(planned: SweepPlan, found: Sweep) -> list[Place]:
     """What is to be measured, and what was."""
     request = planned.request
     if request.clock == MODEL:
         return []
     count = len(found.points) if request.confirm is None else request.confirm
-    wanted = chosen(found.axes, found.points, count)
+    wanted = points_to_confirm(found.axes, found.points, count)
     there = [point.at for point in found.points if point.figures and _run_folder(found, point.at).exists()]
     return sorted({*wanted, *there})
 
 
-def _check_folder(planned: Plan) -> None:
+def _check_folder(planned: SweepPlan) -> None:
     folder = planned.request.folder
     file, lines = folder / SCENARIO, folder / PREDICTED
     other = file.exists() and file.read_text() != planned.base.to_yaml()
@@ -217,7 +216,7 @@ def _check_folder(planned: Plan) -> None:
         raise ConfigError([Problem("command line", None, "--output", found, "another folder")])
 
 
-def _predicted(planned: Plan, told: Told) -> dict[Place, SweepPoint]:
+def _predicted(planned: SweepPlan, told: Told) -> dict[Place, SweepPoint]:
     """By the model; what the folder has of the same scenarios and calibration is not asked again."""
     request = planned.request
     made = find_calibration(request.model_clock).words
@@ -271,7 +270,7 @@ def _whole_step(variant: Scenario, step_time_s: float) -> Work:
     return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
-def _sweep(planned: Plan, points: Mapping[Place, SweepPoint]) -> Sweep:
+def _sweep(planned: SweepPlan, points: Mapping[Place, SweepPoint]) -> Sweep:
     request = planned.request
     made = {
         "testbed": VERSION,

@@ -189,7 +189,7 @@ def _greedily(
     return chosen
 
 
-Stuck = Mapping[Pair, tuple[Impact, list[Key]]]
+Deadlock = Mapping[Pair, tuple[Impact, list[Key]]]
 """Pairs with messages under way: what is felt of it, and in which operations."""
 
 
@@ -213,9 +213,9 @@ def network_verdicts(
     causes = caused(found, wait_graph.NETWORK)
     if not causes:
         return unexplained
-    pairs: Stuck = {(ranks[0], ranks[1]): own for ranks, own in together(causes).items()}
+    pairs: Deadlock = {(ranks[0], ranks[1]): own for ranks, own in together(causes).items()}
     sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
-    stuck: Stuck = {
+    stuck: Deadlock = {
         pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
     }
     if not stuck:
@@ -248,7 +248,7 @@ def network_verdicts(
     return [*verdicts, *unexplained]
 
 
-def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts: int) -> Verdict:
+def _by_part(graph: Graph, own: Explanation, stuck: Deadlock, since_s: float, parts: int) -> Verdict:
     """Of one part that explains stuck pairs, one of so many parts."""
     lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
     lines.append(f"of {len(stuck)} pairs with messages under way it explains {len(own.covers)}")

@@ -32,8 +32,8 @@ from testbed.measure.results.replication import begun_s, replication_summary
 from testbed.measure.results.summary import StepResult, undisturbed
 from testbed.net.fabric.running_fabric import WanCounters
 from testbed.prediction.calibration import Calibration
-from testbed.prediction.stated_errors import stated_error
-from testbed.prediction.step_prediction import prepared
+from testbed.prediction.model_accuracy import stated_error
+from testbed.prediction.step_prediction import prepare_step
 from testbed.prediction.timeline import Timeline
 from testbed.spec.events import KILL_EVENTS, EventSpec
 from testbed.spec.scale import UNSCALED, Scale
@@ -275,10 +275,10 @@ class ModelCheck:
 
 
 def check_model(job: Job, algorithm: str, calibration: Calibration) -> ModelCheck:
-    """Play a variant's step on the model. ControllerError, Stuck, BadCalibration."""
+    """Play a variant's step on the model. ControllerError, Deadlock, BadCalibration."""
     if job.unmodelled:
         return ModelCheck(None, None, singly=False)
-    step = prepared(job, algorithm, calibration)
+    step = prepare_step(job, algorithm, calibration)
     stated = stated_error(job.scenario, bool(step.network.packets))
     return ModelCheck(step.play(), stated, singly=not job.topology.lossy)
 

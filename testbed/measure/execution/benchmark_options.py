@@ -18,7 +18,7 @@ from testbed.measure.execution.collective_benchmark import BenchRun, Row
 from testbed.measure.execution.network_setup import LOOPBACK_RANKS, guest_settings, size_of
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
-from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, StartCosts
+from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, SoftwareCosts
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.overrides import PRESETS, preset_transport
 from testbed.spec.topology import load_topology
@@ -173,7 +173,7 @@ WAYS = {
     "scalable": SCALABLE,
 }
 """By name: as it was, each of the four remedies by itself, and all of them."""
-COSTS = {"published": PUBLISHED, "none": StartCosts(0.0, 0.0)}
+COSTS = {"published": PUBLISHED, "none": SoftwareCosts(0.0, 0.0)}
 """What software takes, by name."""
 MOST_RANKS = 8192
 """A thread each, and sockets."""

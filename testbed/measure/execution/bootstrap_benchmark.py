@@ -13,7 +13,7 @@ from testbed.measure.execution.network_setup import Network
 from testbed.measure.ranks.benchmarks import BootstrapSpec, GroupKind, group_kinds
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
-from testbed.prediction.startup_cost import Start, StartCosts, StartWay, start_of
+from testbed.prediction.startup_cost import SoftwareCosts, StartupCost, StartupMethod, estimate_startup
 from testbed.workload.job.endpoint_resolution import endpoints_on
 from testbed.workload.job.endpoints import RankEndpoint
 from testbed.workload.job.errors import RunError
@@ -35,8 +35,8 @@ class BootstrapOptions:
 
     ranks: int
     dimensions: tuple[tuple[str, int], ...]
-    way: StartWay
-    costs: StartCosts
+    way: StartupMethod
+    costs: SoftwareCosts
     timeout_s: float = 600.0
 
     @property
@@ -52,9 +52,9 @@ class BootstrapOptions:
         return RANK_BYTES + self.predicted.connections * SOCKET_BYTES
 
     @property
-    def predicted(self) -> Start:
+    def predicted(self) -> StartupCost:
         """By the closed form."""
-        return start_of(self.ranks, [kind.size for kind in self.kinds[1:]], self.way, self.costs)
+        return estimate_startup(self.ranks, [kind.size for kind in self.kinds[1:]], self.way, self.costs)
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class BootstrapRow:
     """
 
     ranks: int
-    way: StartWay
+    way: StartupMethod
     time_s: float
     parts: Mapping[str, float]
     sockets: int
     memory_bytes: float
     bytes_sent: int
     late_s: float
-    predicted: Start
+    predicted: StartupCost
 
 
 class BootstrapRun:

@@ -44,7 +44,7 @@ from testbed.net.links.setup import soft_roce_reason
 from testbed.net.virtual.guest import STALL_TIMEOUT_S
 from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
-from testbed.prediction.executors import Engine
+from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
@@ -75,7 +75,7 @@ class Request:
     link_engine: str | None = None
     datapath: str | None = None
     machines: str | None = None
-    engine: Engine | None = None
+    engine: Executor | None = None
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ from testbed.net.fabric.faults import Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
+from testbed.prediction.routes import network_paths
 from testbed.prediction.step_prediction import missing_share
-from testbed.prediction.wan_crossing import network_paths
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import WHEN_SLOW, Scenario

@@ -12,8 +12,14 @@ from testbed.measure.results.shards import ShardVariant
 from testbed.measure.results.summary import StepResult, undisturbed
 from testbed.measure.results.training_summary import spans_of
 from testbed.prediction.dry_run import DryRun
-from testbed.prediction.latency import at_share, request_times
-from testbed.prediction.request_metrics import ServedStep, latencies, served_step, serving_figures
+from testbed.prediction.request_metrics import (
+    ServedStep,
+    at_share,
+    latencies,
+    request_times,
+    served_step,
+    serving_figures,
+)
 from testbed.prediction.timeline import Timeline
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario

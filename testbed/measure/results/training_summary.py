@@ -8,11 +8,15 @@ from typing import Any
 
 from testbed.comm.collectives import between_groups
 from testbed.measure.results.summary import StepResult, held_against, middle_step, undisturbed
-from testbed.prediction.activation_memory import peak_alive
-from testbed.prediction.critical_path import critical_path
 from testbed.prediction.dry_run import DryRun
-from testbed.prediction.time_breakdown import Spans, Split, split_step
-from testbed.prediction.timeline import Timeline
+from testbed.prediction.timeline import (
+    Spans,
+    TimeBreakdown,
+    Timeline,
+    break_down_step,
+    find_critical_path,
+    peak_activation_bytes,
+)
 from testbed.spec.scale import Scale
 from testbed.workload.job.job import Workload
 from testbed.workload.job.traffic_matrix import Pairs, total
@@ -55,12 +59,14 @@ def training_summary(
         measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
         said = {
             **held_against(scale.real_s(predicted.step_time_s), measured_s),
-            **_split(split_step(predicted.plan or workload.plan, predicted.spans, workload.buildings), scale),
+            **_split(
+                break_down_step(predicted.plan or workload.plan, predicted.spans, workload.buildings), scale
+            ),
         }
     return {
         **_scheduled(workload.training, spans),
         "predicted": said,
-        "measured": _split(split_step(workload.plan, spans, workload.buildings), scale),
+        "measured": _split(break_down_step(workload.plan, spans, workload.buildings), scale),
         "critical_path": _by_kind(workload.plan, spans, workload.buildings, scale),
         "bytes": _tiers(workload, algorithm, steps, scale),
         "median_step": median.index,
@@ -82,7 +88,7 @@ def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
         "layers_per_stage": _unlike(training.layers),
         "microbatches_per_replica": _unlike(training.microbatches),
         "not_emulated": training.mesh.within_ranks,
-        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
+        "peak_activation_bytes": [round(peak) for peak in peak_activation_bytes(training.plan, spans)],
     }
 
 
@@ -96,7 +102,7 @@ def _searched(found: SearchResult) -> dict[str, Any]:
     return {"step_s": found.step_s, "bounds_s": bounds_s, "known": dict(found.known)}
 
 
-def _split(split: Split, scale: Scale) -> dict[str, Any]:
+def _split(split: TimeBreakdown, scale: Scale) -> dict[str, Any]:
     return {
         "compute_s": scale.real_s(split.compute_s),
         "bubble_s": scale.real_s(split.bubble_s),
@@ -110,7 +116,7 @@ def _split(split: Split, scale: Scale) -> dict[str, Any]:
 def _by_kind(plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale) -> list[dict[str, Any]]:
     """Seconds of the critical path by kind, and in how many links of it."""
     found: dict[str, list[float]] = {}
-    for link in critical_path(plan, spans, buildings):
+    for link in find_critical_path(plan, spans, buildings):
         found.setdefault(link.kind, []).append(link.end_s - link.start_s)
     return [
         {"kind": kind, "seconds": scale.real_s(sum(times)), "links": len(times)}
@@ -148,7 +154,7 @@ def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
     return {
         **_scheduled(workload.training, spans),
         "step_time_s": scale.real_s(found.timeline.step_time_s),
-        **_split(split_step(workload.plan, spans, workload.buildings), scale),
+        **_split(break_down_step(workload.plan, spans, workload.buildings), scale),
         "bytes": _planned(workload, found.algorithm, scale),
     }
 

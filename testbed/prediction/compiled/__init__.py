@@ -3,8 +3,7 @@
 `simulation` is what it is held against, and what plays all else, and on machines without a compiler.
 """
 
-from testbed.prediction.compiled.network_cache import OnNetwork
-from testbed.prediction.compiled.network_columns import Ways
-from testbed.prediction.compiled.simulation import Outcome, play
+from testbed.prediction.compiled.columns import NetworkColumns
+from testbed.prediction.compiled.simulation import NetworkSimulator, Outcome, play
 
-__all__ = ["OnNetwork", "Outcome", "Ways", "play"]
+__all__ = ["NetworkColumns", "NetworkSimulator", "Outcome", "play"]

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.caches import IdentityCache
 from testbed.comm.collectives.plan_executor import AHEAD
 from testbed.comm.transport import PROTOCOLS, Software
+from testbed.net.paths.network import Members, Network
+from testbed.prediction.collective_flow import (
+    CollectiveFlow,
+    FlowBuilder,
+    Isolated,
+    alone_key,
+    alone_plan,
+    alone_software,
+)
 from testbed.prediction.compiled.build import Step, loop
-from testbed.prediction.compiled.collective_columns import BOXES, PARTS
-from testbed.prediction.compiled.network_columns import Ways, connection_columns, is_plain
-from testbed.prediction.symmetry import CollectiveFlow
+from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, firsts
 
@@ -54,7 +63,7 @@ class Outcome(NamedTuple):
 Fold = Callable[[GroupCollective], CollectiveFlow | None]
 
 
-def play(plan: JobPlan, ways: Ways, software: Software, fold: Fold | None = None) -> Outcome | None:
+def play(plan: JobPlan, ways: NetworkColumns, software: Software, fold: Fold | None = None) -> Outcome | None:
     """What comes of a plan; None where it is one for `simulate`, which says what is wrong with it, too.
 
     fold: a collective as one flow, where they are.
@@ -96,7 +105,7 @@ def play(plan: JobPlan, ways: Ways, software: Software, fold: Fold | None = None
 
 
 def _arrays(
-    plan: JobPlan, ways: Ways, columns: PlanColumns, flows: Sequence[CollectiveFlow | None] | None
+    plan: JobPlan, ways: NetworkColumns, columns: PlanColumns, flows: Sequence[CollectiveFlow | None] | None
 ) -> dict[str, NDArray[Any]]:
     """All that the loop reads, by its name there. flows: that collectives are, by kind; None: they send messages."""
     what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
@@ -141,7 +150,7 @@ def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
 
 
 def _called(
-    plan: JobPlan, columns: PlanColumns, ways: Ways, what: NDArray[np.int32]
+    plan: JobPlan, columns: PlanColumns, ways: NetworkColumns, what: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
     """Of collectives that send messages."""
     called = [ways.called(plan, kind) for kind in columns.kinds]
@@ -178,3 +187,51 @@ def _flowing(
         "class_rest_s": np.array([flow.rest_s if flow else 0.0 for flow in flows]),
         "part_class": np.arange(len(flows), dtype=np.int32),
     }
+
+
+_alone: IdentityCache[JobPlan] = IdentityCache(256)  # collectives, which searches have on many networks
+
+
+class _NotPlain(Exception):
+    """A collective alone has to be played by `simulate`."""
+
+
+class NetworkSimulator:
+    """alone: what collectives take there by themselves, which `simulate` shares."""
+
+    def __init__(self, network: Network, ranks: int, itemsize: int, software: Software) -> None:
+        self.network, self.itemsize, self.software = network, itemsize, software
+        self.ways = NetworkColumns(network, ranks, itemsize)
+        self.alone: dict[Hashable, Isolated] = {}
+        self._flows: dict[Hashable, CollectiveFlow | None] = {}
+
+    def play(self, plan: JobPlan, *, folded: bool) -> Outcome | None:
+        """What comes of a plan, see `simulate`; None where that has to play it."""
+        try:
+            return play(plan, self.ways, self.software, self._fold(plan) if folded else None)
+        except _NotPlain:
+            return None
+
+    def _fold(self, plan: JobPlan) -> Fold:
+        folder = FlowBuilder(self.network, self.itemsize, partial(self._isolated, plan))
+
+        def fold(operation: GroupCollective) -> CollectiveFlow | None:
+            _, members = plan.groups[operation.group]
+            key = alone_key(plan, operation, members, plan.dscp(operation))
+            if key not in self._flows:
+                self._flows[key] = folder.flow(operation, plan)
+            return self._flows[key]
+
+        return fold
+
+    def _isolated(self, plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
+        key = alone_key(plan, operation, members, dscp)
+        if key not in self.alone:
+            alone = _alone.of(
+                (), lambda: alone_plan(plan, operation, members, dscp), (key, operation.kind, len(plan.ranks))
+            )
+            found = play(alone, self.ways, alone_software(self.software))
+            if found is None:
+                raise _NotPlain
+            self.alone[key] = Isolated(found.step_time_s, found.worked_s.tolist(), found.burst_bytes)
+        return self.alone[key]

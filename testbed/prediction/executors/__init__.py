@@ -1,7 +1,6 @@
 """Where pieces of work are done that know nothing of each other: here, in processes of this machine, by a cluster."""
 
-from testbed.prediction.executors.base import Engine, Workers
-from testbed.prediction.executors.errors import EngineError, WorkStopped
+from testbed.prediction.executors.base import Executor, ExecutorError, Workers, WorkStopped
 from testbed.prediction.executors.process_pool import Processes
 
-__all__ = ["Engine", "EngineError", "Processes", "WorkStopped", "Workers"]
+__all__ = ["Executor", "ExecutorError", "Processes", "WorkStopped", "Workers"]

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from testbed.prediction.executors.base import Function, Workers
-from testbed.prediction.executors.errors import EngineError, WorkStopped
+from testbed.prediction.executors.base import ExecutorError, Function, Workers, WorkStopped
 
 INSTALL = "pip install 'scale-across-testbed[dask]'"
 CONNECT_S = 10.0
@@ -31,12 +30,12 @@ About = Callable[[], Mapping[str, str]]
 def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]:
     """Workers of a scheduler that runs already, or so many processes of this machine, for the length of a block.
 
-    EngineError where Dask is not there, nobody answers, there is no worker, or one is not as this machine is.
+    ExecutorError where Dask is not there, nobody answers, there is no worker, or one is not as this machine is.
     """
     try:
         from distributed import Client, LocalCluster  # noqa: PLC0415 (slow, and not always there)
     except ImportError:
-        raise EngineError("--engine dask: Dask is not installed", hint=INSTALL) from None
+        raise ExecutorError("--engine dask: Dask is not installed", hint=INSTALL) from None
     with contextlib.ExitStack() as stack:
         if scheduler is None:
             own = LocalCluster(
@@ -52,7 +51,7 @@ def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]
             try:
                 client = stack.enter_context(Client(scheduler, timeout=CONNECT_S))
             except (OSError, ValueError) as error:
-                raise EngineError(f"--scheduler {scheduler}: nobody answers there ({error})") from None
+                raise ExecutorError(f"--scheduler {scheduler}: nobody answers there ({error})") from None
         found = Cluster(client, scheduler or "this machine", about)
         found.check()
         yield found
@@ -79,16 +78,16 @@ class Cluster:
         return max(1, len(_workers(self.client)))
 
     def check(self) -> None:
-        """EngineError unless there are workers, and all have what this machine has."""
+        """ExecutorError unless there are workers, and all have what this machine has."""
         if not _workers(self.client):
-            raise EngineError(
+            raise ExecutorError(
                 f"the scheduler at {self.where} has no worker", hint="start one: dask worker ADDRESS"
             )
         expected = dict(self.about())
         try:
             found: Mapping[str, Mapping[str, str]] = self.client.run(_about_here, self.about)
         except ImportError as error:
-            raise EngineError(f"a worker of {self.where} has no testbed: {error}") from None
+            raise ExecutorError(f"a worker of {self.where} has no testbed: {error}") from None
         different = [
             f"worker {worker}: {words}"
             for worker, own in found.items()
@@ -96,7 +95,7 @@ class Cluster:
         ]
         if different:
             hint = "workers need the same testbed, Python, calibration and kernel of the virtual clock"
-            raise EngineError("\n".join(different), hint=hint)
+            raise ExecutorError("\n".join(different), hint=hint)
 
     def stop(self) -> None:
         """See `Engine`."""
@@ -200,5 +199,5 @@ def _kept(about: About) -> Mapping[str, str]:
 def _one(item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]) -> Any:
     """Also a worker that came late is looked at before it does anything."""
     if words := difference(_kept(about), expected):
-        raise EngineError(f"a worker that came later is not as this machine is: {words}")
+        raise ExecutorError(f"a worker that came later is not as this machine is: {words}")
     return function(common, item)

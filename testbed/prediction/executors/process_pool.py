@@ -11,8 +11,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from testbed.gc_control import set_infrequent_gc
-from testbed.prediction.executors.base import Function, Workers
-from testbed.prediction.executors.errors import WorkStopped
+from testbed.prediction.executors.base import Function, Workers, WorkStopped
 from testbed.processes import set_parent_death_signal
 
 FEW = 24  # items that are done before other processes have started

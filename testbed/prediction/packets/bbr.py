@@ -6,9 +6,15 @@ import math
 from random import Random
 
 from testbed.net.paths.losses import FIRST_PACKETS
-from testbed.prediction.packets.bbr_policer import Policed
-from testbed.prediction.packets.congestion_control import PACE_SHARE, Control, Heard
-from testbed.prediction.packets.delivery_rate import Rates, Sample, Stamp
+from testbed.prediction.packets.bbr_policer import PolicerDetector
+from testbed.prediction.packets.congestion_control import (
+    PACE_SHARE,
+    AckSample,
+    Control,
+    DeliveryRate,
+    Sample,
+    Stamp,
+)
 
 STARTUP, DRAIN, PROBE_RATE, PROBE_ROUND_TRIP = range(4)
 HIGH = 2885 / 1000 + 1 / 1000  # `bbr_high_gain`
@@ -25,7 +31,7 @@ EXTRA_ROUNDS, EXTRA_S = 5, 0.1
 GSO_BYTES, SLOW = (1 << 16) - 321, 1.2e6 / 8
 
 
-class Greatest:
+class WindowedMax:
     """Of the last so many rounds (`win_minmax.c`): `value`."""
 
     __slots__ = ("_best", "_rounds", "value")
@@ -68,11 +74,11 @@ class Bbr(Control):
     paces = True
 
     def __init__(self, packet_bytes: int, round_trip_s: float, draw: Random) -> None:
-        self._packet_bytes, self._rates, self._draw = packet_bytes, Rates(), draw
+        self._packet_bytes, self._rates, self._draw = packet_bytes, DeliveryRate(), draw
         self.window = float(FIRST_PACKETS)
         self.mode = STARTUP
         self._pacing, self._gain = HIGH, HIGH
-        self._rate = Greatest(ROUNDS)  # packets per second
+        self._rate = WindowedMax(ROUNDS)  # packets per second
         self._least_s, self._least_at_s = round_trip_s, 0.0
         self._round, self._round_ends, self._begins = 0, 0, False
         self._full, self._full_rate, self._full_count = False, 0.0, 0
@@ -82,7 +88,7 @@ class Bbr(Control):
         self._recovering = self._conserving = self._restarts = False
         self._extra, self._extra_place, self._extra_rounds = [0.0, 0.0], 0, 0
         self._epoch_s, self._epoch_packets = 0.0, 0
-        self._policed = Policed()
+        self._policed = PolicerDetector()
         self._pace = HIGH * MARGIN * packet_bytes * FIRST_PACKETS / round_trip_s
 
     # ---- figures
@@ -157,7 +163,7 @@ class Bbr(Control):
         self._police(1, limited=False)
         self.window = float(flying + 1)
 
-    def heard(self, told: Heard) -> None:
+    def heard(self, told: AckSample) -> None:
         """Another sample."""
         now_s, flying, next_s = told.now_s, told.flying, told.departs_s
         some = Sample(told.latest_s, told.delivered, told.lost, told.before)

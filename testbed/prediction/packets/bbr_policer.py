@@ -8,7 +8,7 @@ ALIKE = 1 / 8  # rates of two intervals, one after the other
 LEAST_S = 1e-3
 
 
-class Policed:
+class PolicerDetector:
     """Of one connection. rate: packets per second that it is cut to; 0 while nothing says so."""
 
     def __init__(self) -> None:

@@ -10,14 +10,12 @@ from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.losses import FIRST_PACKETS, LEAST_PACKETS
-from testbed.prediction.packets.delivery_rate import Stamp
-from testbed.prediction.packets.slow_start import HyStart
 
 PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
 
 
 @dataclass(slots=True)
-class Heard:
+class AckSample:
     """An acknowledgement, in packets and seconds; the next one is told of by the same object.
 
     delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
@@ -73,12 +71,12 @@ class Control(ABC):
         """A round trip was measured. pace: that Linux reckons with."""
 
     @abstractmethod
-    def heard(self, told: Heard) -> None:
+    def heard(self, told: AckSample) -> None:
         """An acknowledgement."""
 
     @abstractmethod
     def lose(self, sent: int, *, again: bool) -> None:
-        """Packets are lost. sent: as `Heard` has it; again: of those that were sent after a timeout."""
+        """Packets are lost. sent: as `AckSample` has it; again: of those that were sent after a timeout."""
 
     def recovered(self) -> None:  # noqa: B027 - most say so themselves
         """What was lost is mended."""
@@ -99,7 +97,7 @@ class Control(ABC):
         """Tell the time from so much later on."""
 
 
-class ByLosses(Control):
+class LossBasedControl(Control):
     """A window that opens until packets are lost: as a `Growth` has it, and RFC 6937 while losses are mended."""
 
     def __init__(self, growth: type[Growth]) -> None:
@@ -138,14 +136,14 @@ class ByLosses(Control):
             if self._hystart.acknowledged(now_s, unacknowledged, next_byte, latest_s, window, pace()):
                 self._threshold = float(window)
 
-    def heard(self, told: Heard) -> None:
+    def heard(self, told: AckSample) -> None:
         """Go down, or up."""
         if told.recovering:
             self._reduce(told, more=told.advanced and not told.lost)
         elif told.advanced:
             self._grow(told.delivered, told.now_s)
 
-    def _reduce(self, told: Heard, *, more: bool) -> None:
+    def _reduce(self, told: AckSample, *, more: bool) -> None:
         """As Linux has it (`tcp_cwnd_reduction`)."""
         delivered, flying, taken = told.delivered, told.flying, told.sent - self._sent
         if not delivered:
@@ -211,3 +209,136 @@ class ByLosses(Control):
         self._growth.shift(seconds)
         if self._hystart:
             self._hystart.shift(seconds)
+
+
+LEAST_WINDOW = 16  # packets
+TRAIN_S = 2e-3  # between acknowledgements of one train, at the most
+SAMPLES = 8  # round trips of a round that are looked at
+LEAST_DELAY_S, MOST_DELAY_S = 4e-3, 16e-3  # an eighth of the least round trip, within these
+GSO_BYTES, MOST_BATCH_S = 1 << 16, 1e-3  # what acknowledgements may come late by, as segments go together
+
+
+class HyStart:
+    """Of one connection, round by round."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._least_s = math.inf
+        self._round_s = self._heard_s = -math.inf
+        self._end = -1
+        self._samples, self._current_s = 0, math.inf
+
+    def acknowledged(
+        self,
+        now_s: float,
+        unacknowledged: int,
+        next_byte: int,
+        round_trip_s: float,
+        window: int,
+        pace: float,
+    ) -> bool:
+        """Whether doubling is over. unacknowledged, next_byte: the first byte that is not, that is not sent.
+
+        pace: bytes per second.
+        """
+        self._least_s = min(self._least_s, round_trip_s)
+        if self.found or window < LEAST_WINDOW:
+            return False
+        if unacknowledged > self._end:
+            self._round_s = self._heard_s = now_s
+            self._end = next_byte
+            self._samples, self._current_s = 0, math.inf
+        if now_s - self._heard_s <= TRAIN_S:
+            self._heard_s = now_s
+            batch_s = min(MOST_BATCH_S, 4 * GSO_BYTES / pace)
+            if now_s - self._round_s > (self._least_s + batch_s) / 2:
+                self.found = True
+        self._current_s = min(self._current_s, round_trip_s)
+        if self._samples < SAMPLES:
+            self._samples += 1
+        elif self._current_s > self._least_s + min(max(self._least_s / 8, LEAST_DELAY_S), MOST_DELAY_S):
+            self.found = True
+        return self.found
+
+    def begin_again(self) -> None:
+        """After a timeout."""
+        self.found = False
+        self._end = -1
+
+    def shift(self, seconds: float) -> None:
+        """Tell the time from so much later on."""
+        self._round_s -= seconds
+        self._heard_s -= seconds
+
+
+Stamp = tuple[int, float, float, bool]
+"""What was so when a packet was sent: packets that were delivered until then, the time when, and the time when the last
+one of them had been sent; whether there was not enough to send.
+"""
+
+
+@dataclass(slots=True)
+class Sample:
+    """Of one acknowledgement. packets, interval_s: what was delivered in how long; 0 where that is not known."""
+
+    round_trip_s: float
+    acknowledged: int
+    lost: int
+    prior_flying: int
+    packets: int = 0
+    interval_s: float = 0.0
+    prior_delivered: int = 0
+    limited: bool = False
+
+
+class DeliveryRate:
+    """Of one connection."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.delivered_s = self.first_sent_s = 0.0
+        self.limited_until = 0
+        self._newest_s, self._newest = -1.0, -1  # packet of those delivered: when it was sent, its number
+        self._prior: Stamp | None = None
+        self._sending_s = 0.0
+
+    def sent(self, now_s: float, *, first: bool) -> Stamp:
+        """A packet is. first: as nothing is under way."""
+        if first:
+            self.first_sent_s = self.delivered_s = now_s
+        return self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until)
+
+    def limit(self, flying: int) -> None:
+        """There is not enough to send."""
+        self.limited_until = (self.delivered + flying) or 1
+
+    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:
+        """A packet is delivered."""
+        self.delivered += 1
+        newest_s = self._newest_s
+        if self._prior is None or sent_s > newest_s or (sent_s == newest_s and number > self._newest):
+            self._newest_s, self._newest, self._prior = sent_s, number, stamp
+            self.first_sent_s = sent_s
+            self._sending_s = sent_s - stamp[2]
+
+    def sample(self, now_s: float, least_s: float, some: Sample) -> None:
+        """Of what came since the last one, into `some`, which has the rest. least_s: round trip."""
+        if self.limited_until and self.delivered > self.limited_until:
+            self.limited_until = 0
+        if some.acknowledged:
+            self.delivered_s = now_s
+        prior, self._prior = self._prior, None
+        if prior is None:
+            return
+        delivered, delivered_s, _, limited = prior
+        some.prior_delivered, some.limited = delivered, limited
+        interval_s = max(self._sending_s, now_s - delivered_s)
+        if interval_s < least_s:
+            return
+        some.packets, some.interval_s = self.delivered - delivered, interval_s
+
+    def shift(self, seconds: float) -> None:
+        """Tell the time from so much later on."""
+        self.delivered_s -= seconds
+        self.first_sent_s -= seconds
+        self._newest_s -= seconds

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from testbed.clock import STEP_ALIGNMENT_S
-from testbed.comm.transport.channels import StripeSettings
+from testbed.comm.transport.channels import FRAME, StripeSettings
 from testbed.net.paths.hops import PacketHop
 from testbed.net.paths.network import ANY, Ends, Network
-from testbed.prediction.connection_state import NOTHING_KEPT, Before, Kept
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.events import Event
-from testbed.prediction.packets.class_queues import ClassedLine, Place
-from testbed.prediction.packets.frames import Entrance
-from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.channels import NO_STATE, ConnectionState, Warmup
+from testbed.prediction.events import Event, EventQueue
+from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQueue, Place
 from testbed.prediction.packets.sender import Sender
-from testbed.prediction.packets.stripes import StripedPair
+from testbed.prediction.striping import RoundRobin
 
 # what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
 # at the same moment, though nothing but which of two events at one moment comes first makes them differ
@@ -29,10 +28,10 @@ Action = Callable[[], None]
 class PacketConnections:
     """From their first packet on; they stay what they are from one step to the next. draw: of what links lose."""
 
-    def __init__(self, agenda: Agenda, network: Network, draw: Random | None) -> None:
+    def __init__(self, agenda: EventQueue, network: Network, draw: Random | None) -> None:
         self.agenda, self._network, self._draw = agenda, network, draw
         self._own = draw or Random(network.seed)
-        self.lines: dict[str, Line | ClassedLine] = {}
+        self.lines: dict[str, LinkQueue | ClassfulLinkQueue] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
         self._heard_word: tuple[Ends, int, int] | None = None  # whose listener has not answered since
@@ -43,14 +42,14 @@ class PacketConnections:
         return any(line.dropped for line in self.lines.values())
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> ConnectionState:
         """They stay what they are."""
-        return NOTHING_KEPT._replace(packets=self)
+        return NO_STATE._replace(packets=self)
 
     def shift(self, seconds: float) -> None:
         """Whoever goes on shifts them by all that went by."""
 
-    def open(self, ranks: int, before: Before) -> None:
+    def open(self, ranks: int, before: Warmup) -> None:
         """On the next beat but one, as ranks agree on it by word that goes round before."""
 
         def go(rank: int, left: int) -> None:
@@ -70,7 +69,7 @@ class PacketConnections:
     def _is_known(self, ends: Ends) -> bool:
         return (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
 
-    def go_on(self, agenda: Agenda) -> None:
+    def go_on(self, agenda: EventQueue) -> None:
         """By another's time, from its beginning."""
         seconds = self.agenda.now_s
         if agenda is self.agenda:
@@ -118,9 +117,13 @@ class PacketConnections:
             if line is None:
                 later_s = APART_S * Random(hop.name).random()
                 own = hop._replace(delay_s=hop.delay_s + later_s)
-                line = ClassedLine(own, self._draw, frame_bytes) if hop.classes else Line(own, self._draw)
+                line = (
+                    ClassfulLinkQueue(own, self._draw, frame_bytes)
+                    if hop.classes
+                    else LinkQueue(own, self._draw)
+                )
                 self.lines[hop.name] = line
-            found.append(line if isinstance(line, Line) else Place(line, hop.number))
+            found.append(line if isinstance(line, LinkQueue) else Place(line, hop.number))
         return found
 
     def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:
@@ -131,3 +134,94 @@ class PacketConnections:
             )
             self._pairs[ends, dscp] = StripedPair(stripes, there, back)
         return self._pairs[ends, dscp]
+
+
+Callback = Callable[[], None]
+
+
+@dataclass(eq=False)
+class _Message:
+    """left_bytes: that are not cut off yet; untaken, coming: segments that sockets do not have, that are not there."""
+
+    left_bytes: float
+    taken: Event
+    come: Callback
+    untaken: int = 0
+    coming: int = 0
+
+    @property
+    def there(self) -> bool:
+        return self.left_bytes <= 0 and not self.coming
+
+
+@dataclass(eq=False)
+class StripedPair:
+    """Of two ranks, one way, and a class of traffic. there, back: its connections', by channel."""
+
+    stripes: StripeSettings
+    there: Sequence[Sender]
+    back: Sequence[Sender]
+    _turns: RoundRobin = field(init=False)
+    _waiting: deque[_Message] = field(default_factory=deque)
+    _order: deque[_Message] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._turns = RoundRobin(len(self.there), self.stripes.outstanding)
+
+    def send(self, size_bytes: float, taken: Event, come: Callback) -> None:
+        """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
+        if size_bytes <= self.stripes.fast_bytes:
+            self.there[0].send(FRAME.size + size_bytes, taken, _nothing, come)
+            return
+        message = _Message(size_bytes, taken, come)
+        self._waiting.append(message)
+        if self.stripes.mode == "dqplb":
+            self._order.append(message)
+        self._deal()
+
+    def _deal(self) -> None:
+        """Out, as far as there is room."""
+        while self._waiting and (channel := self._turns.take()) is not None:
+            message = self._waiting[0]
+            size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
+            message.left_bytes -= size_bytes
+            if message.left_bytes <= 0:
+                self._waiting.popleft()
+            self._segment(message, channel, size_bytes)
+            if message.left_bytes <= 0 and self.stripes.mode == "spray":
+                message.coming += 1
+                self.there[0].send(FRAME.size, Event(), _nothing, partial(self._come, message))
+
+    def _segment(self, message: _Message, channel: int, size_bytes: float) -> None:
+        def come() -> None:
+            self.back[channel].send(FRAME.size, Event(), _nothing, acknowledged)
+            self._come(message)
+
+        def acknowledged() -> None:
+            self._turns.unacknowledged[channel] -= 1
+            self._deal()
+
+        def in_socket() -> None:
+            message.untaken -= 1
+            if not message.untaken and message.left_bytes <= 0:
+                message.taken.happen()
+
+        taken = Event()
+        message.coming += 1
+        message.untaken += 1
+        taken.and_then(in_socket)
+        self.there[channel].send(FRAME.size + size_bytes, taken, _nothing, come)
+
+    def _come(self, message: _Message) -> None:
+        """A segment of it, or word of its end."""
+        message.coming -= 1
+        if self.stripes.mode == "spray":
+            if message.there:
+                message.come()
+            return
+        while self._order and self._order[0].there:
+            self._order.popleft().come()
+
+
+def _nothing() -> None:
+    """Nobody asks when a part has left."""

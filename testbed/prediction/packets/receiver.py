@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.clock import KERNEL_TICK_S
-from testbed.net.paths.losses import DELAYED_S, DUPLICATES
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.packets.delayed_ack import Delaying
-from testbed.prediction.packets.frames import Entrance, Way
-from testbed.prediction.packets.scoreboard import Acknowledgement, Packet
+from testbed.net.paths.losses import DELAYED_S, DUPLICATES, TIMEOUT_S
+from testbed.prediction.events import EventQueue
+from testbed.prediction.packets.links import Entrance, FramePath
+from testbed.prediction.packets.send_queue import Acknowledgement, Packet
 from testbed.prediction.packets.timers import timer_s
 
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
@@ -20,7 +19,7 @@ SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
 COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
 
 
-class Other(Protocol):
+class PeerSender(Protocol):
     """Who sends in the other direction."""
 
     def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
@@ -31,11 +30,11 @@ class Other(Protocol):
 
 
 class Receiver:
-    """heard: called with each acknowledgement that comes back. The rest as `Delaying` has it."""
+    """heard: called with each acknowledgement that comes back. The rest as `DelayedAck` has it."""
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: EventQueue,
         back: Sequence[Entrance],
         heard: Callable[[Acknowledgement], None],
         round_trip_s: float,
@@ -43,9 +42,9 @@ class Receiver:
         answers: bool = False,
     ) -> None:
         self.agenda = agenda
-        self._delaying = Delaying(round_trip_s, window_bytes, answers)
-        self._back = Way(agenda, back, heard, self.repeat)
-        self.other: Other | None = None  # who sends in the other direction, from here
+        self._delaying = DelayedAck(round_trip_s, window_bytes, answers)
+        self._back = FramePath(agenda, back, heard, self.repeat)
+        self.other: PeerSender | None = None  # who sends in the other direction, from here
         self.next = 0
         # packets behind a gap; blocks that they are, and where each of them ends
         self._early: dict[int, Packet] = {}
@@ -153,7 +152,7 @@ class Receiver:
         if self._alarmed:
             agenda.at(self._last_s, self._late, self._last_turn)
 
-    def go_on(self, agenda: Agenda, seconds: float) -> None:
+    def go_on(self, agenda: EventQueue, seconds: float) -> None:
         """By another's time, which is so much less; nothing waits."""
         self.agenda = agenda
         self._delaying.shift(seconds)
@@ -185,3 +184,69 @@ class Receiver:
     def repeat(self, lost: Acknowledgement) -> None:
         """The next one says it, too."""
         self.news = [*lost.news, *self.news]
+
+
+QUICK = 16  # acknowledgements, `TCP_MAX_QUICKACKS`
+FIRST_WINDOW_BYTES = 65_535
+# packets of so many bytes and more; by so many full packets for each (`tcp_grow_window`)
+GROWS_BYTES, GROWS_BY = 128, 2
+
+
+class DelayedAck:
+    """round_trip_s: of the empty path. window_bytes: of the receiver, when it has grown; infinite: it need not grow.
+
+    answers: it has answered already (`inet_csk_in_pingpong_mode`).
+    """
+
+    __slots__ = ("_came_s", "_grows_bytes", "_quick", "_timeout_s", "_wait_s", "answers")
+
+    def __init__(self, round_trip_s: float, window_bytes: float, answers: bool) -> None:
+        self.answers = answers
+        self._grows_bytes = window_bytes - FIRST_WINDOW_BYTES if window_bytes < math.inf else 0.0
+        self._timeout_s = TIMEOUT_S + round_trip_s
+        # its peer's hello came when time began; how long after a packet an answer counts as one, `icsk_ack.ato`
+        self._came_s, self._wait_s = 0.0, DELAYED_S
+        self._quick = QUICK
+
+    @property
+    def at_once(self) -> bool:
+        """Whether each packet is."""
+        return self._quick > 0 and not self.answers
+
+    def come(self, now_s: float, size_bytes: int, full_bytes: int) -> None:
+        """A packet has, of so many bytes; a full one has so many (`tcp_event_data_recv`)."""
+        gap_s, self._came_s = now_s - self._came_s, now_s
+        if gap_s <= DELAYED_S / 2:
+            self._wait_s = (self._wait_s + DELAYED_S) / 2
+        elif gap_s < self._wait_s:
+            self._wait_s = min(self._wait_s / 2 + gap_s, self._timeout_s)
+        elif gap_s > self._timeout_s:
+            self._quick = QUICK
+        if self._grows_bytes > 0 and size_bytes >= GROWS_BYTES:
+            self._grows_bytes -= GROWS_BY * full_bytes
+            self._quick |= 1
+
+    def send(self, now_s: float) -> None:
+        """Data goes the other way (`tcp_event_data_sent`)."""
+        if now_s - self._came_s < self._wait_s:
+            self.answers = True
+
+    def acknowledge(self) -> None:
+        """It does (`tcp_dec_quickack_mode`)."""
+        if self._quick:
+            self._quick -= 1
+            if not self._quick:
+                self._wait_s = DELAYED_S
+
+    def double(self) -> None:
+        """What comes is there already (`tcp_enter_quickack_mode`)."""
+        self._quick, self.answers, self._wait_s = QUICK, False, DELAYED_S
+
+    def run_out(self) -> None:
+        """It has waited for long enough (`tcp_delack_timer_handler`)."""
+        self._wait_s = DELAYED_S if self.answers else min(2 * self._wait_s, self._timeout_s)
+        self.answers = False
+
+    def shift(self, seconds: float) -> None:
+        """Tell the time from so much later on."""
+        self._came_s -= seconds

@@ -17,16 +17,13 @@ from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.fabric.namespace_setup import IN_CARD_BYTES
 from testbed.net.paths.hops import PacketPath
 from testbed.net.paths.losses import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
-from testbed.prediction.event_queue import Agenda
-from testbed.prediction.events import Event, SendBuffer
+from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
-from testbed.prediction.packets.congestion_control import PACE_SHARE, ByLosses, Control, Heard
-from testbed.prediction.packets.frames import Entrance, Way
-from testbed.prediction.packets.link_queue import Line
+from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl
+from testbed.prediction.packets.links import Entrance, FramePath, LinkQueue
 from testbed.prediction.packets.receiver import Receiver
-from testbed.prediction.packets.round_trip import LEAST_ROUND_TRIP_S, RoundTrip, handshake_s
-from testbed.prediction.packets.scoreboard import Acknowledgement, Packet, Scoreboard
-from testbed.prediction.packets.send_buffer import Unsent
+from testbed.prediction.packets.rtt_estimator import LEAST_ROUND_TRIP_S, RttEstimator, handshake_s
+from testbed.prediction.packets.send_queue import Acknowledgement, Packet, Scoreboard, UnsentData
 from testbed.prediction.packets.timers import LEAST_S, Timer
 
 # options of a packet that tells of gaps, with timestamps beside them
@@ -45,7 +42,7 @@ class Sender:
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: EventQueue,
         path: PacketPath,
         there: Sequence[Entrance],
         back: Sequence[Entrance],
@@ -53,33 +50,33 @@ class Sender:
         draw: Random,
         dials: bool = False,
     ) -> None:
-        assert isinstance(there[0], Line)  # cards have no classes
+        assert isinstance(there[0], LinkQueue)  # cards have no classes
         self._agenda, self._card = agenda, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
         usual_s = handshake_s((*there, *back))
         self._receiver = Receiver(agenda, back, self.hear, usual_s, path.window_bytes, dials)
-        self._there = Way(agenda, there, self._receiver.take, self._lose)
+        self._there = FramePath(agenda, there, self._receiver.take, self._lose)
         self._enter = self._there.enter
         self._control: Control = (
-            Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else ByLosses(path.growth)
+            Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else LossBasedControl(path.growth)
         )
         self._paces = self._control.paces
         self._buffer = SendBuffer(buffer_bytes)
-        self._unsent, self._transmitted = Unsent(path.payload_bytes), 0
+        self._unsent, self._transmitted = UnsentData(path.payload_bytes), 0
         self._other: Receiver | None = None  # of the other direction, at this end
         self._board = Scoreboard(usual_s)
         self._state, self._high = OPEN, 0
         self._timed_out = -1  # the first byte of what was taken for lost then, of the last episode
         self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
-        self._round_trip = RoundTrip(usual_s)
+        self._round_trip = RttEstimator(usual_s)
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
         self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(agenda)
-        self._heard = Heard()
+        self._heard = AckSample()
         self.again = 0
 
     @property
@@ -273,7 +270,7 @@ class Sender:
         buffer.leave(size_bytes)
 
     def _tell(self, delivered: int, before: int, lost: int, latest_s: float, advanced: bool) -> None:
-        """The congestion control, of what was heard: see `Heard`."""
+        """The congestion control, of what was heard: see `AckSample`."""
         board, heard = self._board, self._heard
         heard.now_s = self._agenda.now_s
         heard.delivered, heard.advanced, heard.lost = delivered, advanced, lost
@@ -384,7 +381,7 @@ class Sender:
 
     # ---- from one step to the next
 
-    def go_on(self, agenda: Agenda, seconds: float) -> None:
+    def go_on(self, agenda: EventQueue, seconds: float) -> None:
         """By another's time, which is so much less; nothing is under way."""
         self._agenda = agenda
         self._there.go_on(agenda)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from testbed.clock import KERNEL_TICK_S
-from testbed.prediction.event_queue import Agenda
+from testbed.prediction.events import EventQueue
 
 LEAST_S = 2e-3  # `TCP_TIMEOUT_MIN_US`
 # levels of the wheel (`calc_wheel_index`): each is 8 times as coarse as the one before, and begins 8 times as far ahead
@@ -25,7 +25,7 @@ def timer_s(now_s: float, seconds: float) -> float:
 class Timer:
     """Whoever sets it anew takes the place of who set it before."""
 
-    def __init__(self, agenda: Agenda) -> None:
+    def __init__(self, agenda: EventQueue) -> None:
         self.agenda = agenda
         self._alarm_s = math.inf
         self._set_s = self._wait_s = 0.0
@@ -60,7 +60,7 @@ class Timer:
         self.stop()
         act()
 
-    def go_on(self, agenda: Agenda) -> None:
+    def go_on(self, agenda: EventQueue) -> None:
         """By another's time: nothing is left of this one's."""
         self.agenda = agenda
         self._alarm_s = math.inf

@@ -1,6 +1,5 @@
 """The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
 
-from testbed.prediction.search.errors import NothingFits
 from testbed.prediction.search.evaluation import (
     Configuration,
     Evaluation,
@@ -9,7 +8,7 @@ from testbed.prediction.search.evaluation import (
     evaluate_tail_s,
     searched,
 )
-from testbed.prediction.search.evaluator import Standing
+from testbed.prediction.search.evaluator import NothingFits, SearchProgress
 from testbed.prediction.search.search import Exploration, Search
 
 __all__ = [
@@ -19,7 +18,7 @@ __all__ = [
     "Infeasible",
     "NothingFits",
     "Search",
-    "Standing",
+    "SearchProgress",
     "evaluate",
     "evaluate_tail_s",
     "searched",

@@ -152,7 +152,7 @@ def _with(own: Any, usual: Iterable[Any]) -> list[Any]:
     return [own, *(value for value in usual if value != own)]
 
 
-def filled(scenario: Scenario, given: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+def fill_space(scenario: Scenario, given: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     """What a scenario says to search, and beside it the usual values of all else."""
     usual = usual_space(scenario)
     return {**{path: values for path, values in usual.items() if path not in given}, **given}

@@ -13,10 +13,10 @@ from testbed.plugins import shorten_names
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.closed_form import Changes, replicas, sequences
 from testbed.prediction.dry_run import check_memory
-from testbed.prediction.search.default_space import filled
-from testbed.prediction.simulation_cache import played
-from testbed.prediction.step_prediction import predict_tail_s, prepared
-from testbed.prediction.timeline import Stuck
+from testbed.prediction.search.default_space import fill_space
+from testbed.prediction.simulation_cache import play_cached
+from testbed.prediction.step_prediction import predict_tail_s, prepare_step
+from testbed.prediction.timeline import Deadlock
 from testbed.spec.catalogue import accelerators
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.hardware import Hardware
@@ -90,7 +90,7 @@ def searched(scenario: Scenario, file: str) -> ExploreSpec:
     explore = scenario.explore
     if explore.space and not explore.whole:
         return explore
-    return explore.model_copy(update={"space": filled(scenario, explore.space)})
+    return explore.model_copy(update={"space": fill_space(scenario, explore.space)})
 
 
 def check_modelled(scenario: Scenario) -> None:
@@ -122,8 +122,8 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
     algorithm, calibration = job.scenario.algorithms[0], _calibration(scenario)
     try:
         # real sizes have more packets than those that a run has
-        one = played(prepared(job, algorithm, calibration, draws=DRAWS, packets=0))
-    except Stuck as error:
+        one = play_cached(prepare_step(job, algorithm, calibration, draws=DRAWS, packets=0))
+    except Deadlock as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
     memory_bytes = _memory_bytes(job, one.alive)

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.errors import BadInput
 from testbed.gc_control import infrequent_gc
-from testbed.prediction.executors import Engine, Processes, Workers
+from testbed.prediction.executors import Executor, Processes, Workers
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, evaluate
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import time_text
@@ -20,7 +21,7 @@ SELDOM_S = 0.2  # between two words of how many were screened
 
 
 @dataclass(frozen=True)
-class Standing:
+class SearchProgress:
     """How far a search is. planned: how many it means to try, about; best: the quickest so far that fits.
 
     first: the first that fits, of what it is held against, too; least_s: what no step takes less than, by computing
@@ -67,7 +68,7 @@ class Standing:
 
 
 @dataclass
-class Tries:
+class Evaluator:
     """Tries configurations of a scenario. known: what they came to, by key; found: told of each that is new.
 
     engine: by which they are tried; least_s: what no step takes less than, where that is known.
@@ -76,9 +77,9 @@ class Tries:
     scenario: Scenario
     known: dict[str, Tried]
     found: Callable[[Configuration, Tried], None]
-    progress: Callable[[Standing], None]
+    progress: Callable[[SearchProgress], None]
     planned: int
-    engine: Engine = field(default_factory=Processes)
+    engine: Executor = field(default_factory=Processes)
     least_s: float | None = None
     _seen: set[str] = field(default_factory=set)
     _best: tuple[Configuration, Evaluation] | None = None
@@ -87,7 +88,7 @@ class Tries:
     _workers: Workers = field(init=False)
     _entered: ExitStack = field(init=False)
 
-    def __enter__(self) -> Tries:
+    def __enter__(self) -> Evaluator:
         with ExitStack() as stack:
             stack.enter_context(infrequent_gc())
             self._workers = stack.enter_context(self.engine.workers(evaluate, self.scenario))
@@ -127,6 +128,10 @@ class Tries:
                 self._best = one, tried
         self.progress(self._standing())
 
-    def _standing(self, screened: int | None = None) -> Standing:
+    def _standing(self, screened: int | None = None) -> SearchProgress:
         done = len(self._seen)
-        return Standing(done, max(self.planned, done), self._best, self._first, self.least_s, screened)
+        return SearchProgress(done, max(self.planned, done), self._best, self._first, self.least_s, screened)
+
+
+class NothingFits(BadInput):
+    """No configuration of a search fits; the message says which constraint keeps most of them out."""

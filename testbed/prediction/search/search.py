@@ -15,9 +15,8 @@ from typing import Any
 from testbed.notebooks import html_table
 from testbed.prediction.closed_form import Changes, Screener
 from testbed.prediction.closed_form_recorded import RecordedScreener
-from testbed.prediction.executors import Engine, Processes
-from testbed.prediction.search.baselines import Kind, first_of, rivals_of
-from testbed.prediction.search.errors import NothingFits
+from testbed.prediction.executors import Executor, Processes
+from testbed.prediction.search.baselines import Kind, Sensitivity, first_of, list_baselines, sensitivity
 from testbed.prediction.search.evaluation import (
     DEGREES,
     Configuration,
@@ -27,10 +26,9 @@ from testbed.prediction.search.evaluation import (
     searched,
     wrong_degrees,
 )
-from testbed.prediction.search.evaluator import Standing, Tried, Tries
-from testbed.prediction.search.sensitivity import Sensitivity, sensitivity
+from testbed.prediction.search.evaluator import Evaluator, NothingFits, SearchProgress, Tried
 from testbed.prediction.search.space import Space, own_values
-from testbed.prediction.search.step_bound import least_step_s
+from testbed.prediction.step_flops import least_step_s
 from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
 from testbed.spec.units import size_text, time_text
@@ -42,7 +40,7 @@ TOLD = ".6g"  # seconds by the closed form that count as the same
 
 
 @dataclass(frozen=True)
-class Result:
+class RankedConfiguration:
     """A configuration that fits; under a name, and of a kind, where it is compared.
 
     tuned: whether the search chose what the baseline, or who changes one dimension alone, chooses by itself.
@@ -73,31 +71,31 @@ class Exploration:
 
     combinations: int
     tried: int
-    fitting: Sequence[Result]
-    baselines: Sequence[Result]
-    single: Sequence[Result]
-    random: Result | None
+    fitting: Sequence[RankedConfiguration]
+    baselines: Sequence[RankedConfiguration]
+    single: Sequence[RankedConfiguration]
+    random: RankedConfiguration | None
     infeasible: Mapping[str, int]
     examples: Mapping[str, Infeasible]
     indifferent: Mapping[str, Any] = field(default_factory=dict)
     sensitivity: Sensitivity | None = None
-    chosen: Sequence[Result] = ()
+    chosen: Sequence[RankedConfiguration] = ()
     kept: Sequence[str] = ()
 
     @property
-    def best(self) -> Result:
+    def best(self) -> RankedConfiguration:
         """The quickest."""
         return self.fitting[0]
 
     @property
-    def distinct(self) -> list[Result]:
+    def distinct(self) -> list[RankedConfiguration]:
         """Where a value makes no difference to the model, one for all, the quickest first."""
-        found: dict[Evaluation, Result] = {}
+        found: dict[Evaluation, RankedConfiguration] = {}
         for result in self.fitting:
             found.setdefault(result.tried, result)
         return list(found.values())
 
-    def compared(self, most: int) -> list[Result]:
+    def compared(self, most: int) -> list[RankedConfiguration]:
         """The baselines, the best of each dimension alone and at random, and so many of the best of all."""
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
         best = (self.chosen or self.distinct)[:most]
@@ -127,9 +125,9 @@ class Exploration:
         return html_table(headings, rows, before, after)
 
     @property
-    def pareto(self) -> list[Result]:
+    def pareto(self) -> list[RankedConfiguration]:
         """Those than which no other is quicker and sends less between buildings, by step time."""
-        found: list[Result] = []
+        found: list[RankedConfiguration] = []
         for result in self.fitting:
             if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
                 found.append(result)
@@ -145,10 +143,10 @@ class Search:
     """
 
     scenario: Scenario
-    progress: Callable[[Standing], None] = lambda standing: None
+    progress: Callable[[SearchProgress], None] = lambda standing: None
     known: dict[str, Tried] = field(default_factory=dict)
     found: Callable[[Configuration, Tried], None] = lambda configuration, tried: None
-    engine: Engine = field(default_factory=Processes)
+    engine: Executor = field(default_factory=Processes)
     at_random: bool = True
 
     def run(self) -> Exploration:
@@ -157,10 +155,10 @@ class Search:
         check_modelled(self.scenario)
         space = Space(explore.space, {})
         first = first_of(self.scenario, explore)
-        rivals = rivals_of(self.scenario, explore)
+        rivals = list_baselines(self.scenario, explore)
         budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
         least_s = least_step_s(self.scenario)
-        with Tries(
+        with Evaluator(
             self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
         ) as tries:
             # as given, so that there is an answer at once: the closed form may have millions to look at
@@ -205,10 +203,10 @@ class Search:
     def _own(self) -> Mapping[str, Any]:
         return own_values(self.scenario, self._explore.space)
 
-    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[Result]:
+    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
         """Those that fit, the quickest first; of what takes the same, that which leaves most as the scenario has it."""
 
-        def order(result: Result) -> tuple[float, int, str]:
+        def order(result: RankedConfiguration) -> tuple[float, int, str]:
             changes = result.configuration.changes
             changed = sum(path not in self._own or self._own[path] != changes[path] for path in changes)
             return result.tried.step_time_s, changed, result.configuration.key
@@ -219,10 +217,14 @@ class Search:
             """In the order of the scenario's space."""
             return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
 
-        fits = [Result(told(one), tried) for one, tried in some.items() if isinstance(tried, Evaluation)]
+        fits = [
+            RankedConfiguration(told(one), tried)
+            for one, tried in some.items()
+            if isinstance(tried, Evaluation)
+        ]
         return sorted(fits, key=order)
 
-    def _search(self, tries: Tries, space: Space, *, among: bool) -> dict[Configuration, Tried]:
+    def _search(self, tries: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
         """What was tried of a space: all; or the best by the closed form, of those that it cannot tell the best by the
         model, and what differs from the best of all in one path.
         """
@@ -255,7 +257,7 @@ class Search:
                 break
         return found
 
-    def _within(self, space: Space, rivals: Sequence[Result]) -> list[Configuration]:
+    def _within(self, space: Space, rivals: Sequence[RankedConfiguration]) -> list[Configuration]:
         """Those of the rivals that the space has, with the scenario's own values where they say nothing."""
         first = {path: values[0] for path, values in space.values.items()}  # where nobody says what it is
         within = []
@@ -269,7 +271,7 @@ class Search:
 
     def _overtake(
         self,
-        tries: Tries,
+        tries: Evaluator,
         space: Space,
         joint: dict[Configuration, Tried],
         others: Sequence[Configuration],
@@ -285,13 +287,13 @@ class Search:
     def _descend(
         self,
         space: Space,
-        start: Result,
+        start: RankedConfiguration,
         found: Mapping[Configuration, Tried],
         note: Callable[[Sequence[Configuration]], None],
     ) -> None:
         """From one on to the quickest that differs in one path, as long as there is one."""
-        best: Result | None = None
-        here: Result | None = start
+        best: RankedConfiguration | None = None
+        here: RankedConfiguration | None = start
         for _ in range(ROUNDS):
             if here is None or here == best:
                 break
@@ -301,7 +303,7 @@ class Search:
             around = {one: found[one] for one in (best.configuration, *near) if one in found}
             here = next(iter(self._sorted(around)), None)
 
-    def _screened(self, tries: Tries, space: Space, most: int) -> list[Configuration]:
+    def _screened(self, tries: Evaluator, space: Space, most: int) -> list[Configuration]:
         """Of those that fit the best by the closed form, in turn one of each time that it tells apart."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
         some: Iterable[Configuration] = space.where(
@@ -326,7 +328,7 @@ class Search:
         turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
         return list(itertools.islice(turns, most))
 
-    def _random(self, tries: Tries, space: Space) -> list[Result]:
+    def _random(self, tries: Evaluator, space: Space) -> list[RankedConfiguration]:
         """What fits of as many tries at random, the quickest first; none where all are tried."""
         explore = self._explore
         if space.size <= explore.tries or not self.at_random:
@@ -335,7 +337,7 @@ class Search:
         some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
         return self._sorted(dict(zip(some, tries.all(some, among=True), strict=True)))
 
-    def _indifferent(self, tries: Tries, space: Space, best: Result) -> dict[str, Any]:
+    def _indifferent(self, tries: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
         """Paths whose other values, where they fit, change nothing, with what the best has there."""
         found = {}
         for path, others in space.neighbours(best.configuration).items():
@@ -344,7 +346,9 @@ class Search:
                 found[path] = best.configuration.changes[path]
         return found
 
-    def _sensitivity(self, tries: Tries, best: Result, baseline: Changes | None) -> Sensitivity | None:
+    def _sensitivity(
+        self, tries: Evaluator, best: RankedConfiguration, baseline: Changes | None
+    ) -> Sensitivity | None:
         """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
         if baseline is None:
             return None
@@ -354,7 +358,7 @@ class Search:
 
 
 def _note(
-    tries: Tries, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
+    tries: Evaluator, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
 ) -> None:
     found.update(zip(some, tries.all(some, among=among), strict=True))
 

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.caches import IdentityCache
 from testbed.net.paths.network import Ends, LossDelay, Network, PartShares
-from testbed.prediction.compiled.collective_columns import Call, call_of
+from testbed.plugins import is_file_name
+from testbed.prediction.channels import split_by_hop
+from testbed.prediction.collective_flow import alone_key, software_part
+from testbed.prediction.collective_messages import SizedStage, list_messages
 from testbed.prediction.fluid import held_bytes
-from testbed.prediction.hop_queues import legs_of
-from testbed.prediction.symmetry import alone_key, software_of
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import firsts
+from testbed.workload.plan_volume import algorithm_taken
 
 MEAN = LossDelay()
 
@@ -44,12 +47,12 @@ class Connection(NamedTuple):
     burst_bytes: float
 
 
-class Ways:
+class NetworkColumns:
     """Of one network, as they are asked for; all that was asked for stays."""
 
     def __init__(self, network: Network, ranks: int, itemsize: int) -> None:
         self.network, self.itemsize = network, itemsize
-        names = [*network.capacities, *map(software_of, range(ranks))]
+        names = [*network.capacities, *map(software_part, range(ranks))]
         self.part = {name: number for number, name in enumerate(names)}
         self._rates = [*network.capacities.values(), *[1.0] * ranks]
         self._queues = [network.queues.get(name, 0.0) for name in names]
@@ -75,7 +78,7 @@ class Ways:
         hops = len(paths) == 1 and network.routed
         self._add("lane_hops", int(hops))
         self._add("lane_packet_bytes", paths[0].serialisation.packet_bytes)
-        legs = legs_of(None, paths[0], network.capacities) if hops else ()
+        legs = split_by_hop(None, paths[0], network.capacities) if hops else ()
         for leg in legs:
             self._add("leg_connection", self.connect([leg.shares]))
             self._add("leg_packet_s", leg.packet_s)
@@ -176,3 +179,75 @@ def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[A
         "queue_bytes": np.array([own.queue_bytes for own in connections], dtype=float),
         "burst_bytes": np.array([own.burst_bytes for own in connections], dtype=float),
     }
+
+
+PARTS = ("channel", "stage", "strand", "round", "send", "receive")
+BOXES = ("send_box", "receive_box")
+
+
+class Call(NamedTuple):
+    """Of how many members, and how many boxes their messages go through.
+
+    rows: of each member how many channels it has, of each of those how many stages, and so on: `PARTS`, of which the
+    last two are of rounds; of each send and of each receive its box: `BOXES`. kinds: sends that differ, by source,
+    target and bytes; kind: which of those each send is.
+    """
+
+    members: int
+    boxes: int
+    rows: dict[str, NDArray[np.int32]]
+    kinds: tuple[tuple[Ends, int], ...]
+    kind: NDArray[np.int32]
+
+
+_known: IdentityCache[Call] = IdentityCache(1024)  # searches have the same ones on many networks
+
+
+def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
+    """A collective of one of the plan's groups."""
+    algorithm = algorithm_taken(operation, plan.near_of(operation.group), itemsize, plan.tuning)
+    if is_file_name(operation.collective) or is_file_name(algorithm):  # which may be another by now
+        return _made(plan, operation, itemsize)
+    _, members = plan.groups[operation.group]
+    key = alone_key(plan, operation, members, dscp=0), itemsize
+    return _known.of((), lambda: _made(plan, operation, itemsize), key)
+
+
+def _made(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
+    _, members = plan.groups[operation.group]
+    found = _Found()
+    for own in range(len(members)):
+        found.add(list_messages(plan, operation, own, itemsize))
+    rows = {name: np.array(row, dtype=np.int32) for name, row in found.rows.items()}
+    kind = np.array(found.kind, dtype=np.int32)
+    return Call(len(members), len(found.boxes), rows, tuple(found.kinds), kind)
+
+
+class _Found:
+    """Of the members so far."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {name: [] for name in (*PARTS, *BOXES)}
+        self.boxes: dict[object, int] = {}
+        self.kinds: dict[tuple[Ends, int], int] = {}
+        self.kind: list[int] = []
+
+    def add(self, channels: tuple[tuple[SizedStage, ...], ...]) -> None:
+        """The next one's."""
+        rows, boxes, kinds = self.rows, self.boxes, self.kinds
+        rows["channel"].append(len(channels))
+        for channel, stages in enumerate(channels):
+            rows["stage"].append(len(stages))
+            for number, stage in enumerate(stages):
+                rows["strand"].append(len(stage))
+                for index, strand in enumerate(stage):
+                    rows["round"].append(len(strand))
+                    where = channel, number, index
+                    for one in strand:
+                        rows["send"].append(len(one.sends))
+                        rows["receive"].append(len(one.receives))
+                        for sent in one.sends:
+                            rows["send_box"].append(boxes.setdefault((where, sent[0]), len(boxes)))
+                            self.kind.append(kinds.setdefault(sent, len(kinds)))
+                        for ends, _ in one.receives:
+                            rows["receive_box"].append(boxes.setdefault((where, ends), len(boxes)))

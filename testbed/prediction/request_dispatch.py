@@ -25,7 +25,7 @@ class Simulates(Protocol):
         """Act after so long."""
 
 
-class Served:
+class RequestDispatcher:
     """Decides who serves requests of a simulation as they come, and has ranks do it. Notes of it take no time."""
 
     def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:

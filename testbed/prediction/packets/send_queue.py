@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from testbed.prediction.packets.delivery_rate import Stamp
+from testbed.prediction.packets.congestion_control import Stamp
 
 NOW_S = 1e-9
 
@@ -244,3 +245,53 @@ class Scoreboard:
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
         self._newest_sent_s -= seconds
+
+
+Action = Callable[[], None]
+
+
+class UnsentData:
+    """In order, as packets that are full but for the last one. full_bytes: of a full one."""
+
+    def __init__(self, full_bytes: int) -> None:
+        self._full_bytes, self._given_bytes = full_bytes, 0
+        self._packets: deque[Packet] = deque()
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is less than a packet."""
+        return len(self._packets) == 1 and self._packets[0].size_bytes < self._full_bytes
+
+    def give(self, size_bytes: int, left: Action, come: Action) -> None:
+        """A message: its first bytes fill the last packet. left, come: called when it was sent, when it is there."""
+        packets, full_bytes, rest = self._packets, self._full_bytes, size_bytes
+        packet = packets[-1] if packets else None
+        if packet is not None:
+            some = min(rest, full_bytes - packet.size_bytes)
+            packet.size_bytes += some
+            rest -= some
+        while rest:
+            packet = Packet(self._given_bytes + size_bytes - rest, full_bytes if rest > full_bytes else rest)
+            packets.append(packet)
+            rest -= packet.size_bytes
+        assert packet is not None
+        packet.ends = (*packet.ends, come)
+        packet.left = (*packet.left, left)
+        self._given_bytes += size_bytes
+
+    def take(self, most_bytes: int) -> Packet:
+        """The next packet, of as much as goes into it now (`tcp_grow_skb`)."""
+        packets = self._packets
+        packet = packets.popleft()
+        if packet.size_bytes > most_bytes:
+            packets.appendleft(packet.cut(most_bytes))
+        while packet.size_bytes < most_bytes and packets:
+            behind, room_bytes = packets.popleft(), most_bytes - packet.size_bytes
+            if behind.size_bytes > room_bytes:
+                packets.appendleft(behind.cut(room_bytes))
+            packet.size_bytes += behind.size_bytes
+            packet.ends, packet.left = (*packet.ends, *behind.ends), (*packet.left, *behind.left)
+        return packet

@@ -27,7 +27,7 @@ class ModelErrors:
     measured: int
 
 
-def errors_of(entry: Any) -> ModelErrors:
+def parse_errors(entry: Any) -> ModelErrors:
     """Return the errors of an entry of `data/model_errors.yaml`."""
     points = entry["points"]
     told = [point for point in points if "median" in point]
@@ -50,7 +50,7 @@ def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
     if kind is None or scenario.transport.kind not in MEASURED_TRANSPORTS:
         return None
     found = model_errors().get(f"{kind}_by_packets" if by_packets else kind)
-    return None if found is None else errors_of(found).worst
+    return None if found is None else parse_errors(found).worst
 
 
 def kind_of(scenario: Scenario) -> str | None:

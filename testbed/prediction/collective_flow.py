@@ -30,7 +30,7 @@ class Isolated(NamedTuple):
     burst_bytes: float
 
 
-def software_of(rank: int) -> str:
+def software_part(rank: int) -> str:
     """The part of a network that a rank's software is: it carries a second of work per second."""
     return f"software of rank {rank}"
 
@@ -67,7 +67,7 @@ def alone_software(software: Software) -> Software:
     return replace(software, launch_s=0.0, completion_s=0.0)
 
 
-class Folder:
+class FlowBuilder:
     """Folds a plan's collectives; alike ones once. alone: carries one out, message by message."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Folder:
             loads.update(dict.fromkeys(path.parts, size_bytes))
         alone = self.alone(operation, members, dscp)
         bytes_s = max(load / self.network.capacities[part] for part, load in loads.items())
-        software = {software_of(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
+        software = {software_part(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
         busy_s = max(bytes_s, *software.values(), 0.0)
         shares = {part: load / most for part, load in (*loads.items(), *software.items())}
         return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.net.paths.losses import TIMEOUT_S
-from testbed.prediction.packets.frames import Entrance
+from testbed.prediction.packets.links import Entrance
 from testbed.prediction.packets.receiver import ACKNOWLEDGEMENT_BYTES
 
 LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency, of any rate, have none
@@ -16,7 +16,7 @@ def handshake_s(hops: Iterable[Entrance]) -> float:
     return max(LEAST_ROUND_TRIP_S, sum(hop.empty_s(ACKNOWLEDGEMENT_BYTES) for hop in hops))
 
 
-class RoundTrip:
+class RttEstimator:
     """usual_s: smoothed; of the handshake, until that of data was timed, which alone counts then.
 
     doublings: timeouts since an acknowledgement was timed.

@@ -1,0 +1,101 @@
+"""The bar that commands show while something long goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from testbed.errors import BadInput
+from testbed.spec.scenario import Scenario
+from testbed.workload.job.job import unused_inputs
+from testbed.workload.schedules.optimal_search import LISTENER
+
+
+class _More(ProgressColumn):
+    """What a task has as `more`, if it has any."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields.get("more", ""))
+
+
+def progress_bar(console: Console) -> Progress:
+    """With what is being done, for how long, and a task's `more`; nothing where nobody looks."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        _More(),  # the last is cut where a terminal is narrow
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+@contextlib.contextmanager
+def show_schedule_search(console: Console) -> Iterator[None]:
+    """Tells how far searches for a schedule are within the block, where somebody looks."""
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        with listen_to_schedule_search(lambda words: bar.update(task, description=words, visible=True)):
+            yield
+
+
+@contextlib.contextmanager
+def listen_to_schedule_search(tell: Callable[[str], None]) -> Iterator[None]:
+    """`tell` hears how far searches for a schedule are within the block."""
+    token = LISTENER.set(lambda words: tell(f"searching for a schedule: {words}"))
+    try:
+        yield
+    finally:
+        LISTENER.reset(token)
+
+
+PIPED = 200  # columns where nobody says how many there are: a table that is narrower breaks names
+
+Row = TypeVar("Row")
+
+
+def print_rows(
+    rows: Iterable[Row],
+    headings: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    cells: Callable[[Row], Sequence[Any]],
+) -> list[Row]:
+    """All of them, each printed as it comes; headings before the first, behind what is told until there is one."""
+
+    def line(own: Sequence[Any]) -> str:
+        return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
+
+    found: list[Row] = []
+    for row in rows:
+        if not found:
+            print("\n".join(map(line, headings)))
+        found.append(row)
+        print(line(cells(row)), flush=True)
+    return found
+
+
+def console_of_tables() -> Console:
+    """Standard output as wide as its terminal is, or `COLUMNS` says; in a pipe or a file wide enough for names."""
+    console = Console(highlight=False)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(highlight=False, width=PIPED)
+
+
+def warn_unused_inputs(scenario: Scenario, strict: bool = False) -> None:
+    """Say it line by line, after the files have been found to be right. BadInput where something is, if strict."""
+    found = unused_inputs(scenario)
+    if found and strict:
+        hint = "\n".join(f"left out: {what}" for what in found)
+        got = f"{len(found)} left out"
+        raise BadInput(where=f"{scenario.name}: --strict", got=got, expected="none", hint=hint)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for what in found:
+        console.print(f"left out: {what}", markup=False)

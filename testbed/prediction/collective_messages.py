@@ -1,0 +1,252 @@
+"""A collective message by message, as its ranks send it; and how many messages a whole plan has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from testbed.comm.collectives.algorithms.all_to_all_v import COUNT_BYTES
+from testbed.comm.collectives.plan import Plan, Round, Transfer
+from testbed.comm.collectives.plan_executor import AHEAD
+from testbed.comm.collectives.registry import (
+    PlanRequest,
+    RowsAlgorithm,
+    algorithm_of,
+    collective_of,
+    rows_algorithm_of,
+)
+from testbed.comm.transport import Software
+from testbed.net.paths.network import Ends, LossDelay, Members, Network
+from testbed.plugins import is_file_name
+from testbed.prediction.channels import NO_STATE, ConnectionState
+from testbed.prediction.events import Event
+from testbed.prediction.protocols import MEAN, Key, Messaging
+from testbed.workload.plan import GroupCollective, JobPlan, Message
+from testbed.workload.plan_volume import algorithm_taken
+
+
+def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
+    """What one member does, by its number in the group, and for how many elements in all."""
+    groups = plan.near_of(operation.group)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
+
+
+def _made(
+    named: str, algorithm: str, numel: int, groups: tuple[int, ...], own: int, itemsize: int
+) -> tuple[Plan, int]:
+    size, collective = len(groups), collective_of(named)
+    part = collective.part(numel, size)
+    made = algorithm_of(collective, algorithm)
+    request = PlanRequest(own, groups, 0, made.pieces(part * itemsize, size))
+    return made(request), part * collective.blocks(size)
+
+
+class SizedRound(NamedTuple):
+    """A round's messages between ranks, each with its bytes; none that are empty."""
+
+    sends: tuple[tuple[Ends, int], ...]
+    receives: tuple[tuple[Ends, int], ...]
+
+
+SizedStage = tuple[tuple[SizedRound, ...], ...]
+
+
+def list_messages(
+    plan: JobPlan, operation: GroupCollective, own: int, itemsize: int
+) -> tuple[tuple[SizedStage, ...], ...]:
+    """What one member does, by its number in the group: by channel, stage and strand."""
+    made, elements = collective_plan(plan, operation, own, itemsize)
+    bounds, (_, members) = made.bounds(elements), plan.groups[operation.group]
+    here = members[own]
+
+    def bytes_of(transfer: Transfer) -> int:
+        return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * itemsize
+
+    def one(step: Round) -> SizedRound:
+        sends = [((here, members[each.peer]), bytes_of(each)) for each in step.sends]
+        receives = [((members[each.peer], here), bytes_of(each)) for each in step.receives]
+        return SizedRound(tuple(m for m in sends if m[1]), tuple(m for m in receives if m[1]))
+
+    return tuple(
+        tuple(tuple(tuple(map(one, strand)) for strand in stage) for stage in stages)
+        for stages in made.channels
+    )
+
+
+def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:
+    """How many messages its ranks send in all; it is not counted on beyond `most`.
+
+    chunk_bytes: of each of them, if they are cut in chunks, those are counted.
+    """
+    what = "messages", itemsize, most, chunk_bytes
+    return plan.remembered(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
+
+
+def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
+    known: dict[tuple[object, int], int] = {}
+    found = 0
+    for rank, operations in enumerate(plan.exchanged):
+        for operation, many in operations:
+            if isinstance(operation, Message):
+                found += many * operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
+            elif isinstance(operation, GroupCollective):
+                key = operation.sending, plan.groups[operation.group][1].index(rank)
+                if key not in known:
+                    known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
+                found += many * known[key]
+            if found > most:
+                return found
+    return found
+
+
+def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
+    if operation.uneven:  # to each other member a count, and the elements
+        sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
+        told = rows_algorithm_of(operation.collective, operation.algorithm).told
+        return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
+    named, groups = operation.collective, plan.near_of(operation.group)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    count = _sent.__wrapped__ if is_file_name(named) or is_file_name(algorithm) else _sent
+    return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
+
+
+@lru_cache(4096)  # searches ask for the same collectives again and again
+def _sent(
+    named: str,
+    algorithm: str,
+    numel: int,
+    groups: tuple[int, ...],
+    own: int,
+    itemsize: int,
+    chunk_bytes: float,
+) -> int:
+    made, elements = _made(named, algorithm, numel, groups, own, itemsize)
+    bounds = made.bounds(elements)
+    strands = (strand for stages in made.channels for stage in stages for strand in stage)
+    sends = (transfer for strand in strands for step in strand for transfer in step.sends)
+    sizes = (sum(bounds[end] - bounds[start] for start, end in transfer.runs) for transfer in sends)
+    return sum(_chunks(size * itemsize, chunk_bytes) for size in sizes)
+
+
+def _chunks(size_bytes: int, chunk_bytes: float) -> int:
+    return max(1, math.ceil(size_bytes / chunk_bytes))
+
+
+Events = Generator[list[Event], None, None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One member's part in a collective. key: tells it apart."""
+
+    members: Members
+    own: int
+    key: Key
+    dscp: int
+
+    def ends(self, source: int, target: int) -> Ends:
+        """The ranks of two members."""
+        return self.members[source], self.members[target]
+
+
+class CollectiveDriver(Messaging):
+    """Messaging, for collectives that ranks carry out. itemsize: bytes of an element."""
+
+    def __init__(
+        self,
+        network: Network,
+        ranks: int,
+        itemsize: int,
+        software: Software,
+        lateness: LossDelay = MEAN,
+        kept: ConnectionState = NO_STATE,
+    ) -> None:
+        super().__init__(network, ranks, software, lateness, kept)
+        self.itemsize = itemsize
+
+    def begin(self, steps: Events) -> Event:
+        """Run a generator; the event is its end."""
+        event = Event()
+        self.drive(steps, event.happen)
+        return event
+
+    def drive(self, steps: Events, over: Callable[[], None]) -> None:
+        """Run a generator until it has to wait; go on when all of what it waits for has happened."""
+        for events in steps:
+            waiting = [event for event in events if not event.done]
+            if len(waiting) == 1:
+                waiting[0].then.append(partial(self.drive, steps, over))
+                return
+            if waiting:
+                missing = [len(waiting)]
+
+                def one(missing: list[int] = missing) -> None:
+                    missing[0] -= 1
+                    if not missing[0]:
+                        self.drive(steps, over)
+
+                for event in waiting:
+                    event.then.append(one)
+                return
+        over()
+
+    def exchange(self, call: Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
+        """An all_to_all_v as `algorithms.all_to_all_v` does it: each pair's count, and right behind it the elements."""
+        size = len(call.members)
+        strands = min(how.concurrency, size - 1)
+        yield [
+            self.begin(self._exchange_strand(call, rows, range(1 + first, size, strands), how))
+            for first in range(strands)
+        ]
+
+    def _exchange_strand(
+        self, call: Call, rows: list[list[int]], distances: range, how: RowsAlgorithm
+    ) -> Events:
+        sends = []
+        own, size = call.own, len(call.members)
+        for distance in distances:
+            target, source = (own + distance) % size, (own - distance) % size
+            to, back = call.ends(own, target), call.ends(source, own)
+            waits, data = [], []
+            back_bytes = rows[source][own] * self.itemsize
+            if not how.told:
+                waits = [self.receive((*call.key, "count", *back), back, COUNT_BYTES, call.dscp)]
+            if rows[source][own] and how.ahead:
+                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
+            if not how.told:
+                sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
+            if rows[own][target]:
+                sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
+            yield waits
+            if rows[source][own] and not how.ahead:
+                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
+            yield data
+        yield sends
+
+    def channel(self, key: Key, dscp: int, stages: tuple[SizedStage, ...]) -> Events:
+        """One of the ways side by side that a collective's elements go."""
+        for number, stage in enumerate(stages):
+            if len(stage) == 1:
+                yield from self._strand((*key, number, 0), dscp, stage[0])
+                continue
+            yield [
+                self.begin(self._strand((*key, number, index), dscp, strand))
+                for index, strand in enumerate(stage)
+            ]
+
+    def _strand(self, key: Key, dscp: int, strand: tuple[SizedRound, ...]) -> Events:
+        def post(step: SizedRound) -> list[Event]:
+            return [self.receive((*key, *ends), ends, size, dscp) for ends, size in step.receives]
+
+        sends = []
+        posted = [post(step) for step in strand[:AHEAD]]
+        for number, step in enumerate(strand):
+            sends += [self.send((*key, *ends), ends, size, dscp) for ends, size in step.sends]
+            yield posted[number]
+            if number + AHEAD < len(strand):
+                posted.append(post(strand[number + AHEAD]))
+        yield sends
