@@ -11,7 +11,7 @@ from rich.console import Console
 
 from testbed.net.doctor import Capability, choose, probes
 from testbed.net.doctor import capabilities as evidence
-from testbed.net.doctor.capabilities import NEEDED
+from testbed.net.doctor.capabilities import REQUIRED
 from testbed.net.doctor.host_resources import (
     HostFacts,
     parse_cfs_quota,
@@ -30,7 +30,7 @@ ALL_CAPABILITIES = 0x1FFFFFFFFFF
 
 def host(**changes: bool | None) -> list[Capability]:
     """A host with everything; `changes` by name, with spaces as underscores."""
-    names = [*NEEDED, "netem", "packet sockets", "system datapath", "netdev datapath"]
+    names = [*REQUIRED, "netem", "packet sockets", "system datapath", "netdev datapath"]
     given = {name.replace("_", " "): status for name, status in changes.items()}
     assert set(given) <= set(names)
     return [Capability(name, given.get(name, True), f"seen {name}") for name in names]
@@ -50,7 +50,7 @@ def test_what_the_kernel_lacks_is_replaced_and_the_reason_kept(lacking: bool | N
     assert "seen netem" in choice.reasons[0]
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", REQUIRED)
 @pytest.mark.parametrize("lacking", [False, None])
 def test_without_a_needed_capability_no_run_is_possible(name: str, lacking: bool | None) -> None:
     choice = choose(host(**{name.replace(" ", "_"): lacking}))
@@ -152,8 +152,8 @@ def test_a_datapath_works_when_a_bridge_on_it_gets_a_port(port: str, verdict: bo
 
 def test_the_reason_is_taken_out_of_open_vswitchs_log_line() -> None:
     line = "2026-11-21T06:54:22Z|00001|dpif_netlink|INFO|Generic Netlink family 'ovs_datapath' does not exist.\nmore"
-    assert evidence.last_words(line) == "Generic Netlink family 'ovs_datapath' does not exist."
-    assert evidence.last_words("") == ""
+    assert evidence.first_log_text(line) == "Generic Netlink family 'ovs_datapath' does not exist."
+    assert evidence.first_log_text("") == ""
 
 
 def test_bridges_of_dead_probes_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

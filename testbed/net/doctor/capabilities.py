@@ -11,7 +11,7 @@ from testbed.net.doctor.sandbox import Outcome
 from testbed.net.virtual.kernel_image import KernelImage
 
 # What every run needs, whichever link engine and datapath carry it.
-NEEDED = (
+REQUIRED = (
     "root",
     "programs",
     "mnexec",
@@ -59,11 +59,13 @@ def choose(capabilities: Sequence[Capability]) -> Choice:
     has = {capability.name: capability for capability in capabilities}
     # Without root hardly anything can be known: the one reason that matters should not drown in its consequences.
     if "root" in has and has["root"].status is False:
-        return Choice(None, None, (_lack(has["root"]),))
-    lacking = [_lack(_find(has, name)) for name in NEEDED if not _find(has, name).status]
-    engine, engine_reasons = _first(has, LINK_ENGINES)
+        return Choice(None, None, (_describe_missing(has["root"]),))
+    lacking = [_describe_missing(_find(has, name)) for name in REQUIRED if not _find(has, name).status]
+    engine, engine_reasons = _choose_first(has, LINK_ENGINES)
     # Without the daemon no datapath can be known; its own line says so.
-    datapath, datapath_reasons = _first(has, DATAPATHS) if _find(has, "Open vSwitch").status else (None, [])
+    datapath, datapath_reasons = (
+        _choose_first(has, DATAPATHS) if _find(has, "Open vSwitch").status else (None, [])
+    )
     if engine is None:
         lacking += engine_reasons
     if datapath is None:
@@ -73,13 +75,15 @@ def choose(capabilities: Sequence[Capability]) -> Choice:
     return Choice(engine, datapath, (*engine_reasons, *datapath_reasons))
 
 
-def _first(has: dict[str, Capability], parts: Sequence[tuple[str, str]]) -> tuple[str | None, list[str]]:
+def _choose_first(
+    has: dict[str, Capability], parts: Sequence[tuple[str, str]]
+) -> tuple[str | None, list[str]]:
     passed_over: list[str] = []
     for part, name in parts:
         capability = _find(has, name)
         if capability.status:
             return part, passed_over
-        passed_over.append(_lack(capability))
+        passed_over.append(_describe_missing(capability))
     return None, passed_over
 
 
@@ -87,7 +91,7 @@ def _find(has: dict[str, Capability], name: str) -> Capability:
     return has.get(name, Capability(name, None, "was not probed"))
 
 
-def _lack(capability: Capability) -> str:
+def _describe_missing(capability: Capability) -> str:
     word = "no" if capability.status is False else "unknown"
     return f"{capability.name}: {word} ({capability.evidence})"
 
@@ -96,7 +100,7 @@ ROOT_HINT = "run it as root, for example through sudo"
 # Bits of the effective capability set (capabilities(7)) that building a network takes.
 CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
 # How kernels and tools word that something is not there, as against not allowed.
-ABSENT_WORDS = (
+UNSUPPORTED_PHRASES = (
     "unknown",
     "not supported",
     "no such file",
@@ -105,10 +109,10 @@ ABSENT_WORDS = (
     "no such device",
     "address family",
 )
-FREE_MEMORY_BYTES = 1 << 30
+MIN_FREE_MEMORY_BYTES = 1 << 30
 RDMA_HINT = "tools/bootstrap rdma installs what the distribution has"
-CLOCK_RESOLUTION_S = 1e-6
-TIMER_LATENESS_S = 1e-3
+MAX_CLOCK_RESOLUTION_S = 1e-6
+MAX_TIMER_LATENESS_S = 1e-3
 
 
 def root(user_id: int, effective: int) -> Capability:
@@ -123,7 +127,7 @@ def root(user_id: int, effective: int) -> Capability:
     return Capability("root", True, f"root with {', '.join(CAPABILITY_BITS)}")
 
 
-def only_root(name: str) -> Capability:
+def untried_without_root(name: str) -> Capability:
     """A probe that an ordinary user cannot make."""
     return Capability(name, None, "only root can try")
 
@@ -141,7 +145,7 @@ def attempt(name: str, tried: Outcome, confirmed: str = "", hint: str = "") -> C
     if tried.ok:
         return Capability(name, True, confirmed or "made and removed")
     said = tried.message.splitlines()[0] if tried.message else f"status {tried.status}"
-    if tried.status is not None and any(word in said.lower() for word in ABSENT_WORDS):
+    if tried.status is not None and any(word in said.lower() for word in UNSUPPORTED_PHRASES):
         return Capability(name, False, said, hint)
     return Capability(name, None, said, hint)
 
@@ -181,7 +185,7 @@ def datapath(kind: str, in_use: str, port: str | None, reason: str) -> Capabilit
     return Capability(name, False, f"a bridge on it got no port{reason and ': ' + reason}", hint)
 
 
-def last_words(message: str) -> str:
+def first_log_text(message: str) -> str:
     """The text of the first of Open vSwitch's log lines (`time|number|module|level|text`)."""
     return message.splitlines()[0].rsplit("|", 1)[-1] if message else ""
 
@@ -256,7 +260,7 @@ def memory(facts: HostFacts) -> Capability:
     """A gigabyte carries the small topologies."""
     gib = 1 << 30
     evidence = f"{facts.memory_available_bytes / gib:.1f} GiB free of {facts.memory_total_bytes / gib:.1f}"
-    enough = facts.memory_available_bytes >= FREE_MEMORY_BYTES
+    enough = facts.memory_available_bytes >= MIN_FREE_MEMORY_BYTES
     return Capability(
         "free memory", enough, evidence, "" if enough else "only the smallest topologies will fit"
     )
@@ -269,11 +273,11 @@ def clock(resolution_s: float, source: str, lateness_s: Sequence[float]) -> Capa
         f"{source or 'clock'}, resolution {resolution_s * 1e9:g} ns, 1 ms timers late by"
         f" {middle * 1e6:.0f} us (median), {worst * 1e6:.0f} us (worst of {len(lateness_s)})"
     )
-    if resolution_s > CLOCK_RESOLUTION_S:
+    if resolution_s > MAX_CLOCK_RESOLUTION_S:
         return Capability(
             "clock", False, evidence, "the kernel lacks high-resolution timers: delays will be coarse"
         )
-    if middle > TIMER_LATENESS_S:
+    if middle > MAX_TIMER_LATENESS_S:
         return Capability(
             "clock", False, evidence, "the machine is busy or its timers coarse: try again when idle"
         )

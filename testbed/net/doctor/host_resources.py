@@ -31,7 +31,7 @@ class HostFacts:
 def host_facts() -> HostFacts:
     """Look at the machine now."""
     total, available = parse_meminfo(Path("/proc/meminfo").read_text())
-    group = _own_groups()
+    group = _find_own_groups()
     quota = parse_cpu_max(_read(group["cpu"] / "cpu.max")) or parse_cfs_quota(
         _read(group["cpu"] / "cpu.cfs_quota_us"), _read(group["cpu"] / "cpu.cfs_period_us")
     )
@@ -91,7 +91,7 @@ def parse_own_groups(text: str, root: Path) -> dict[str, Path]:
     return {controller: found.get(controller, unified) for controller in ("cpu", "memory")}
 
 
-def _own_groups() -> dict[str, Path]:
+def _find_own_groups() -> dict[str, Path]:
     groups = parse_own_groups(_read(Path("/proc/self/cgroup")), CGROUPS)
     # In a container whose cgroup namespace is the host's, the path is not there and the mount's root is the own group.
     return {
@@ -107,9 +107,9 @@ def _read(path: Path) -> str:
         return ""
 
 
-LOOK_S = 0.5
-LEAST_SHARE = 0.05  # of a core
-MOST = 3
+SAMPLE_S = 0.5
+MIN_BUSY_CORES = 0.05  # of a core
+MAX_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,18 @@ class BusyProcess:
     cores: float
 
 
-def find_busiest(look_s: float = LOOK_S) -> list[BusyProcess]:
+def find_busiest(look_s: float = SAMPLE_S) -> list[BusyProcess]:
     """The processes of others that take most of this machine's cores now, the busiest first; takes `look_s`."""
-    before = _times()
+    before = _read_cpu_times()
     time.sleep(look_s)
-    after = _times()
+    after = _read_cpu_times()
     found = []
     for pid, used_s in after.items():
         cores = (used_s - before.get(pid, used_s)) / look_s
-        if pid != os.getpid() and cores >= LEAST_SHARE:
+        if pid != os.getpid() and cores >= MIN_BUSY_CORES:
             with contextlib.suppress(psutil.Error):
-                found.append(BusyProcess(pid, _words(psutil.Process(pid)), cores))
-    return sorted(found, key=lambda one: -one.cores)[:MOST]
+                found.append(BusyProcess(pid, _describe_process(psutil.Process(pid)), cores))
+    return sorted(found, key=lambda one: -one.cores)[:MAX_LISTED]
 
 
 def describe_busy(found: Sequence[BusyProcess]) -> str:
@@ -143,7 +143,7 @@ def describe_busy(found: Sequence[BusyProcess]) -> str:
     return f"Busy here at the moment: {each}."
 
 
-def _times() -> dict[int, float]:
+def _read_cpu_times() -> dict[int, float]:
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -152,7 +152,7 @@ def _times() -> dict[int, float]:
     return found
 
 
-def _words(process: psutil.Process) -> str:
+def _describe_process(process: psutil.Process) -> str:
     """Its name, of an interpreter with what it runs."""
     command = process.cmdline()
     script = next((os.path.basename(word) for word in command[1:] if not word.startswith("-")), "")

@@ -25,10 +25,10 @@ from testbed.net.doctor.capabilities import Capability
 from testbed.net.doctor.host_resources import host_facts
 from testbed.net.doctor.sandbox import (
     Outcome,
-    inside,
     locate,
     remove_abandoned_bridges,
     run,
+    run_in_namespace,
     throwaway_bridges,
     throwaway_namespace,
 )
@@ -62,28 +62,30 @@ def probe_all() -> list[Capability]:
     )
     try:
         return [
-            *_guarded(["root"], _root),
-            *_guarded(["programs", "measuring tools"], _programs),
-            *_guarded(["mnexec"], _mnexec),
-            *_guarded(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
-            *_guarded(["packet sockets"], _packet_sockets),
-            *_guarded(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
-            *_guarded(["os-ken"], lambda: [_os_ken(importing)]),
-            *_guarded(["Ryu"], _ryu),
-            *_guarded(["congestion controls"], _congestion_controls),
-            *_guarded(["MPTCP"], _mptcp),
-            *_guarded(["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]),
-            *_guarded(["cores", "free memory"], _size),
-            *_guarded(["clock"], _clock),
-            *_guarded(["virtual clock"], _virtual_clock),
-            *_guarded(["RDMA"], _rdma),
+            *_probe_safely(["root"], _root),
+            *_probe_safely(["programs", "measuring tools"], _programs),
+            *_probe_safely(["mnexec"], _mnexec),
+            *_probe_safely(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
+            *_probe_safely(["packet sockets"], _packet_sockets),
+            *_probe_safely(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
+            *_probe_safely(["os-ken"], lambda: [_os_ken(importing)]),
+            *_probe_safely(["Ryu"], _ryu),
+            *_probe_safely(["congestion controls"], _congestion_controls),
+            *_probe_safely(["MPTCP"], _mptcp),
+            *_probe_safely(
+                ["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]
+            ),
+            *_probe_safely(["cores", "free memory"], _size),
+            *_probe_safely(["clock"], _clock),
+            *_probe_safely(["virtual clock"], _virtual_clock),
+            *_probe_safely(["RDMA"], _rdma),
         ]
     finally:
         importing.kill()
         importing.communicate()
 
 
-def _guarded(names: Sequence[str], probe: Probe) -> Sequence[Capability]:
+def _probe_safely(names: Sequence[str], probe: Probe) -> Sequence[Capability]:
     """What the probe says; where it breaks, all that it was to say is unknown."""
     try:
         return probe()
@@ -119,7 +121,7 @@ def _mnexec() -> list[Capability]:
 def _kernel() -> list[Capability]:
     names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
     if not _is_root():
-        return [capabilities.only_root(name) for name in names]
+        return [capabilities.untried_without_root(name) for name in names]
     try:
         with throwaway_namespace() as pid:
             return [Capability(names[0], True, "one made and removed"), *_in_namespace(pid)]
@@ -129,14 +131,14 @@ def _kernel() -> list[Capability]:
 
 
 def _in_namespace(pid: int) -> list[Capability]:
-    veth = inside(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
-    bridge = inside(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
+    veth = run_in_namespace(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
+    bridge = run_in_namespace(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
     # Without a veth the loopback carries the queueing disciplines.
     interfaces = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
-    htb = inside(
+    htb = run_in_namespace(
         pid, ["tc", "qdisc", "replace", "dev", interfaces[0], "root", "handle", "1:", "htb", "default", "1"]
     )
-    htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
+    htb_seen = run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
     netem, netem_seen = _netem(pid, interfaces[1])
     return [
         capabilities.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
@@ -162,16 +164,16 @@ def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
         " action mirred egress redirect dev tbdoc3",
     )
     for command in commands:
-        done = inside(pid, command.split())
+        done = run_in_namespace(pid, command.split())
         if not done.ok:
             break
-    return done, inside(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
+    return done, run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
 
 
 def _packet_sockets() -> list[Capability]:
     name = "packet sockets"
     if not _is_root():
-        return [capabilities.only_root(name)]
+        return [capabilities.untried_without_root(name)]
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()  # protocol 0 receives nothing
     except OSError as error:
@@ -202,7 +204,7 @@ def _datapaths() -> list[Capability]:
             for kind, bridge in bridges.items():
                 port = run(["ovs-vsctl", "--timeout=5", "get", "interface", bridge, "ofport"])
                 reason = (
-                    capabilities.last_words(run(["ovs-dpctl", "dump-dps"]).message)
+                    capabilities.first_log_text(run(["ovs-dpctl", "dump-dps"]).message)
                     if kind == "system"
                     else ""
                 )

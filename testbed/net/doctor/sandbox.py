@@ -54,7 +54,7 @@ def throwaway_namespace() -> Iterator[int]:
         keeper.communicate()
 
 
-def inside(pid: int, arguments: Sequence[str]) -> Outcome:
+def run_in_namespace(pid: int, arguments: Sequence[str]) -> Outcome:
     """Run a program in the network namespace of process `pid`."""
     program = locate(arguments[0])
     if program is None:

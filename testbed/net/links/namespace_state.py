@@ -18,20 +18,20 @@ from testbed.net.links.netlink import (
     ADDRESS,
     CLASS,
     FILTER,
-    FORMS,
     HEADER,
     LINK,
+    MESSAGE_STRUCTS,
     NEIGHBOUR,
     QDISC,
     ROUTE,
     RULE,
     Netlink,
-    attributes,
-    messages,
-    put,
+    encode_attribute,
+    parse_attributes,
+    parse_messages,
 )
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.setup import features
+from testbed.net.links.setup import read_feature_bits
 
 FDB, PORT = -NEIGHBOUR, -LINK  # the same messages, of the address family of bridges
 OFFLOADS, PACKET_FILTER = 1, 2  # not of rtnetlink, but of a namespace like the rest
@@ -43,10 +43,10 @@ _AF_BRIDGE = 7
 _ERROR = 2
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
 _CLONED = 0x200
-_PERMANENT, _WHOSE = 0x80, 6  # NUD_PERMANENT; NTF_SELF, NTF_MASTER
+_PERMANENT, _SELF_OR_MASTER = 0x80, 6  # NUD_PERMANENT; NTF_SELF, NTF_MASTER
 _SOL_NETLINK, _ADD_MEMBERSHIP, _NETLINK_NETFILTER = 270, 1, 12
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
-_ACTION_TIMES_BYTES = 32  # struct tcf_t: when an action was made and used
+_TCF_TIMES_BYTES = 32  # struct tcf_t: when an action was made and used
 Key = tuple[Any, ...]  # the kind, the interface's number (0: none), what else tells it from its like
 State = dict[Key, bytes]
 Rules = Mapping[
@@ -67,13 +67,13 @@ _INET6 = dict.fromkeys((3, 5, 6))  # statistics, ages
 def strip_attributes(data: bytes, rules: Rules) -> bytes:
     """Attributes without those that the rules leave out."""
     left = []
-    for number, payload in attributes(data):
+    for number, payload in parse_attributes(data):
         rule = rules.get(number, payload)
         if rule is None:
             continue
         if rule is not payload:
             payload = strip_attributes(payload, rule) if isinstance(rule, Mapping) else rule(payload)  # noqa: PLW2901
-        left.append(put(number, payload))
+        left.append(encode_attribute(number, payload))
     return b"".join(left)
 
 
@@ -89,17 +89,18 @@ def _netem(payload: bytes) -> bytes:
 def _actions(payload: bytes) -> bytes:
     """A filter's actions without statistics (TCA_ACT_STATS) and without when they were used."""
     return b"".join(
-        put(number, strip_attributes(action, {4: None, 2: _action})) for number, action in attributes(payload)
+        encode_attribute(number, strip_attributes(action, {4: None, 2: _action}))
+        for number, action in parse_attributes(payload)
     )
 
 
 def _action(payload: bytes) -> bytes:
-    found = attributes(payload)
-    return b"".join(put(number, part) for number, part in found if len(part) != _ACTION_TIMES_BYTES)
+    found = parse_attributes(payload)
+    return b"".join(encode_attribute(number, part) for number, part in found if len(part) != _TCF_TIMES_BYTES)
 
 
 def _link_info(payload: bytes) -> bytes:
-    kinds = {number: found.rstrip(b"\0") for number, found in attributes(payload) if number in (1, 4)}
+    kinds = {number: found.rstrip(b"\0") for number, found in parse_attributes(payload) if number in (1, 4)}
     rules: dict[int, Any] = {3: None}
     if kinds.get(1) == b"bridge":
         rules[2] = _TIMERS
@@ -132,9 +133,9 @@ IFNAME, IFLA_EVENT, KIND = 3, 44, 1
 _FEATURES = 2  # IFLA_EVENT_FEATURES
 
 
-def parse(kind: int, body: bytes) -> tuple[Key, bytes] | None:
+def parse_object(kind: int, body: bytes) -> tuple[Key, bytes] | None:
     """An object's key and what is left of it, from a message of this kind; None for what comes and goes by itself."""
-    form = FORMS[kind]
+    form = MESSAGE_STRUCTS[kind]
     head, rest = form.unpack_from(body), body[form.size :]
     if kind == LINK:
         family, hardware, index, flags, _ = head
@@ -145,7 +146,7 @@ def parse(kind: int, body: bytes) -> tuple[Key, bytes] | None:
     if kind == ROUTE and head[8] & _CLONED:
         return None
     left = strip_attributes(rest, _AGES[kind])
-    return _address_key(kind, head, dict(attributes(left))), body[: form.size] + left
+    return _address_key(kind, head, dict(parse_attributes(left))), body[: form.size] + left
 
 
 def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -> Key:
@@ -154,7 +155,7 @@ def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -
     if kind == NEIGHBOUR:
         family, index, _, flags, _ = head
         if family == _AF_BRIDGE:
-            return FDB, index, found.get(2), found.get(5), flags & _WHOSE
+            return FDB, index, found.get(2), found.get(5), flags & _SELF_OR_MASTER
         return kind, index, family, found.get(1)
     if kind == ROUTE:
         index = int.from_bytes(found.get(4, b""), "little")
@@ -165,7 +166,7 @@ def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -
 def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key, bytes]:
     family, index, handle, parent, info = head
     rules = _TC_LEFT_OUT
-    name = next((found.rstrip(b"\0") for number, found in attributes(rest) if number == KIND), b"")
+    name = next((found.rstrip(b"\0") for number, found in parse_attributes(rest) if number == KIND), b"")
     key: Key = (kind, index, parent)
     if kind == QDISC:
         info = 0  # how many refer to it
@@ -179,12 +180,14 @@ def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key
     else:
         key = kind, index, parent, info, handle
         rules = {**rules, 2: _FILTER_OPTIONS.get(name, {})}
-    return key, FORMS[kind].pack(family, index, handle, parent, info) + strip_attributes(rest, rules)
+    return key, MESSAGE_STRUCTS[kind].pack(family, index, handle, parent, info) + strip_attributes(
+        rest, rules
+    )
 
 
 def is_permanent(kind: int, left: bytes) -> bool:
     """Whether a neighbour is one that somebody has set, and not one that the kernel has found and will forget."""
-    return kind != NEIGHBOUR or bool(FORMS[NEIGHBOUR].unpack_from(left)[2] & _PERMANENT)
+    return kind != NEIGHBOUR or bool(MESSAGE_STRUCTS[NEIGHBOUR].unpack_from(left)[2] & _PERMANENT)
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class Event:
     offloads: bool = False
 
 
-class Namespace:
+class NamespaceState:
     """Netlink in the network namespace of process `pid` (None: here), open from now on.
 
     `mine` says of interfaces' names whether they count (None: all); where not all do, neither do rules. OSError.
@@ -235,7 +238,7 @@ class Namespace:
 
     def _of(self, kind: int, body: bytes, into: State) -> None:
         for message in self._asker.dump(kind, body):
-            parsed = parse(kind, message)
+            parsed = parse_object(kind, message)
             if parsed is None or not self._counts(parsed[0]) or not is_permanent(parsed[0][0], parsed[1]):
                 continue
             key, left = parsed
@@ -247,24 +250,24 @@ class Namespace:
     def state(self) -> State:
         """All objects as they are now."""
         found: State = {}
-        family = FORMS[LINK].pack(0, 0, 0, 0, 0)
+        family = MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0)
         for message in self._asker.dump(LINK, family + _SKIP_STATISTICS):
-            key, left = parse(LINK, message) or ((), b"")
-            named = dict(attributes(left, 16))
+            key, left = parse_object(LINK, message) or ((), b"")
+            named = dict(parse_attributes(left, 16))
             self.names[key[1]] = named[IFNAME].rstrip(b"\0").decode()
             self.bridged = self.bridged or 10 in named  # IFLA_MASTER
             if self._counts(key):
                 found[key] = left
-        self._of(ADDRESS, FORMS[ADDRESS].pack(0, 0, 0, 0, 0), found)
-        self._of(ROUTE, FORMS[ROUTE].pack(*[0] * 9), found)
+        self._of(ADDRESS, MESSAGE_STRUCTS[ADDRESS].pack(0, 0, 0, 0, 0), found)
+        self._of(ROUTE, MESSAGE_STRUCTS[ROUTE].pack(*[0] * 9), found)
         if self._mine is None:
-            self._of(RULE, FORMS[RULE].pack(*[0] * 9), found)
-        self._of(NEIGHBOUR, FORMS[NEIGHBOUR].pack(0, 0, 0, 0, 0), found)
+            self._of(RULE, MESSAGE_STRUCTS[RULE].pack(*[0] * 9), found)
+        self._of(NEIGHBOUR, MESSAGE_STRUCTS[NEIGHBOUR].pack(0, 0, 0, 0, 0), found)
         if self.bridged:
-            self._of(LINK, FORMS[LINK].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
-            self._of(NEIGHBOUR, FORMS[NEIGHBOUR].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
+            self._of(LINK, MESSAGE_STRUCTS[LINK].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
+            self._of(NEIGHBOUR, MESSAGE_STRUCTS[NEIGHBOUR].pack(_AF_BRIDGE, 0, 0, 0, 0), found)
         queues: State = {}
-        self._of(QDISC, FORMS[QDISC].pack(0, 0, 0, 0, 0), queues)
+        self._of(QDISC, MESSAGE_STRUCTS[QDISC].pack(0, 0, 0, 0, 0), queues)
         found |= queues
         self._classes_and_filters(queues, found)
         self._others(found)
@@ -277,16 +280,16 @@ class Namespace:
         if self._mine is None and self._filters is not None:
             with contextlib.suppress(OSError):
                 self._filters.send(HEADER.pack(20, _GET_GENERATION, 1, 0, 0) + bytes(4))
-                for number, _, _, message in messages(self._receive(self._filters)):
-                    generation = dict(attributes(message, 4)) if number != _ERROR else {}
+                for number, _, _, message in parse_messages(self._receive(self._filters)):
+                    generation = dict(parse_attributes(message, 4)) if number != _ERROR else {}
                     found[PACKET_FILTER, 0] = generation.get(1, b"")
 
     def _classes_and_filters(self, queues: State, found: State) -> None:
         """Of the disciplines that may have any; the kernel tells of them by interface only, of filters by parent."""
         classful: set[int] = set()
         for key, left in queues.items():
-            _, index, handle, _, _ = FORMS[QDISC].unpack_from(left)
-            kind = next(attributes(left, 20))[1].rstrip(b"\0")
+            _, index, handle, _, _ = MESSAGE_STRUCTS[QDISC].unpack_from(left)
+            kind = next(parse_attributes(left, 20))[1].rstrip(b"\0")
             if kind in (b"noqueue", b"pfifo", b"bfifo", b"pfifo_fast", b"netem", b"red", b"tbf", b"mq"):
                 continue
             if kind == b"ingress":
@@ -297,14 +300,14 @@ class Namespace:
                 classful.add(index)
                 parents = (handle,)
             for parent in parents:
-                self._of(FILTER, FORMS[FILTER].pack(0, key[1], 0, parent, 0), found)
+                self._of(FILTER, MESSAGE_STRUCTS[FILTER].pack(0, key[1], 0, parent, 0), found)
         for index in classful:
-            self._of(CLASS, FORMS[CLASS].pack(0, index, 0, 0, 0), found)
+            self._of(CLASS, MESSAGE_STRUCTS[CLASS].pack(0, index, 0, 0, 0), found)
 
     def offloads(self, index: int) -> bytes:
         """Which of them are on, on an interface; none when it is gone."""
         try:
-            return features(self._asker, self.names.get(index, ""))
+            return read_feature_bits(self._asker, self.names.get(index, ""))
         except OSError:
             return b""
 
@@ -327,17 +330,17 @@ class Namespace:
                 data = self._receive(self.events)
             except BlockingIOError:
                 return found
-            for number, _, _, body in messages(data):
+            for number, _, _, body in parse_messages(data):
                 kind, deleted = number & ~3, number & 3 == 1
-                if kind not in FORMS or number & 2:
+                if kind not in MESSAGE_STRUCTS or number & 2:
                     continue
-                parsed = parse(kind, body)
+                parsed = parse_object(kind, body)
                 if parsed is None:
                     continue
                 key, left = parsed
                 offloads = False
                 if kind == LINK and key[0] == LINK:
-                    named = dict(attributes(body, 16))
+                    named = dict(parse_attributes(body, 16))
                     self.names[key[1]] = named[IFNAME].rstrip(b"\0").decode()
                     offloads = int.from_bytes(named.get(IFLA_EVENT, b""), "little") == _FEATURES
                 if self._counts(key):

@@ -22,7 +22,7 @@ from pathlib import Path
 from testbed.clock import CLOCK_VARIABLE, CpuTime
 from testbed.errors import BadInput
 from testbed.net.errors import VirtualClockError
-from testbed.net.virtual.guest_memory import MemoryFile, pieces_reason, too_many_pieces
+from testbed.net.virtual.guest_memory import MemoryFile, describe_map_limit, reached_map_limit
 from testbed.net.virtual.kernel_image import SECCOMP_SINCE, KernelImage, parse_version
 
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
@@ -31,7 +31,7 @@ EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01
 # Nothing on the guest kernel's command line differs between two people: programs could read it. What does differ is in
 # the folder in which the kernel's process runs, which the guest finds by this constant path. (`mem=`, `uml_dir=` and
 # `seccomp=` are taken off the line before the guest sees it.)
-HERE = "/proc/self/cwd"
+CONTROL_LINK = "/proc/self/cwd"
 PYTHON = "python"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a guest runs of this machine's, besides Python.
@@ -49,12 +49,12 @@ GUEST_PROGRAMS = (
 POLL_S = 0.05
 TAIL_LINES = 12
 TAIL_BYTES = 8192
-SMALLEST_MEMORY_BYTES = 256 << 20
+MIN_MEMORY_BYTES = 256 << 20
 DEFAULT_MEMORY_BYTES = 2 << 30
 STALL_TIMEOUT_S = 180.0
 CONTROL_PREFIX = "testbed-guest-"
 # A clock that stands still for so long is looked into.
-PIECES_AFTER_S = 5.0
+MAP_CHECK_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Guest:
     """Runs one command under the virtual clock. `clock_s` is the virtual time since boot while it runs."""
 
     def __init__(self, image: KernelImage, settings: GuestSettings) -> None:
-        if settings.memory_bytes < SMALLEST_MEMORY_BYTES:
+        if settings.memory_bytes < MIN_MEMORY_BYTES:
             raise VirtualClockError(
-                f"memory: got {settings.memory_bytes >> 20} MiB, expected at least {SMALLEST_MEMORY_BYTES >> 20} MiB"
+                f"memory: got {settings.memory_bytes >> 20} MiB, expected at least {MIN_MEMORY_BYTES >> 20} MiB"
             )
         self.image = image
         self.settings = settings
@@ -174,9 +174,9 @@ class Guest:
             "printk.devkmsg=on loglevel=4 panic=-1 oops=panic",
             "uml_dir=uml",
             *seccomp_argument(self.image.version),
-            f"init={HERE}/{PYTHON} -- -S -E {HERE}/{INIT.name}",
+            f"init={CONTROL_LINK}/{PYTHON} -- -S -E {CONTROL_LINK}/{INIT.name}",
         ]
-        core = settings.core if settings.core is not None else idlest_cores()[0]
+        core = settings.core if settings.core is not None else list_idlest_cores()[0]
         launcher = [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid())]
         with (control / "console").open("ab") as console:
             return subprocess.Popen(
@@ -215,23 +215,23 @@ class Guest:
                 self.clock_s, moved_s = clock_s, now_s
             memory.look(process.pid)
             meanwhile()
-            if now_s - max(moved_s, looked_s) > PIECES_AFTER_S:
+            if now_s - max(moved_s, looked_s) > MAP_CHECK_AFTER_S:
                 looked_s = now_s
-                if too_many_pieces(process.pid):
+                if reached_map_limit(process.pid):
                     raise VirtualClockError(
-                        f"{pieces_reason()}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+                        f"{describe_map_limit()}, at {self.clock_s:.3f} s of virtual time{_last_lines(control)}"
                     )
             if now_s - moved_s > settings.stall_timeout_s:
                 raise VirtualClockError(
                     f"the virtual clock has stood still at {self.clock_s:.9f} s for {now_s - moved_s:.0f} s of wall "
                     "time: a program in the guest spins instead of waiting, or computes very much at once\n"
                     "where computing should take time, use --cpu-time counted; for more patience --stall-timeout"
-                    + _last_words(control)
+                    + _last_lines(control)
                 )
             if settings.timeout_s is not None and now_s - began_s > settings.timeout_s:
                 raise VirtualClockError(
                     f"not done after {settings.timeout_s:g} s of wall time, at {self.clock_s:.3f} s of virtual time"
-                    + _last_words(control)
+                    + _last_lines(control)
                 )
         for output in outputs:
             output.follow()
@@ -257,7 +257,7 @@ class Guest:
             raise VirtualClockError(self._post_mortem(process, control)) from None
         if "failed" in outcome:
             raise VirtualClockError(
-                f"the guest could not be set up:\n{outcome['failed']}{_last_words(control)}"
+                f"the guest could not be set up:\n{outcome['failed']}{_last_lines(control)}"
             )
         if outcome["status"] == -signal.SIGKILL:  # nobody asks for that: the guest's kernel did
             raise VirtualClockError(self._post_mortem(process, control))
@@ -266,7 +266,7 @@ class Guest:
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
         if "max_map_count" in console:
-            reason = pieces_reason()
+            reason = describe_map_limit()
         elif "ut of memory" in console or "Unable to allocate" in console:
             size = self.settings.memory_bytes >> 20
             reason = f"the guest ran out of memory ({size} MiB): give it more with --memory"
@@ -278,7 +278,7 @@ class Guest:
             reason = f"the guest's kernel was killed by signal {-process.returncode}"
         else:
             reason = f"the guest ended before its time (status {process.returncode})"
-        return f"{reason}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+        return f"{reason}, at {self.clock_s:.3f} s of virtual time{_last_lines(control)}"
 
 
 class _Tail:
@@ -294,7 +294,7 @@ class _Tail:
             self._hand_on(data.decode(errors="replace"))
 
 
-def idlest_cores() -> list[int]:
+def list_idlest_cores() -> list[int]:
     """The cores that this process may use, the idlest in the last moment first."""
     before = _busy_ticks()
     time.sleep(POLL_S)
@@ -312,7 +312,7 @@ def _busy_ticks() -> dict[int, int]:
     return busy
 
 
-def _last_words(control: Path) -> str:
+def _last_lines(control: Path) -> str:
     """The last lines of the guest's kernel and of the command, for an error's message."""
     told = ""
     for name, title in (("console", "kernel"), ("stderr", "command")):
@@ -340,7 +340,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 SECCOMP_VARIABLE = "TESTBED_GUEST_SECCOMP"
-WORDS = ("auto", "on", "off")
+SECCOMP_MODES = ("auto", "on", "off")
 
 
 def seccomp_argument(version: str) -> list[str]:
@@ -348,7 +348,7 @@ def seccomp_argument(version: str) -> list[str]:
 
     A kernel that knows no such thing gets none, and traces.
     """
-    word = os.environ.get(SECCOMP_VARIABLE) or WORDS[0]
-    if word not in WORDS:
-        raise BadInput(where=SECCOMP_VARIABLE, got=word, expected=", ".join(WORDS))
+    word = os.environ.get(SECCOMP_VARIABLE) or SECCOMP_MODES[0]
+    if word not in SECCOMP_MODES:
+        raise BadInput(where=SECCOMP_VARIABLE, got=word, expected=", ".join(SECCOMP_MODES))
     return [f"seccomp={word}"] if parse_version(version) >= SECCOMP_SINCE else []

@@ -25,10 +25,10 @@ MNT_DETACH = 2
 PR_SET_TIMERSLACK = 29
 POWER_OFF = 0x4321FEDC
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-MOST_FILES = 65_536  # that a process may have open: a network of 512 hosts is watched by 8,000
-WORK = "/mnt"  # a folder that every root file system has, hidden under memory for the moment
+MAX_OPEN_FILES = 65_536  # that a process may have open: a network of 512 hosts is watched by 8,000
+STAGING_FOLDER = "/mnt"  # a folder that every root file system has, hidden under memory for the moment
 OVS_SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
-SETTINGS = {
+SYSCTLS = {
     "vm/panic_on_oom": "1",
     # The first frames of a flow wait in a socket of Open vSwitch's until their rule is known. At hundreds of Gbit/s
     # many come at the same instant, and a socket of the usual size would drop some.
@@ -62,8 +62,8 @@ def mount(kind: str, target: str, options: str = "", flags: int = 0, source: str
 
 def enter_writable_root(folders: list[str]) -> None:
     """Go to a root whose changes stay in memory; `folders` are the host's own, and changes there reach the host."""
-    mount("tmpfs", WORK)
-    upper, work, root = (f"{WORK}/{name}" for name in ("upper", "work", "root"))
+    mount("tmpfs", STAGING_FOLDER)
+    upper, work, root = (f"{STAGING_FOLDER}/{name}" for name in ("upper", "work", "root"))
     for folder in (upper, work, root):
         os.mkdir(folder)
     mount("overlay", root, f"lowerdir=/,upperdir={upper},workdir={work},index=off,metacopy=off")
@@ -92,7 +92,7 @@ def enter_writable_root(folders: list[str]) -> None:
     os.rmdir("/run/host")
 
 
-def loopback_up() -> None:
+def bring_up_loopback() -> None:
     """As on any host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         request = bytearray(struct.pack("16sH22x", b"lo", 0))
@@ -121,10 +121,12 @@ def start_open_vswitch() -> None:
 def prepare(task: dict[str, Any]) -> None:
     """All that must be there before the command starts."""
     check(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0), "timer slack")  # sleeps end when they should
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
-    loopback_up()
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[0], MAX_OPEN_FILES)
+    )
+    bring_up_loopback()
     socket.sethostname("guest")
-    for setting, value in SETTINGS.items():
+    for setting, value in SYSCTLS.items():
         with open(f"/proc/sys/{setting}", "w") as file:
             file.write(value)
     if task["open_vswitch"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from testbed.net.errors import VirtualClockError
 
 SHARED_MEMORY = Path("/dev/shm")
-MOST_PIECES = Path("/proc/sys/vm/max_map_count")
+MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 BLOCK_BYTES = 512  # that stat counts
 
 
@@ -22,7 +22,7 @@ class MemoryFile:
     """
 
     def __init__(self, expected_bytes: int) -> None:
-        self.folder = _folder_for(expected_bytes)
+        self.folder = _choose_folder(expected_bytes)
         self._held = -1
 
     def look(self, pid: int) -> None:
@@ -48,9 +48,9 @@ class MemoryFile:
             self._held = -1
 
 
-def too_many_pieces(session: int) -> bool:
+def reached_map_limit(session: int) -> bool:
     """Whether one of a guest's programs has as many as this machine allows: a newer kernel does not say so."""
-    most = int(MOST_PIECES.read_text())
+    most = int(MAX_MAP_COUNT.read_text())
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             if os.getsid(int(folder.name)) == session and (folder / "maps").read_bytes().count(b"\n") >= most:
@@ -58,15 +58,15 @@ def too_many_pieces(session: int) -> bool:
     return False
 
 
-def pieces_reason() -> str:
+def describe_map_limit() -> str:
     """In words, with what to do."""
     return (
         "a process of the guest has its memory in more pieces than this machine lets it "
-        f"({MOST_PIECES.read_text().strip()}): raise that with `sysctl vm.max_map_count=1000000`"
+        f"({MAX_MAP_COUNT.read_text().strip()}): raise that with `sysctl vm.max_map_count=1000000`"
     )
 
 
-def _folder_for(expected_bytes: int) -> Path:
+def _choose_folder(expected_bytes: int) -> Path:
     for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())):
         if (
             folder.is_dir()

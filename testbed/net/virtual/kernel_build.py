@@ -17,14 +17,14 @@ from pathlib import Path
 from testbed.net.errors import NoKernelError, VirtualClockError
 from testbed.net.virtual.guest import Guest, GuestSettings
 from testbed.net.virtual.kernel_image import (
-    OLDEST,
+    OLDEST_VERSION,
     SECCOMP_SINCE,
     KernelImage,
-    cache_to_write,
     find_image,
     parse_version,
+    read_recipe_file,
     recipe,
-    recipe_text,
+    writable_kernel_folder,
 )
 from testbed.net.virtual.kernel_source import (
     GET_SOURCE,
@@ -33,13 +33,13 @@ from testbed.net.virtual.kernel_source import (
     fetch_source,
     find_source,
     missing_tools,
+    read_kernel_version,
     unpack,
-    version_of,
 )
 
 CLOCK_SYMBOL = "time_travel_time"
 LOG_LINES = 15
-NEEDED_BYTES = 3 << 30
+REQUIRED_SPACE_BYTES = 3 << 30
 
 # progress(what is done now, share of it from 0 to 1 or None where that is not known)
 Progress = Callable[[str, float | None], None]
@@ -64,23 +64,25 @@ def build(
         raise VirtualClockError(
             f"building the kernel needs: {' '.join(lacking)} (names of Debian's packages)"
         )
-    cache = cache_to_write()
+    cache = writable_kernel_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise VirtualClockError(f"{cache}: {error.strerror}; TESTBED_KERNELS names another place") from error
     with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
-        if given is None and not again and (quick := _built_quick(cache)):
+        if given is None and not again and (quick := _find_fast_image(cache)):
             return quick, False
-        source = find_source(given) if given else _quickest(Path(scratch), progress, fetch)
-        if not again and (known := _known(source, cache)):
+        source = find_source(given) if given else _find_or_fetch_source(Path(scratch), progress, fetch)
+        if not again and (known := _find_image_of(source, cache)):
             return known, False
-        if shutil.disk_usage(cache).free < NEEDED_BYTES:
-            raise VirtualClockError(f"{cache}: building needs {NEEDED_BYTES >> 30} GiB of free space there")
+        if shutil.disk_usage(cache).free < REQUIRED_SPACE_BYTES:
+            raise VirtualClockError(
+                f"{cache}: building needs {REQUIRED_SPACE_BYTES >> 30} GiB of free space there"
+            )
         return _build(source, Path(scratch), cache, progress), True
 
 
-def _quickest(scratch: Path, progress: Progress, fetch: bool) -> Source:
+def _find_or_fetch_source(scratch: Path, progress: Progress, fetch: bool) -> Source:
     """What /usr/src has, where it is new enough, else what the distribution's archive has. VirtualClockError."""
     here: Source | None = None
     with contextlib.suppress(VirtualClockError):
@@ -90,7 +92,7 @@ def _quickest(scratch: Path, progress: Progress, fetch: bool) -> Source:
     try:
         if not fetch:
             raise VirtualClockError("not looked for in the distribution's archive")
-        return fetch_source(scratch, SECCOMP_SINCE if here else OLDEST, progress)
+        return fetch_source(scratch, SECCOMP_SINCE if here else OLDEST_VERSION, progress)
     except VirtualClockError as error:
         if here is None:
             message = f"no kernel source in {PACKAGED}, and none fetched: {error}"
@@ -99,7 +101,7 @@ def _quickest(scratch: Path, progress: Progress, fetch: bool) -> Source:
         return here
 
 
-def _built_quick(cache: Path) -> KernelImage | None:
+def _find_fast_image(cache: Path) -> KernelImage | None:
     """A kernel from Linux 6.16 on that was built by today's recipe."""
     with contextlib.suppress(NoKernelError):
         image = find_image([cache])
@@ -114,7 +116,7 @@ def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> Ke
     result.mkdir()
     progress(f"unpacking {source.path.name}", None)
     tree = unpack(source, scratch)
-    version = version_of(tree)
+    version = read_kernel_version(tree)
     folder = cache / f"{version}-{recipe()}"
     progress(f"configuring Linux {version}", None)
     configure(tree, objects)
@@ -123,9 +125,9 @@ def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> Ke
     subprocess.run(["strip", "--strip-debug", str(result / "linux")], check=False, capture_output=True)
     shutil.copy2(objects / ".config", result / "config")
     code = scratch / "seeded_random.c"
-    code.write_text(recipe_text("seeded_random.c"))
+    code.write_text(read_recipe_file("seeded_random.c"))
     _run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(result / "seeded_random.so"), str(code)], "compiling")
-    address = clock_address(objects / "linux")
+    address = find_clock_address(objects / "linux")
     progress("booting it, trying every feature", None)
     checked = try_features(KernelImage(result, version, recipe(), address, ()))
     shutil.rmtree(folder, ignore_errors=True)
@@ -139,7 +141,7 @@ def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> Ke
 
 def configure(tree: Path, objects: Path) -> None:
     """Write `.config`; VirtualClockError names every promised option that this source cannot give."""
-    wanted = [line for line in recipe_text("kernel.config").splitlines() if line.startswith("CONFIG_")]
+    wanted = [line for line in read_recipe_file("kernel.config").splitlines() if line.startswith("CONFIG_")]
     seed = objects.parent / "wanted.config"
     seed.write_text("".join(f"{line.replace('=?', '=y')}\n" for line in wanted))
     _run([*_make(tree, objects), "-s", f"KCONFIG_ALLCONFIG={seed}", "allnoconfig"], "configuring")
@@ -186,7 +188,7 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
     progress(f"compiled in {time.monotonic() - began_s:.0f} s", 1.0)
 
 
-def clock_address(kernel: Path) -> int:
+def find_clock_address(kernel: Path) -> int:
     """Where the kernel's process holds its virtual time."""
     for line in _run(["nm", str(kernel)], "reading symbols").splitlines():
         fields = line.split()
@@ -222,9 +224,9 @@ def _note_source(source: Source, folder: Path) -> None:
         (folder / "source").write_text(_stamp(source))
 
 
-def _known(source: Source, cache: Path) -> KernelImage | None:
+def _find_image_of(source: Source, cache: Path) -> KernelImage | None:
     if source.is_tree:
-        return KernelImage.read(cache / f"{version_of(source.path)}-{recipe()}")
+        return KernelImage.read(cache / f"{read_kernel_version(source.path)}-{recipe()}")
     for note in cache.glob("*/source"):
         image = KernelImage.read(note.parent)
         if image is not None and image.recipe == recipe() and note.read_text() == _stamp(source):
@@ -232,7 +234,7 @@ def _known(source: Source, cache: Path) -> KernelImage | None:
     return None
 
 
-PROGRAM = Path(__file__).with_name("features_in_guest.py")
+FEATURES_PROGRAM = Path(__file__).with_name("features_in_guest.py")
 MEMORY_BYTES = 512 << 20
 TIMEOUT_S = 120.0
 
@@ -243,7 +245,7 @@ def try_features(image: KernelImage) -> tuple[str, ...]:
     complaints: list[str] = []
     settings = GuestSettings(memory_bytes=MEMORY_BYTES, timeout_s=TIMEOUT_S, open_vswitch=False)
     guest = Guest(image, settings)
-    command = [sys.executable, "-S", "-E", str(PROGRAM)]
+    command = [sys.executable, "-S", "-E", str(FEATURES_PROGRAM)]
     ended = guest.run(command, Path("/"), {"TESTBED_UID": str(os.geteuid())}, said.append, complaints.append)
     try:
         found: dict[str, str] = json.loads("".join(said))

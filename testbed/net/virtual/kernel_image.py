@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.caches import user_cache
 from testbed.net.errors import NoKernelError
-from testbed.net.virtual.kernel_patches import CHANGES, CHANGES_BEFORE, CHANGES_FROM
+from testbed.net.virtual.kernel_patches import PATCHES, PATCHES_BEFORE, PATCHES_SINCE
 
 CACHE_VARIABLE = "TESTBED_KERNELS"
 SYSTEM_CACHE = Path("/var/cache/scale-across-testbed/kernels")
@@ -71,16 +71,16 @@ class KernelImage:
         return image if os.access(image.kernel, os.X_OK) and image.randomness.exists() else None
 
 
-def recipe_text(name: str) -> str:
+def read_recipe_file(name: str) -> str:
     """A file of the recipe, from this package."""
     return (resources.files("testbed.net.virtual") / name).read_text()
 
 
 def recipe() -> str:
     """What identifies the recipe: a kernel of another one does not fit."""
-    sets = [((), CHANGES), *CHANGES_BEFORE.items(), *CHANGES_FROM.items()]
+    sets = [((), PATCHES), *PATCHES_BEFORE.items(), *PATCHES_SINCE.items()]
     changes = [[before, str(file), lines] for before, of_files in sets for file, lines in of_files.items()]
-    parts = (recipe_text("kernel.config"), recipe_text("seeded_random.c"), json.dumps(changes))
+    parts = (read_recipe_file("kernel.config"), read_recipe_file("seeded_random.c"), json.dumps(changes))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -91,7 +91,7 @@ def kernel_folders() -> list[Path]:
     return [user_cache("kernels"), SYSTEM_CACHE]
 
 
-def cache_to_write() -> Path:
+def writable_kernel_folder() -> Path:
     """Where a kernel built now goes: root's serves all users of the machine."""
     return kernel_folders()[-1] if os.geteuid() == 0 else kernel_folders()[0]
 
@@ -102,7 +102,7 @@ def find_image(folders: Iterable[Path] | None = None) -> KernelImage:
     found = [
         image
         for folder in looked
-        for entry in _entries(folder)
+        for entry in _list_folder(folder)
         if (image := KernelImage.read(entry)) is not None and image.recipe == recipe()
     ]
     if not found:
@@ -110,18 +110,18 @@ def find_image(folders: Iterable[Path] | None = None) -> KernelImage:
     return max(found, key=lambda image: parse_version(image.version))
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:  # not there, or not ours to look into
         return []
 
 
-OLDEST = (6, 1)
+OLDEST_VERSION = (6, 1)
 """Time travel is older, but nothing older was tried."""
 SECCOMP_SINCE = (6, 16)
 """From here on a guest's programs can stop by a filter of their own (seccomp) instead of being traced: quicker."""
-NEWEST_TRIED = (7, 3)
+NEWEST_TESTED_VERSION = (7, 3)
 
 
 def parse_version(name: str) -> tuple[int, ...]:

@@ -61,9 +61,9 @@ from pathlib import Path
 
 from testbed.clock import KERNEL_TICK_HZ
 
-Changes = dict[Path, dict[str, str]]
+Patches = dict[Path, dict[str, str]]
 
-RANDOM: Changes = {
+RANDOM_PATCHES: Patches = {
     Path("drivers/char/random.c"): {
         r"\t_mix_pool_bytes\(command_line, strlen\(command_line\)\);\n": "",
         # in 6.1 the state is an array, and handed on without `&`
@@ -102,12 +102,12 @@ RANDOM: Changes = {
 }
 """Of all versions."""
 
-NAMESPACES_SINCE = (7, 2)
+RXE_NAMESPACES_SINCE = (7, 2)
 """The oldest version looked at in which rxe knows namespaces."""
 
 _RXE = Path("drivers/infiniband/sw/rxe")
 
-WINDOW: Changes = {
+RXE_WINDOW_PATCHES: Patches = {
     _RXE / "rxe_req.c": {
         r'#include "rxe_queue\.h"\n': (
             '#include "rxe_queue.h"\n'
@@ -120,7 +120,7 @@ WINDOW: Changes = {
     },
 }
 
-NAMESPACES: Changes = {
+RXE_NAMESPACE_PATCHES: Patches = {
     _RXE / "rxe_net.c": {
         r"static struct rxe_recv_sockets recv_sockets;": (
             "#include <net/netns/generic.h>\n\nstatic unsigned int rxe_sockets_id;"
@@ -174,24 +174,24 @@ NAMESPACES: Changes = {
 
 """Per file: pattern of each line, and what comes in its place."""
 
-FIXED_REGISTERS = (6, 13)
+HOST_REGISTER_SIZE_SINCE = (6, 13)
 """From this version on the kernel asks its host how large the registers are."""
 
-AHEAD_OF_TIME = (6, 16)
+SCHEDULER_CLOCK_SINCE = (6, 16)
 """The oldest version in which this is expected of a scheduler whose clock runs ahead, and then stands still."""
 
-MOST_STOPS = 200_000
+MAX_ITERATIONS = 200_000
 """Of a program that does not sleep, until the scheduler takes it that a tick has passed."""
 
-DEAR_ERRORS = (6, 12)
+SYSCALL_ERROR_DELAY_SINCE = (6, 12)
 """The oldest version tried in which a system call that fails takes time."""
 
-SEEDED_NETEM = (6, 6)
+NETEM_SEED_SINCE = (6, 6)
 """The oldest version in which a netem has a seed."""
 
 _USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
-CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
-    FIXED_REGISTERS: {
+PATCHES_BEFORE: dict[tuple[int, int], Patches] = {
+    HOST_REGISTER_SIZE_SINCE: {
         Path("arch/x86/um/user-offsets.c"): {
             r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\);": "DEFINE_LONGS(HOST_FP_SIZE, 12288);"
         },
@@ -206,22 +206,22 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
             ),
         },
     },
-    NAMESPACES_SINCE: NAMESPACES,
+    RXE_NAMESPACES_SINCE: RXE_NAMESPACE_PATCHES,
 }
 """Only where the source is older than this."""
 
 _CONSTANT = r"\n\tif \(tt_extra_sched_jiffies > 0\)\n\t\ttt_extra_sched_jiffies -= 1;\n"
-CHANGES_FROM: dict[tuple[int, int], Changes] = {
-    AHEAD_OF_TIME: {
+PATCHES_SINCE: dict[tuple[int, int], Patches] = {
+    SCHEDULER_CLOCK_SINCE: {
         Path("arch/um/Kconfig"): {
-            r"(config UML_MAX_USERSPACE_ITERATIONS\n\tint\n(?:\t.*\n)*?\tdefault) 10000\b": rf"\1 {MOST_STOPS}"
+            r"(config UML_MAX_USERSPACE_ITERATIONS\n\tint\n(?:\t.*\n)*?\tdefault) 10000\b": rf"\1 {MAX_ITERATIONS}"
         },
         Path("arch/um/kernel/time.c"): {
             rf"(time_travel_{kind}_timer\(struct time_travel_event \*e\)\n\{{[^}}]*?){_CONSTANT}": r"\1\n"
             for kind in ("periodic", "oneshot")
         },
     },
-    SEEDED_NETEM: {
+    NETEM_SEED_SINCE: {
         Path("net/sched/sch_netem.c"): {
             r"get_random_u32_below\((skb->len|skb_headlen\(skb\))\)": (
                 r"reciprocal_scale(prandom_u32_state(&q->prng.prng_state), \1)"
@@ -229,7 +229,7 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
             r"get_random_u32_below\(8\)": "(prandom_u32_state(&q->prng.prng_state) & 7)",
         }
     },
-    DEAR_ERRORS: {
+    SYSCALL_ERROR_DELAY_SINCE: {
         Path("arch/um/kernel/skas/syscall.c"): {
             r"#include <asm/delay\.h>\n": "#include <linux/timekeeping.h>\n",
             r"\bum_udelay\(1\);": "ktime_get();",
@@ -238,9 +238,9 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
 }
 """Only where the source is of this version or newer."""
 
-CHANGES: Changes = {
-    **WINDOW,
-    **RANDOM,
+PATCHES: Patches = {
+    **RXE_WINDOW_PATCHES,
+    **RANDOM_PATCHES,
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {KERNEL_TICK_HZ}"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",

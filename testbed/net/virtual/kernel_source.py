@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.net.errors import VirtualClockError
-from testbed.net.virtual.kernel_image import NEWEST_TRIED, OLDEST, format_version, parse_version
-from testbed.net.virtual.kernel_patches import CHANGES, CHANGES_BEFORE, CHANGES_FROM, Changes
+from testbed.net.virtual.kernel_image import (
+    NEWEST_TESTED_VERSION,
+    OLDEST_VERSION,
+    format_version,
+    parse_version,
+)
+from testbed.net.virtual.kernel_patches import PATCHES, PATCHES_BEFORE, PATCHES_SINCE, Patches
 
 PACKAGED = Path("/usr/src")
 # What building needs: a program, and the package of Debian and Ubuntu that has it.
@@ -58,10 +63,12 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
         if not given.exists():
             raise VirtualClockError(f"{given}: no such kernel source tree or archive")
         return Source(given.resolve())
-    found = [path for path in packaged.glob("linux-source-*.tar.*") if parse_version(path.name) >= OLDEST]
+    found = [
+        path for path in packaged.glob("linux-source-*.tar.*") if parse_version(path.name) >= OLDEST_VERSION
+    ]
     if not found:
         raise VirtualClockError(
-            f"no kernel source of Linux {format_version(OLDEST)} or newer in {packaged}: {GET_SOURCE}"
+            f"no kernel source of Linux {format_version(OLDEST_VERSION)} or newer in {packaged}: {GET_SOURCE}"
         )
     return Source(max(found, key=lambda path: parse_version(path.name)).resolve())
 
@@ -69,8 +76,8 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
 def unpack(source: Source, folder: Path) -> Path:
     """The tree, unpacked or copied into `folder`, with the changes that the virtual clock needs."""
     tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
-    version = parse_version(version_of(tree))
-    for name, changes in changes_of(version).items():
+    version = parse_version(read_kernel_version(tree))
+    for name, changes in patches_for(version).items():
         file = tree / name
         text = file.read_text() if file.exists() else ""
         for pattern, line in changes.items():
@@ -84,12 +91,12 @@ def unpack(source: Source, folder: Path) -> Path:
     return tree
 
 
-def changes_of(version: tuple[int, ...]) -> Changes:
+def patches_for(version: tuple[int, ...]) -> Patches:
     """What is changed in a source of this version."""
-    older = [changes for before, changes in CHANGES_BEFORE.items() if version < before]
-    newer = [changes for since, changes in CHANGES_FROM.items() if version >= since]
-    found: Changes = {}
-    for changes in (CHANGES, *older, *newer):
+    older = [changes for before, changes in PATCHES_BEFORE.items() if version < before]
+    newer = [changes for since, changes in PATCHES_SINCE.items() if version >= since]
+    found: Patches = {}
+    for changes in (PATCHES, *older, *newer):
         for name, lines in changes.items():
             found[name] = {**found.get(name, {}), **lines}
     return found
@@ -118,7 +125,7 @@ def _unpack(source: Source, folder: Path) -> Path:
     return trees[0]
 
 
-def version_of(tree: Path) -> str:
+def read_kernel_version(tree: Path) -> str:
     """As `make kernelversion` says it, read from the top Makefile. VirtualClockError for too old a tree."""
     makefile = (tree / "Makefile").read_text()
     parts = {
@@ -128,9 +135,9 @@ def version_of(tree: Path) -> str:
         )
     }
     version = f"{parts['VERSION']}.{parts['PATCHLEVEL']}.{parts.get('SUBLEVEL') or 0}{parts.get('EXTRAVERSION', '')}"
-    if (int(parts["VERSION"]), int(parts["PATCHLEVEL"])) < OLDEST:
+    if (int(parts["VERSION"]), int(parts["PATCHLEVEL"])) < OLDEST_VERSION:
         raise VirtualClockError(
-            f"{tree}: Linux {version}; the virtual clock needs {format_version(OLDEST)} or newer"
+            f"{tree}: Linux {version}; the virtual clock needs {format_version(OLDEST_VERSION)} or newer"
         )
     return version
 
@@ -138,37 +145,37 @@ def version_of(tree: Path) -> str:
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # What to look through beside the release's own, of a Debian.
 SUITES = ("{codename}-backports", "trixie-backports", "stable-backports")
-PROGRAMS = ("apt-get", "apt-cache", "dpkg-deb")
+APT_PROGRAMS = ("apt-get", "apt-cache", "dpkg-deb")
 TIMEOUT_S = 15
 
 
-def newest_package(names: Iterable[str]) -> str | None:
+def choose_package(names: Iterable[str]) -> str | None:
     """Of packages such as linux-source-7.3 the newest that was tried, else the next after it; None for none."""
-    known = [name for name in names if parse_version(name) >= OLDEST]
-    if tried := [name for name in known if parse_version(name)[:2] <= NEWEST_TRIED]:
+    known = [name for name in names if parse_version(name) >= OLDEST_VERSION]
+    if tried := [name for name in known if parse_version(name)[:2] <= NEWEST_TESTED_VERSION]:
         return max(tried, key=parse_version)
     return min(known, key=parse_version, default=None)
 
 
-def sources_lines() -> list[str]:
+def apt_sources() -> list[str]:
     """Lines of a sources.list for this machine: its own archive, and the same archive's newer suites.
 
     VirtualClockError where there is no apt, or none that it is configured for.
     """
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    missing = [program for program in APT_PROGRAMS if shutil.which(program) is None]
     if missing:
         raise VirtualClockError(
             f"no {missing[0]} here: only a distribution with apt is known to have sources"
         )
     release = platform.freedesktop_os_release()
     codename = release.get("VERSION_CODENAME", "")
-    archives = _archives([])
+    archives = _list_archives([])
     if not archives:  # lists of packages are often thrown away, in containers
         with tempfile.TemporaryDirectory() as lists:
             Path(lists, "partial").mkdir()
             options = ["-o", f"Dir::State::lists={lists}", "-o", "APT::Sandbox::User=root"]
-            _done(["apt-get", *options, "update", "-q"], None)
-            archives = _archives(options)
+            _run_unchecked(["apt-get", *options, "update", "-q"], None)
+            archives = _list_archives(options)
     own = [line.split()[0] for line in archives if line.split()[1] == codename]
     if not own:
         raise VirtualClockError(f"apt is not configured for an archive of {codename or 'this distribution'}")
@@ -181,7 +188,7 @@ def sources_lines() -> list[str]:
     return lines
 
 
-def _archives(options: Sequence[str]) -> list[str]:
+def _list_archives(options: Sequence[str]) -> list[str]:
     """Address, suite and component of each main archive that apt has lists of."""
     form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
     told = _run(["apt-get", *options, "indextargets", "--format", form, "Created-By: Packages"])
@@ -205,9 +212,9 @@ def fetch_source(
     Raises:
         VirtualClockError: Without apt, without an answer, or when there is none as new.
     """
-    apt = _Apt(folder / "apt", sources_lines() if lines is None else lines)
+    apt = _Apt(folder / "apt", apt_sources() if lines is None else lines)
     names = apt.packages()
-    name = newest_package(names)
+    name = choose_package(names)
     if name is None or parse_version(name) < at_least:
         known = f"its newest is {name}" if name else apt.complaint or "it has none"
         raise VirtualClockError(
@@ -242,7 +249,7 @@ class _Apt:
         }
         self._options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
         # A suite that is not there is one less to look through, and for apt itself no more than a warning.
-        done = _done(["apt-get", *self._options, "update", "-q"], folder)
+        done = _run_unchecked(["apt-get", *self._options, "update", "-q"], folder)
         warnings = [line[3:] for line in done.stderr.splitlines() if line.startswith(("W: ", "E: "))]
         self.complaint = warnings[0] if warnings else ""
 
@@ -270,14 +277,14 @@ class _Apt:
 
 
 def _run(command: list[str], folder: Path | None = None) -> str:
-    done = _done(command, folder)
+    done = _run_unchecked(command, folder)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise VirtualClockError(f"{command[0]} failed: {said[-1] if said else f'status {done.returncode}'}")
     return done.stdout
 
 
-def _done(command: list[str], folder: Path | None) -> subprocess.CompletedProcess[str]:
+def _run_unchecked(command: list[str], folder: Path | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=folder,
