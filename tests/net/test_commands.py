@@ -67,7 +67,7 @@ def held(place: Namespace) -> State:
         drawn = {LINK, OFFLOADS}
         return {
             key: _numbered_alike(left) if key[0] == QDISC else left
-            for key, left in kernel.state().items()
+            for key, left in kernel.read_state().items()
             if key[0] not in drawn or not kernel.names[key[1]].startswith(INGRESS_DEVICE_PREFIX)
         }
     finally:
@@ -98,7 +98,7 @@ def test_the_kernel_holds_the_same(rate_bps: float, delayed: tuple[float, float]
     with namespaces(2) as (ours, theirs):
         for place in (ours, theirs):
             interfaces(place)
-        setup.plain.clear()  # offloads are not these programs' business
+        setup.without_offloads.clear()  # offloads are not these programs' business
         setup.apply(ours.pid)
         by_programs(setup, theirs.pid)
         found, expected = held(ours), held(theirs)
@@ -132,7 +132,7 @@ def test_netem_gets_every_ill_as_by_tc_and_a_seed_besides(ills: str) -> None:
 
 
 def test_a_distribution_that_iproute2_does_not_have_is_an_error() -> None:
-    with pytest.raises(LinkError, match=r"no cauchy\.dist of iproute2's in .*TC_LIB_DIR"):
+    with pytest.raises(LinkError, match=r"iproute2's cauchy\.dist is not in .*TC_LIB_DIR"):
         encode_command(
             "tc", "qdisc add dev x root netem limit 1 delay 1us 1us 0% distribution cauchy", lambda name: 1
         )

@@ -86,8 +86,8 @@ class Fingerprint:
     def take(self) -> None:
         """What is now is what should be from now on."""
         for name, namespace in self._namespaces.items():
-            namespace.forget_changes()
-            self._known[name] = namespace.state()
+            namespace.discard_events()
+            self._known[name] = namespace.read_state()
         for _ in self._written():
             pass
 
@@ -113,7 +113,7 @@ class Fingerprint:
 
     def _events(self, name: str, namespace: NamespaceState) -> Iterator[str]:
         try:
-            events = namespace.changes()
+            events = namespace.read_events()
         except OSError:
             yield f"{name}: more was changed at once than the kernel could tell"
             return
@@ -123,11 +123,11 @@ class Fingerprint:
 
     def _event(self, name: str, namespace: NamespaceState, event: Event) -> str | None:
         known, key = self._known[name], event.key
-        old, new = known.get(key), None if event.deleted else event.left
+        old, new = known.get(key), None if event.deleted else event.data
         words = None
         if event.offloads and old is not None:
             before = known.get((OFFLOADS, key[1]), b"")
-            now = namespace.offloads(key[1])
+            now = namespace.read_offloads(key[1])
             if before == now:
                 words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
         if new is not None and not is_permanent(key[0], new) and old is None:
@@ -147,7 +147,7 @@ class Fingerprint:
         return words
 
     def _compare(self, name: str, namespace: NamespaceState) -> Iterator[str]:
-        known, found = self._known[name], namespace.state()
+        known, found = self._known[name], namespace.read_state()
         if known == found:
             return
         self._known[name] = found

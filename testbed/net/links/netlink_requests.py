@@ -1,8 +1,8 @@
-"""The commands of `ip` and `tc` that every host of a network needs, as requests to the kernel: no program is started.
+"""Encoding of frequent `ip` and `tc` commands as netlink requests, so that no program has to be started.
 
-A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the words that `Setup`
-keeps become netlink messages here, those that hosts have many of; the programs carry out all others. What the kernel
-holds afterwards is the same either way, byte by byte (a test compares).
+A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the commands of `Setup`
+that every host has become netlink requests here, and the programs execute only the others. The resulting state of the
+kernel is the same byte by byte (a test compares).
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ _PERMANENT = 0x80  # NUD_PERMANENT
 _EVERY_PROTOCOL = 0x0300  # ETH_P_ALL, in network byte order
 _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 _HTB_GLOBAL = struct.Struct("=IIIII")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
-_HTB_RATE = struct.Struct(
-    "=BBHhHI"
-)  # struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
+# struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
+_HTB_RATE = struct.Struct("=BBHhHI")
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
 _NETEM = struct.Struct("=IIIIII")  # struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter
 _NETEM_RATE = struct.Struct("=IiIi")  # struct tc_netem_rate
@@ -54,27 +53,25 @@ _NETEM_CORRELATIONS = struct.Struct("=III")  # struct tc_netem_corr: of delay, l
 _NETEM_SHARE = struct.Struct("=II")  # struct tc_netem_reorder, tc_netem_corrupt: probability, correlation
 _NETEM_BURSTS = struct.Struct("=IIII")  # struct tc_netem_gemodel: p, r, h, k1
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
-_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # what tc gives HTB for its frames of up to 1600 bytes
-_DISTRIBUTION_FOLDERS = (
-    "usr/lib/tc",
-    "usr/lib/*/tc",
-    "usr/lib64/tc",
-    "usr/share/tc",
-    "lib/tc",
-)  # where iproute2 keeps them
-_UINT32_MAX = 0xFFFFFFFF  # where a rate has no room in 32 bits, and stands in an attribute of its own
+_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # tc uses them for HTB with frames of up to 1600 bytes
+# where iproute2 installs its tables of jitter distributions
+_DISTRIBUTION_FOLDERS = ("usr/lib/tc", "usr/lib/*/tc", "usr/lib64/tc", "usr/share/tc", "lib/tc")
+_UINT32_MAX = 0xFFFFFFFF  # a higher rate needs a 64-bit attribute
 _MATCHALL_REDIRECT = ["matchall", "action", "mirred", "egress", "redirect"]
 _NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
-_NETEM_OPTIONS = {
-    *("limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"),
-}
+_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"]
 
 Words = Sequence[str]
 IndexLookup = Callable[[str], int]
 
 
 class InterfaceIndexes:
-    """Numbers of the interfaces behind a socket, by name; `flush` is called before the kernel is asked for them."""
+    """A cached lookup of interface indexes by name, in the namespace of a socket.
+
+    Args:
+        netlink: The socket.
+        flush: Called before the indexes are read from the kernel, to execute the pending requests.
+    """
 
     def __init__(self, netlink: Netlink, flush: Callable[[], None]) -> None:
         self._netlink = netlink
@@ -82,7 +79,7 @@ class InterfaceIndexes:
         self._known: Mapping[str, int] = {}
 
     def __call__(self, name: str) -> int:
-        """Of an interface that should be there by now; 0, which the kernel refuses, for one that is not."""
+        """Return the index of an interface; 0, which the kernel refuses, if it does not exist."""
         if name not in self._known:
             self._flush()
             self._known = interface_indexes(
@@ -92,7 +89,13 @@ class InterfaceIndexes:
 
 
 def encode_command(program: str, command: str, index: IndexLookup) -> Request | None:
-    """What a command of `ip` or `tc` asks of the kernel; None where it takes the program to know."""
+    """Encode a command of `ip` or `tc` as a netlink request; return None for commands that only the program knows.
+
+    Args:
+        program: "ip" or "tc".
+        command: The command without the program's name.
+        index: A lookup of interface indexes.
+    """
     words = command.split()
     encode = _ENCODERS.get((program, *words[:2]))
     found = encode(words[2:], index) if encode else None
@@ -100,10 +103,10 @@ def encode_command(program: str, command: str, index: IndexLookup) -> Request | 
 
 
 def _parse_options(words: Words, *flags: str) -> dict[str, str]:
-    """Names and values; of `flags`, which have none, the name twice."""
-    found, left = {}, iter(words)
-    for word in left:
-        found[word] = word if word in flags else next(left, "")
+    """Parse options into names and values; `flags` have no value and map to themselves."""
+    found, remaining = {}, iter(words)
+    for word in remaining:
+        found[word] = word if word in flags else next(remaining, "")
     return found
 
 
@@ -189,8 +192,8 @@ def _qdisc(flags: int, words: Words, index: IndexLookup) -> tuple[int, int, byte
     options = _parse_options(rest)
     encoded = None
     if kind == "htb" and {*options} == {"default"}:
-        told = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
-        encoded = encode_nested(2, encode_attribute(2, told))
+        htb_options = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
+        encoded = encode_nested(2, encode_attribute(2, htb_options))
     elif kind in ("bfifo", "pfifo") and {*options} == {"limit"}:
         encoded = encode_attribute(2, _NUMBER.pack(int(options["limit"])))
     elif kind == "netem":
@@ -201,7 +204,7 @@ def _qdisc(flags: int, words: Words, index: IndexLookup) -> tuple[int, int, byte
 
 
 def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str]]:
-    """The words that follow each of `names`, up to the next of them; under an empty name those before the first."""
+    """Return the words after each of `names` up to the next one; under "" those before the first."""
     found: dict[str, list[str]] = {}
     values = found.setdefault("", [])
     for word in words:
@@ -213,10 +216,10 @@ def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str
 
 
 def _netem(options: Mapping[str, Words]) -> bytes | None:
-    """Encode netem's options, times to the nanosecond: tc 6.1 truncates them to microseconds and ticks of 64 ns.
+    """Encode netem's options, with times in nanoseconds: tc 6.1 truncates them to microseconds and ticks of 64 ns.
 
-    The seed makes losses, jitter and the rest repeatable whatever the installed tc knows. Kernels before Linux 6.6
-    ignore it.
+    The seed makes all random impairments repeatable, even if the installed tc does not know it. Kernels before Linux
+    6.6 ignore it.
     """
     if options[""] or "limit" not in options:
         return None
@@ -258,7 +261,7 @@ def _netem_delay(words: Words | None) -> list[bytes] | None:
 
 
 def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
-    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K`: what stands in the head, and attributes."""
+    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K` as the field of tc_netem_qopt and attributes."""
     if words is None:
         return 0, []
     model, *shares = words
@@ -278,7 +281,7 @@ def _share(percent: str) -> int:
 
 @functools.cache
 def _distribution(name: str) -> bytes:
-    """A table of iproute2's for netem's jitter, as 16-bit numbers. LinkError."""
+    """Return one of iproute2's tables of jitter distributions as 16-bit numbers."""
     given = os.environ.get("TC_LIB_DIR")
     folders = (
         [Path(given)]
@@ -290,10 +293,10 @@ def _distribution(name: str) -> bytes:
             lines = (folder / f"{name}.dist").read_text().splitlines()
             values = [int(word) for line in lines if not line.startswith("#") for word in line.split()]
             return struct.pack(f"={len(values)}h", *values)
-    looked = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _DISTRIBUTION_FOLDERS)
+    searched = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _DISTRIBUTION_FOLDERS)
     raise LinkError(
-        f"no {name}.dist of iproute2's in {looked}: netem needs it for jitter with this distribution "
-        "(TC_LIB_DIR names another folder)"
+        f"iproute2's {name}.dist is not in {searched}: netem needs it for jitter with this distribution "
+        "(set TC_LIB_DIR to use another folder)"
     )
 
 
@@ -311,16 +314,15 @@ def _class_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | Non
         _HTB_RATE.pack(_CELL_LOG, _ETHERNET, 0, _UNALIGNED, 0, min(rate, _UINT32_MAX))
         for rate in (asked.rate, asked.ceil)
     )
-    told = rates + _HTB_REST.pack(asked.burst, asked.cburst, asked.quantum, 0, asked.prio)
+    htb_options = rates + _HTB_REST.pack(asked.burst, asked.cburst, asked.quantum, 0, asked.prio)
     parent, handle = _handle(options["parent"]), _handle(options["classid"])
-    body = _traffic_control(
-        CLASS, index(options["dev"]), handle, parent, "htb", encode_nested(2, wide, encode_attribute(1, told))
-    )
+    encoded = encode_nested(2, wide, encode_attribute(1, htb_options))
+    body = _traffic_control(CLASS, index(options["dev"]), handle, parent, "htb", encoded)
     return CLASS, _ADD, body
 
 
 def _filter_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
-    """Of all that comes in, to another device."""
+    """Encode a filter that redirects all incoming frames to another device."""
     if words[2:6] != ["parent", "ffff:", "protocol", "all"] or words[8:13] != _MATCHALL_REDIRECT:
         return None
     own, preference, to = index(words[1]), int(words[7]), index(words[14])

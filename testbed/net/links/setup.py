@@ -32,12 +32,12 @@ _SYSCTLS = Path("/proc/sys")
 class Setup:
     """The settings of one network namespace.
 
-    sysctls: kernel parameters by name. ip, bridge, tc: commands without the program's name. plain: interfaces without
-    offloads. soft_roce: names of soft-RoCE NICs, each with its interface.
+    sysctls: kernel parameters by name. without_offloads: interfaces on which offloads are switched off. ip, bridge, tc:
+    commands without the program's name. soft_roce: names of soft-RoCE NICs, each with its interface.
     """
 
     sysctls: dict[str, str] = field(default_factory=dict)
-    plain: list[str] = field(default_factory=list)
+    without_offloads: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
     bridge: list[str] = field(default_factory=list)
     tc: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Setup:
         limited to one segment per packet, because with such trains senders leave 5 % of their window unused on a short
         queue.
         """
-        self.plain.append(interface)
+        self.without_offloads.append(interface)
         self.ip.append(f"link set dev {interface} mtu {mtu} gso_max_segs {MAX_GSO_SEGMENTS} up")
 
     def apply(self, pid: int | None) -> None:
@@ -64,7 +64,7 @@ class Setup:
                 write_sysctl(key, value)
             apply_commands(netlink, [("ip", line) for line in self.ip])
             run_batch("bridge", self.bridge)
-            disable_offloads(self.plain)
+            disable_offloads(self.without_offloads)
             apply_commands(netlink, [("tc", line) for line in self.tc])
             for name, interface in self.soft_roce:
                 add_soft_roce(name, interface)

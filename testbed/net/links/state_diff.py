@@ -1,4 +1,4 @@
-"""Differences between two states of a network namespace in words: object, field, old and new value."""
+"""Descriptions of the differences between two states of a network namespace: object, field, old and new value."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _NOUNS = {
 }
 _UNITS = {"rate": " bytes/s", "ceil": " bytes/s"}
 UNDESCRIBED = "changed"
-_MAX_FIELDS = 4  # fields are told of one object
+_MAX_FIELDS = 4  # shown of one object
 _SHORT_BYTES = 16
 _TRANSPARENT = (
     "options",
@@ -80,8 +80,14 @@ _PREFIXES = (
 )
 
 
-def object_name(key: Key, left: bytes, names: Mapping[int, str]) -> str:
-    """What an object is called, such as "class 1:10 of p3"; `names` are those of its namespace's interfaces."""
+def object_name(key: Key, data: bytes, names: Mapping[int, str]) -> str:
+    """Return the name of an object for messages, such as "class 1:10 of p3".
+
+    Args:
+        key: Its key.
+        data: Its data.
+        names: Names of the interfaces in its namespace, by index.
+    """
     kind, index = key[0], key[1]
     interface = names.get(index, f"interface {index}")
     if kind == LINK:
@@ -91,13 +97,13 @@ def object_name(key: Key, left: bytes, names: Mapping[int, str]) -> str:
     if kind == PACKET_FILTER:
         return "nftables"
     of = f" of {interface}" if index else ""
-    return f"{_NOUNS[kind]} {_qualifier(key, left)}".rstrip() + of
+    return f"{_NOUNS[kind]} {_qualifier(key, data)}".rstrip() + of
 
 
-def _qualifier(key: Key, left: bytes) -> str:
+def _qualifier(key: Key, data: bytes) -> str:
     kind = key[0]
     if kind in (QDISC, CLASS, FILTER):
-        return _traffic_control_qualifier(kind, left)
+        return _traffic_control_qualifier(kind, data)
     if kind in (NEIGHBOUR, ADDRESS):
         return _format_address(key[2], key[3]) + (f"/{key[4]}" if kind == ADDRESS else "")
     if kind == FDB:
@@ -107,13 +113,13 @@ def _qualifier(key: Key, left: bytes) -> str:
     return str(int.from_bytes(key[3] or b"", "little")) if kind == RULE else ""
 
 
-def _traffic_control_qualifier(kind: int, left: bytes) -> str:
-    _, _, handle, parent, info = MESSAGE_STRUCTS[kind].unpack_from(left)
+def _traffic_control_qualifier(kind: int, data: bytes) -> str:
+    _, _, handle, parent, info = MESSAGE_STRUCTS[kind].unpack_from(data)
     if kind == FILTER:
         return f"of preference {info >> 16} at {_format_handle(parent)}"
     shown = _format_handle(handle)
     if kind == QDISC:
-        found = next((part for number, part in parse_attributes(left, 20) if number == KIND), b"")
+        found = next((part for number, part in parse_attributes(data, 20) if number == KIND), b"")
         shown = f"{found.rstrip(bytes(1)).decode()} {shown}" if handle else found.rstrip(bytes(1)).decode()
     return shown
 
@@ -134,9 +140,9 @@ def _format_address(family: int, number: bytes | None) -> str:
 
 
 def differs(key: Key, old: bytes, new: bytes) -> bool:
-    """Whether an event's words for an object say something else than what was known of it.
+    """Return whether an object has changed between two messages about it.
 
-    Events on interfaces leave out some of what answers tell: only what both have counts.
+    Events on interfaces have fewer attributes than answers, so only attributes in both messages are compared.
     """
     if old == new:
         return False
@@ -145,7 +151,7 @@ def differs(key: Key, old: bytes, new: bytes) -> bool:
     if old[:16] != new[:16]:
         return True
     before, after = dict(parse_attributes(old, 16)), dict(parse_attributes(new, 16))
-    # what is nested is longer in the one than in the other where a kernel leaves parts out
+    # a nested attribute differs in length where the kernel omits parts of it
     return any(
         payload != after[number] and len(payload) == len(after[number])
         for number, payload in before.items()
@@ -154,66 +160,66 @@ def differs(key: Key, old: bytes, new: bytes) -> bool:
 
 
 def describe_difference(key: Key, old: bytes | None, new: bytes | None) -> str:
-    """What is new of an object: "gone", "added", or its fields, such as "rate 12500000 -> 6250000 bytes/s"."""
+    """Describe the change of an object: "gone", "added", or its fields, as in "rate 12500000 -> 6250000 bytes/s"."""
     if old is None or new is None:
         return "gone" if new is None else "added"
     before, after = _decode_fields(key[0], old), _decode_fields(key[0], new)
-    if before == after:  # something that pyroute2 has no name for
+    if before == after:  # pyroute2 has no name for the changed attribute
         size = MESSAGE_STRUCTS[abs(key[0])].size if key[0] not in (OFFLOADS, PACKET_FILTER) else 0
         before, after = dict(_raw_attributes(old, size)), dict(_raw_attributes(new, size))
-    words = [
+    changes = [
         f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}{_UNITS.get(name, '')}"
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     ]
-    more = [f"and {len(words) - _MAX_FIELDS} more"] if len(words) > _MAX_FIELDS else []
-    return ", ".join(words[:_MAX_FIELDS] + more) or UNDESCRIBED
+    more = [f"and {len(changes) - _MAX_FIELDS} more"] if len(changes) > _MAX_FIELDS else []
+    return ", ".join(changes[:_MAX_FIELDS] + more) or UNDESCRIBED
 
 
-def _decode_fields(kind: int, left: bytes) -> dict[str, str]:
-    """All fields of an object by name; the bytes of its attributes by number where pyroute2 cannot read them."""
+def _decode_fields(kind: int, data: bytes) -> dict[str, str]:
+    """Return all fields of an object by name, or its raw attributes by number if pyroute2 cannot decode them."""
     if kind == OFFLOADS:
-        bits = int.from_bytes(left, "little")
+        bits = int.from_bytes(data, "little")
         return {name: "on" if bits >> bit & 1 else "off" for bit, name in enumerate(feature_names()) if name}
     if kind == PACKET_FILTER:
-        return {"generation": str(int.from_bytes(left, "big"))}
-    message = _MESSAGE_CLASSES[kind](HEADER.pack(16 + len(left), abs(kind), 0, 0, 0) + left)
+        return {"generation": str(int.from_bytes(data, "big"))}
+    message = _MESSAGE_CLASSES[kind](HEADER.pack(16 + len(data), abs(kind), 0, 0, 0) + data)
     try:
         message.decode()
         found = dict(_flatten(message.dump()))
-    except Exception:  # whatever a library thinks of bytes that it does not know
+    except Exception:  # pyroute2 may raise anything for attributes that it does not know
         size = MESSAGE_STRUCTS[abs(kind)].size
-        return dict(_raw_attributes(left, size))
+        return dict(_raw_attributes(data, size))
     if found.get("kind") == "htb" and kind == CLASS:
         _convert_bursts(found)
     if found.get("kind") in ("bfifo", "pfifo") and "options" in found:
-        limit = found.pop("options").replace(":", "")  # which pyroute2 has no form for
+        limit = found.pop("options").replace(":", "")  # pyroute2 does not decode it
         found["limit"] = str(int.from_bytes(bytes.fromhex(limit), "little"))
     return found
 
 
-def _raw_attributes(left: bytes, size: int, path: str = "attribute") -> Iterator[tuple[str, str]]:
-    """Attributes by number; those that may be nested as a whole, and each part of them as well."""
-    for number, part in parse_attributes(left, size):
+def _raw_attributes(data: bytes, size: int, path: str = "attribute") -> Iterator[tuple[str, str]]:
+    """Yield attributes by number; long ones, which may be nested, also as the attributes inside."""
+    for number, part in parse_attributes(data, size):
         yield f"{path} {number}", _abbreviate_bytes(part)
         if len(part) > _SHORT_BYTES:
             yield from _raw_attributes(part, 0, f"{path} {number}")
 
 
 def _abbreviate_bytes(part: bytes) -> str:
-    """Short enough to be read, with what tells it from another that begins alike."""
+    """Shorten bytes for a message, with a checksum that distinguishes values with the same beginning."""
     return part.hex() if len(part) <= _SHORT_BYTES else f"{part[:8].hex()}... ({zlib.crc32(part):08x})"
 
 
 def _convert_bursts(found: dict[str, str]) -> None:
-    """The kernel keeps bursts as the time that they take at their rate."""
+    """Convert bursts to bytes; the kernel stores them as the time that they take at their rate."""
     for burst, name, rate in (("burst", "buffer", "rate"), ("cburst", "cbuffer", "ceil")):
         if name in found and rate in found:
             found[burst] = str(round(int(found.pop(name)) / TICKS_PER_US / 1e6 * int(found[rate])))
 
 
 def _flatten(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of all that is in a message, however deep; of what has no name of its own, its parent's."""
+    """Yield the name and value of each field in a message at any depth; nested names have their parent as prefix."""
     for name, value in message.items():
         if name not in ("attrs", "header", "event", "value", "target", "stats"):
             yield from _flatten_value(name, value)
