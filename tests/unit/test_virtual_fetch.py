@@ -92,7 +92,7 @@ def test_of_several_packages_the_newest_that_was_tried_is_taken() -> None:
 
 def test_without_apt_it_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(VirtualClockError, match="no apt-get here"):
+    with pytest.raises(VirtualClockError, match="apt-get not found"):
         apt_sources()
 
 

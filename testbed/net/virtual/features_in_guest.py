@@ -1,4 +1,4 @@
-"""Runs in a guest: tries every feature, prints {feature: "" or why not} as JSON. Standard library only."""
+"""Feature test that runs in a guest: prints {feature: "" or error message} as JSON. Standard library only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ACTIONS = ("mirred egress redirect dev lo", "police rate 1mbit burst 10k", "skbe
 
 
 def run_command(*command: str) -> str:
-    """Empty when it works, else what it says."""
+    """Run a command; return "" if it succeeds, else its error message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def run_command(*command: str) -> str:
 
 
 def try_link(kind: str) -> str:
-    """Make and remove a network device."""
+    """Create and remove a network device."""
     if kind == "tun":
         return run_command("ip", "tuntap", "add", "try0", "mode", "tap") or run_command(
             "ip", "link", "del", "try0"
@@ -67,14 +67,14 @@ def try_link(kind: str) -> str:
 
 
 def try_qdisc(kind: str, options: str) -> str:
-    """Put it on a device and take it off again."""
+    """Add a qdisc to a device and remove it."""
     return run_command("tc", "qdisc", "add", "dev", "d0", "root", kind, *options.split()) or run_command(
         "tc", "qdisc", "del", "dev", "d0", "root"
     )
 
 
 def try_filter(words: str, action: str) -> str:
-    """A filter with an action on the way in."""
+    """Add and remove an ingress filter with an action."""
     parent = ("dev", "d0", "parent", "ffff:")
     return run_command(
         "tc",
@@ -92,23 +92,23 @@ def try_filter(words: str, action: str) -> str:
 
 
 def try_clock() -> str:
-    """Sleeping takes its time within microseconds, computing none; reading the clock and going to sleep cost a little.
+    """Check that computing takes no virtual time, and a sleep its exact time within microseconds.
 
-    Where time does not travel, a sleep is some 50 us late or more.
+    Reading the clock and going to sleep cost a little. Without time travel a sleep is late by 50 us or more.
     """
     began = time.monotonic_ns()
     sum(range(2_000_000))
-    computed = time.monotonic_ns() - began
+    computed_ns = time.monotonic_ns() - began
     began = time.monotonic_ns()
     time.sleep(0.02)
-    slept = time.monotonic_ns() - began
-    if computed > 1000:
-        return f"computing took {computed} ns of virtual time"
-    return "" if abs(slept - 20_000_000) <= SLEEP_TOLERANCE_NS else f"a sleep of 20 ms took {slept} ns"
+    slept_ns = time.monotonic_ns() - began
+    if computed_ns > 1000:
+        return f"computing took {computed_ns} ns of virtual time"
+    return "" if abs(slept_ns - 20_000_000) <= SLEEP_TOLERANCE_NS else f"a sleep of 20 ms took {slept_ns} ns"
 
 
 def try_mptcp() -> str:
-    """A socket can be made."""
+    """Open an MPTCP socket."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).close()
     except OSError as error:
@@ -117,19 +117,19 @@ def try_mptcp() -> str:
 
 
 def try_namespaces() -> str:
-    """A process can have a network, mounts and process numbers of its own."""
+    """Create network, mount and PID namespaces."""
     return run_command("unshare", "--net", "--mount", "--pid", "--fork", "true")
 
 
 def try_open_vswitch() -> str:
-    """The kernel's datapath makes a switch, if its tool is installed; else only its configuration is known."""
+    """Create and remove a switch on the kernel's datapath; without its tool only the configuration is known."""
     if shutil.which("ovs-dpctl") is None:
         return ""
     return run_command("ovs-dpctl", "add-dp", "try0") or run_command("ovs-dpctl", "del-dp", "try0")
 
 
 def try_rdma(kind: str, number: int, program: str, exchange: Callable[[str, str, str], str]) -> str:
-    """Two hosts, each in its namespace, get cards of this kind; where the user has the program they talk."""
+    """Give two hosts in namespaces RDMA NICs of this kind; if the program is installed, exchange messages."""
     names = client, server = f"{kind}1", f"{kind}2"
     net = f"10.9.{number}"
     steps = [f"ip netns add {name}" for name in names]
@@ -141,57 +141,55 @@ def try_rdma(kind: str, number: int, program: str, exchange: Callable[[str, str,
             f"ip netns exec {name} rdma link add card_{name} type {kind} netdev eth0",
         ]
     for step in steps:
-        if complaint := run_command(*step.split()):
-            return f"{step}: {complaint}"
-    time.sleep(0.5)  # until the cards have their interfaces' addresses
-    complaint = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
-    for name in names:  # the card first: while one goes with its namespace no other namespace can be made
-        complaint = (
-            complaint
+        if message := run_command(*step.split()):
+            return f"{step}: {message}"
+    time.sleep(0.5)  # until the NICs have the addresses of their interfaces
+    message = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
+    for name in names:  # the NIC first: while a namespace removes one, no other namespace can be created
+        message = (
+            message
             or run_command("rdma", "link", "del", f"card_{name}")
             or run_command("ip", "netns", "del", name)
         )
-    return complaint
+    return message
 
 
 def run_pingpong(client: str, server: str, address: str) -> str:
-    """Messages over a reliable connection, back and forth."""
-    for index in ("0", "1"):  # whether an address of IPv6 comes first
+    """Exchange messages over a reliable connection."""
+    for index in ("0", "1"):  # the IPv4 address is the second one if there is an IPv6 address
         command = f"ibv_rc_pingpong -e -g {index} -n 10 -m 4096 -d card_"
-        if not (
-            complaint := run_client_and_server(
-                server, command + server, client, f"{command}{client} {address}"
-            )
-        ):
+        client_command = f"{command}{client} {address}"
+        message = run_client_and_server(server, command + server, client, client_command)
+        if not message:
             return ""
-    return complaint
+    return message
 
 
 def run_rping(client: str, server: str, address: str) -> str:
-    """The connection manager connects them; then messages, reads and writes. Without it iWARP has no connections."""
+    """Connect with the connection manager, which iWARP needs, and exchange messages, reads and writes."""
     return run_client_and_server(
         server, f"rping -s -a {address} -C 10", client, f"rping -c -a {address} -C 10"
     )
 
 
-def run_client_and_server(server: str, serving: str, client: str, command: str) -> str:
-    """What a command says in one host, of a server in another."""
-    words = ["ip", "netns", "exec", server, *serving.split()]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+def run_client_and_server(server: str, server_command: str, client: str, command: str) -> str:
+    """Run a server in one host and a client in another; return the result of the client."""
+    words = ["ip", "netns", "exec", server, *server_command.split()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         time.sleep(0.2)
-        complaint = run_command("ip", "netns", "exec", client, *command.split())
-        running.kill()
-    return complaint
+        message = run_command("ip", "netns", "exec", client, *command.split())
+        process.kill()
+    return message
 
 
 def try_isolation() -> str:
-    """There is no way to the host's network."""
+    """Check that there is no interface to the host's network."""
     others = [name for _, name in socket.if_nameindex() if name not in ("lo", "d0")]
     return f"there are {others}" if any(name.startswith(("eth", "vec", "ens")) for name in others) else ""
 
 
 def main() -> None:
-    """Try them all."""
+    """Try all features and print the results."""
     ctypes.CDLL(None).prctl(29, 1)
     with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:
         available = file.read().split()
@@ -212,7 +210,7 @@ def main() -> None:
         found[name] = "" if name in available else f"not among {' '.join(available)}"
     found["Open vSwitch"] = try_open_vswitch()
     found["MPTCP"] = try_mptcp()
-    if os.path.exists("/sys/module/rdma_rxe"):  # not all kernels can have it, nor soft-iWARP
+    if os.path.exists("/sys/module/rdma_rxe"):  # older kernels have neither soft-RoCE nor soft-iWARP
         found["soft-RoCE"] = try_rdma("rxe", 9, "ibv_rc_pingpong", run_pingpong)
         found["soft-iWARP"] = try_rdma("siw", 10, "rping", run_rping)
     found["socket diagnostics"] = run_command("ss", "-tin")
