@@ -161,7 +161,7 @@ def test_settings_are_read_back_and_a_difference_is_an_error(kernel: Kernel) -> 
     with pytest.raises(SettingMismatch, match=r"link east-west-0 b_to_a: delay_s: asked for 0.007"):
         engine().start()
     del kernel.answers["w0a"]
-    with pytest.raises(LinkError, match="netem is gone from w0a"):
+    with pytest.raises(LinkError, match="netem was removed from w0a"):
         engine().settings()
 
 

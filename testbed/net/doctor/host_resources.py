@@ -108,7 +108,7 @@ def _read(path: Path) -> str:
 
 
 SAMPLE_S = 0.5
-MIN_BUSY_CORES = 0.05  # of a core
+MIN_BUSY_CORES = 0.05
 MAX_LISTED = 3
 
 

@@ -30,8 +30,8 @@ class EmulatedDirection:
     """
 
     def __init__(self, settings: Direction, seed: str) -> None:
-        # At most 29 attributes: with more, CPython 3.11 looks each of them up more slowly, and a frame takes a sixth
-        # longer.
+        # At most 29 attributes: with more, CPython 3.11 looks each of them up more slowly, and a frame takes a tenth
+        # longer. Counters of rare events are therefore in `_impairments`.
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._overtaking: deque[tuple[int, bytes]] = deque()
         # departure times from the queue; used only when the queue is limited in packets
@@ -41,7 +41,7 @@ class EmulatedDirection:
         self._last_release_ns = 0
         self._held_bytes = 0
         self._in_packets = self._in_bytes = self._out_packets = self._out_bytes = 0
-        self._accepted_bytes = self._dropped = self._overrun = self._marked = 0
+        self._accepted_bytes = self._dropped = 0
         self._queue_peak_bytes = 0.0
         self._queue_counts = [0] * QUEUE_HISTOGRAM_BINS
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
@@ -124,7 +124,7 @@ class EmulatedDirection:
             self._impairments.cut += 1
             return
         if self._held_bytes > HELD_LIMIT_BYTES:
-            self._overrun += 1
+            self._impairments.overrun += 1
             return
         if self._scheduler is not None:
             self._enqueue(self._scheduler, frame, arrival_ns)
@@ -140,7 +140,7 @@ class EmulatedDirection:
             self._queue_counts[min(int(queued * self._bins_per_byte), QUEUE_HISTOGRAM_BINS - 1)] += 1
             if queued >= self._ecn_bytes:
                 frame, changed = mark_congestion(frame)
-                self._marked += changed
+                self._impairments.marked += changed
             sent_ns = self._free_ns + size * self._ns_per_byte
         else:
             self._queue_counts[0] += 1
@@ -157,7 +157,7 @@ class EmulatedDirection:
         before = scheduler.bytes
         if scheduler.backlog_bytes(frame) >= self._ecn_bytes:
             frame, changed = mark_congestion(frame)
-            self._marked += changed
+            self._impairments.marked += changed
         origin = self._origin(frame)
         queued = None
         if origin is None or origin.admit(len(frame)):
@@ -250,7 +250,7 @@ class EmulatedDirection:
 
     def count_refused(self) -> None:
         """Count a frame from `pop_due` that the kernel refused to send."""
-        self._overrun += 1
+        self._impairments.overrun += 1
 
     def cut(self, now_ns: int) -> None:
         """Cut the link: drop the frames in flight, and all that arrive until `restore`."""
@@ -275,7 +275,7 @@ class EmulatedDirection:
     def count_missed(self, packets: int) -> None:
         """Count frames that the kernel dropped before the emulator could read them."""
         self._in_packets += packets
-        self._overrun += packets
+        self._impairments.overrun += packets
 
     def stats(self, now_ns: int) -> DirectionStats:
         """Return the counters; the maximum lateness is that since the last call."""
@@ -295,9 +295,9 @@ class EmulatedDirection:
             out_bytes=self._out_bytes,
             lost=impairments.lost,
             dropped=self._dropped,
-            overrun=self._overrun,
+            overrun=impairments.overrun,
             held=len(self._waiting) + len(self._overtaking) + queued,
-            marked=self._marked,
+            marked=impairments.marked,
             duplicated=impairments.duplicated,
             reordered=impairments.reordered,
             corrupted=impairments.corrupted,

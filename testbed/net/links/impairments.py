@@ -27,7 +27,8 @@ class Impairments:
         self._is_bad = False  # state of the Gilbert-Elliott channel
         self._deviate = 0.0
         self.lost = self.corrupted = self.duplicated = self.reordered = 0
-        self.cut = 0  # packets lost because the link was cut
+        # counted by the direction: lost because the link was cut, lost for lack of buffers or CPU time, ECN-marked
+        self.cut = self.overrun = self.marked = 0
         self.settings = settings
 
     @property

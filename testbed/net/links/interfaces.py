@@ -30,17 +30,16 @@ from testbed.net.links.netns import network_namespace
 from testbed.net.links.protocol_counters import ProtocolCounts, read_protocol_counts
 
 _ALL_LINKS, _ALL_ROUTES = MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0), MESSAGE_STRUCTS[ROUTE].pack(2, *[0] * 8)
-_WITHOUT_STATISTICS = encode_attribute(
-    29, struct.pack("=I", 1 << 3)
-)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
+# IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
+_WITHOUT_STATISTICS = encode_attribute(29, struct.pack("=I", 1 << 3))
 _IFF_UP = 1
 _NUMBER, _WIDE = struct.Struct("=I"), struct.Struct("=Q")
-_TRAFFIC = struct.Struct("=QQQQ")  # the beginning of struct rtnl_link_stats64: packets in, out, bytes in, out
+_TRAFFIC = struct.Struct("=QQQQ")  # start of struct rtnl_link_stats64: packets in, out, bytes in, out
 _SENT = struct.Struct("=QI")  # struct gnet_stats_basic: bytes, packets
-_WAITING = struct.Struct("=III")  # the beginning of struct gnet_stats_queue: qlen, backlog, drops
+_WAITING = struct.Struct("=III")  # start of struct gnet_stats_queue: qlen, backlog, drops
 _HTB_RATES = struct.Struct("=8xI8xI")  # of two struct tc_ratespec
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
-_NETEM_HEAD = struct.Struct("=III")  # the beginning of struct tc_netem_qopt: latency, limit, loss
+_NETEM_HEAD = struct.Struct("=III")  # start of struct tc_netem_qopt: latency, limit, loss
 _NETEM_BYTES = 24  # struct tc_netem_qopt, before its attributes
 _ACTIONS = {b"matchall": 2, b"u32": 7}  # TCA_MATCHALL_ACT, TCA_U32_ACT
 _MIRRED_DEVICE_AT = 24  # of struct tc_mirred

@@ -53,7 +53,7 @@ State = dict[Key, bytes]
 Rules = Mapping[int, Any]
 """By attribute type: None (omit it), Rules for nested attributes, or a function that changes the payload."""
 
-# Padding depends on the position of an object in an answer, so it is not part of its state.
+# The kernel pads to align 64-bit attributes. The padding depends on their offset in an answer, so it is not state.
 # IFLA_PAD, IFLA_BR_PAD, IFLA_BRPORT_PAD, TCA_PAD, TCA_HTB_PAD, TCA_NETEM_PAD
 _LINK_PAD, _BRIDGE_PAD, _PORT_PAD, _TC_PAD, _HTB_PAD, _NETEM_PAD = 42, 40, 26, 9, 8, 9
 _NETEM_HEAD_BYTES = 24  # struct tc_netem_qopt
@@ -134,7 +134,7 @@ _FEATURES = 2  # IFLA_EVENT_FEATURES
 
 
 def parse_object(kind: int, body: bytes) -> tuple[Key, bytes] | None:
-    """Return an object's key and its stripped data; None for objects that the kernel creates itself.
+    """Return an object's key and its stripped data; None for cached routes, which come and go by themselves.
 
     Args:
         kind: Message type of the object.

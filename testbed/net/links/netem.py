@@ -204,7 +204,7 @@ class NetemEngine:
         found = {}
         for ports in self._directions():
             if ports.exit not in qdiscs:
-                raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+                raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {ports.exit}")
             asked = self._asked[ports.key]
             filters = None
             if asked.classes:
@@ -320,7 +320,7 @@ class NetemEngine:
             shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, netems)
             if (ingress := netems.get(ingress_device(ports.entry))) is None:
                 raise LinkError(
-                    f"link {' '.join(ports.key)}: netem is gone from {ingress_device(ports.entry)}"
+                    f"link {' '.join(ports.key)}: netem was removed from {ingress_device(ports.entry)}"
                 )
             held = netem.held + ingress.waiting_packets
             arrived = received[ports.entry]
@@ -365,7 +365,7 @@ class NetemEngine:
     @staticmethod
     def _netem_on(ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> Qdisc:
         if (netem := netems.get(ports.exit)) is None:
-            raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+            raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {ports.exit}")
         return netem
 
     def failure(self) -> str | None:

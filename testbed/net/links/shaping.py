@@ -192,7 +192,7 @@ _FLOW_ID = re.compile(r"flowid 1:([0-9a-f]+)")
 _DSFIELD = re.compile(r"match 00([0-9a-f]{2})0000/00fc0000 at 0")
 _FIFO = struct.Struct("=I")  # struct tc_fifo_qopt: limit
 _RED_PARAMETERS = 1  # TCA_RED_PARMS
-_RED = struct.Struct("=II")  # the beginning of struct tc_red_qopt: limit, qth_min
+_RED = struct.Struct("=II")  # start of struct tc_red_qopt: limit, qth_min
 _RED_COUNTERS = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
 
 
@@ -366,7 +366,9 @@ def compare_classes(interface: str, commands: Iterable[str], found: Mapping[int,
         name = f"{interface}: class {handle >> 16:x}:{handle & 0xFFFF:x}"
         wanted, held = asked.get(handle), found.get(handle)
         if wanted is None or held is None:
-            raise SettingMismatch(name, "class", "there" if wanted else "none", "there" if held else "none")
+            raise SettingMismatch(
+                name, "class", "present" if wanted else "none", "present" if held else "none"
+            )
         for field in fields(HtbClass):
             one, other = getattr(wanted, field.name), getattr(held, field.name)
             if field.name == "quantum" and handle == _ROOT_CLASS:

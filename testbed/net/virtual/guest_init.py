@@ -86,9 +86,8 @@ def enter_writable_root(folders: list[str]) -> None:
     for folder in folders:
         mount("hostfs", folder.lstrip("/"), folder)
     os.mkdir("run/host")
-    check(
-        libc.syscall(155, b".", b"run/host"), "pivot_root"
-    )  # the number on x86-64, the only architecture of guests
+    pivot_root = 155  # on x86-64, the only architecture of guests
+    check(libc.syscall(pivot_root, b".", b"run/host"), "pivot_root")
     os.chdir("/")
     check(libc.umount2(b"/run/host", MNT_DETACH), "umount the host's root")
     os.rmdir("/run/host")

@@ -128,7 +128,7 @@ def _unpack(source: Source, folder: Path) -> Path:
     trees = [entry for entry in folder.iterdir() if (entry / "arch/um/Kconfig").exists()]
     if not trees:
         raise VirtualClockError(
-            f"{source.path}: holds no kernel source tree (no arch/um/Kconfig one level down)"
+            f"{source.path}: contains no kernel source tree (no arch/um/Kconfig one level down)"
         )
     return trees[0]
 
@@ -283,7 +283,9 @@ class _Apt:
         package.unlink()
         found = [*self._folder.glob("package/usr/src/linux-source-*.tar.*")]
         if len(found) != 1:
-            raise VirtualClockError(f"{name}: holds {len(found)} archives of a kernel source, expected one")
+            raise VirtualClockError(
+                f"{name}: got {len(found)} kernel source archives in the package, expected one"
+            )
         target = folder / found[0].name
         shutil.move(found[0], target)
         shutil.rmtree(self._folder)
