@@ -51,8 +51,8 @@ def test_the_newest_source_that_was_tried_is_fetched_and_nothing_else_is_left(tm
     (tmp_path / "work").mkdir()
     said: list[str] = []
     found = fetch_source(tmp_path / "work", (6, 16), lambda line, share: said.append(line), lines)
-    assert found.path == tmp_path / "work/linux-source-7.3.tar.xz"
-    with tarfile.open(found.path) as tar:
+    assert found == tmp_path / "work/linux-source-7.3.tar.xz"
+    with tarfile.open(found) as tar:
         assert tar.getnames() == ["linux-source-7.3/Makefile"]
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["linux-source-7.3.tar.xz"]
     assert said == ["fetching linux-source-7.3 from the distribution's archive"]

@@ -12,7 +12,7 @@ from testbed.net.errors import NoKernelError, VirtualClockError
 from testbed.net.virtual.kernel_build import build
 from testbed.net.virtual.kernel_image import KernelImage, find_image, read_recipe_file, recipe
 from testbed.net.virtual.kernel_patches import PATCHES
-from testbed.net.virtual.kernel_source import Source, find_source, patches_for, read_kernel_version, unpack
+from testbed.net.virtual.kernel_source import find_source, patches_for, read_kernel_version, unpack
 
 LINES = {
     "arch/um/Kconfig": "config HZ\n\tint\n\tdefault 100\n",
@@ -75,7 +75,7 @@ def image(folder: Path, version: str, recipe_id: str) -> KernelImage:
 def test_the_newest_packaged_source_is_taken_and_old_ones_are_not(tmp_path: Path) -> None:
     for name in ("linux-source-5.10.tar.xz", "linux-source-6.1.tar.xz", "linux-source-6.12.tar.bz2"):
         (tmp_path / name).write_text("")
-    assert find_source(None, tmp_path).path.name == "linux-source-6.12.tar.bz2"
+    assert find_source(None, tmp_path).name == "linux-source-6.12.tar.bz2"
     for name in ("linux-source-6.1.tar.xz", "linux-source-6.12.tar.bz2"):
         (tmp_path / name).unlink()
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
             archive.add(original, original.name)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    copy = unpack(Source(given), scratch)
+    copy = unpack(given, scratch)
     assert read_kernel_version(copy) == "6.1.9"
     assert "#define TIMER_MULTIPLIER 1\n" in (copy / "arch/um/include/linux/time-internal.h").read_text()
     code = (copy / "arch/um/kernel/time.c").read_text()
@@ -123,7 +123,7 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
 
 def test_soft_roce_listens_in_every_namespace_and_its_window_is_a_setting(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    folder = unpack(Source(tree(tmp_path)), tmp_path / "scratch") / "drivers/infiniband/sw/rxe"
+    folder = unpack(tree(tmp_path), tmp_path / "scratch") / "drivers/infiniband/sw/rxe"
     code = (folder / "rxe_req.c").read_text()
     assert "if (psn > rxe_max_unacked_psns)" in code
     assert code.index("module_param_named(max_unacked_psns") < code.index("if (psn")
@@ -174,7 +174,7 @@ def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.raises(VirtualClockError, match=r"arch/um/kernel/time\.c: got 0 matches of"):
-        unpack(Source(original), scratch)
+        unpack(original, scratch)
 
 
 def test_older_kernels_lines_are_found_too() -> None:

@@ -17,12 +17,15 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from testbed.net.errors import LinkError
 from testbed.net.links.netlink import Netlink, Request, encode_attribute, encode_string
 from testbed.net.links.netlink_requests import InterfaceIndexes, encode_command
 from testbed.net.links.netns import TIMEOUT_S, network_namespace
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 MAX_GSO_SEGMENTS = 1  # that TCP may put into one packet for the kernel to split
 _SYSCTLS = Path("/proc/sys")
@@ -163,13 +166,6 @@ OFFLOADS = {
     "scatter-gather": (0x18, 0x19),
     "tx-checksumming": (0x16, 0x17),
 }
-
-
-class HasFileno(Protocol):
-    """A socket of any family, or an object that has one."""
-
-    def fileno(self) -> int:
-        """Return its file descriptor."""
 
 
 def disable_offloads(interfaces: Iterable[str]) -> None:

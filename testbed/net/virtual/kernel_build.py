@@ -29,7 +29,6 @@ from testbed.net.virtual.kernel_image import (
 from testbed.net.virtual.kernel_source import (
     GET_SOURCE,
     PACKAGED,
-    Source,
     fetch_source,
     find_source,
     missing_tools,
@@ -88,12 +87,12 @@ def build(
         return _build(source, Path(scratch), cache, progress), True
 
 
-def _find_or_fetch_source(scratch: Path, progress: Progress, fetch: bool) -> Source:
+def _find_or_fetch_source(scratch: Path, progress: Progress, fetch: bool) -> Path:
     """Return the source in /usr/src if it is new enough, else that in the distribution's archive, else any."""
-    packaged: Source | None = None
+    packaged: Path | None = None
     with contextlib.suppress(VirtualClockError):
         packaged = find_source(None)
-    if packaged is not None and (parse_version(packaged.path.name) >= SECCOMP_SINCE or not fetch):
+    if packaged is not None and (parse_version(packaged.name) >= SECCOMP_SINCE or not fetch):
         return packaged
     try:
         if not fetch:
@@ -103,7 +102,7 @@ def _find_or_fetch_source(scratch: Path, progress: Progress, fetch: bool) -> Sou
         if packaged is None:
             message = f"no kernel source in {PACKAGED}, and none fetched: {error}"
             raise VirtualClockError(message, hint=GET_SOURCE) from None
-        progress(f"using {packaged.path.name}, with slower guests: {error}", None)
+        progress(f"using {packaged.name}, with slower guests: {error}", None)
         return packaged
 
 
@@ -116,11 +115,11 @@ def _find_fast_image(cache: Path) -> KernelImage | None:
     return None
 
 
-def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
+def _build(source: Path, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
     objects, result = scratch / "objects", scratch / "result"
     objects.mkdir()
     result.mkdir()
-    progress(f"unpacking {source.path.name}", None)
+    progress(f"unpacking {source.name}", None)
     tree = unpack(source, scratch)
     version = read_kernel_version(tree)
     folder = cache / f"{version}-{recipe()}"
@@ -228,19 +227,19 @@ def _run(command: list[str], doing: str) -> str:
 
 # The version of an archive is inside it, and unpacking takes long. So an image records its archive's name, size and
 # modification time.
-def _stamp(source: Source) -> str:
-    status = source.path.stat()
-    return f"{source.path.name} {status.st_size} {status.st_mtime_ns}"
+def _stamp(source: Path) -> str:
+    status = source.stat()
+    return f"{source.name} {status.st_size} {status.st_mtime_ns}"
 
 
-def _note_source(source: Source, folder: Path) -> None:
-    if not source.is_tree:
+def _note_source(source: Path, folder: Path) -> None:
+    if not source.is_dir():
         (folder / "source").write_text(_stamp(source))
 
 
-def _find_image_of(source: Source, cache: Path) -> KernelImage | None:
-    if source.is_tree:
-        return KernelImage.read(cache / f"{read_kernel_version(source.path)}-{recipe()}")
+def _find_image_of(source: Path, cache: Path) -> KernelImage | None:
+    if source.is_dir():
+        return KernelImage.read(cache / f"{read_kernel_version(source)}-{recipe()}")
     for note in cache.glob("*/source"):
         image = KernelImage.read(note.parent)
         if image is not None and image.recipe == recipe() and note.read_text() == _stamp(source):

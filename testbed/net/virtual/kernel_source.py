@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.net.errors import VirtualClockError
@@ -38,25 +37,13 @@ TOOLS = {
 GET_SOURCE = "give a kernel source tree or archive: testbed virtual build --source PATH"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A source tree, or an archive of one."""
-
-    path: Path
-
-    @property
-    def is_tree(self) -> bool:
-        """Whether it is a source tree and not an archive."""
-        return self.path.is_dir()
-
-
 def missing_tools() -> list[str]:
     """Return the Debian packages of the tools that are not on PATH."""
     return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
 
 
-def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
-    """Return the given source, or the newest one in the folder of the distribution's packages.
+def find_source(given: Path | None, packaged: Path = PACKAGED) -> Path:
+    """Return the given source (an archive or a tree), or the newest one in the folder of the distribution's packages.
 
     Raises:
         VirtualClockError: There is no source, or the given one is not a kernel source.
@@ -66,7 +53,7 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
             raise VirtualClockError(f"{given}: not a kernel source tree (it has no arch/um/Kconfig)")
         if not given.exists():
             raise VirtualClockError(f"{given}: no such kernel source tree or archive")
-        return Source(given.resolve())
+        return given.resolve()
     found = [
         path for path in packaged.glob("linux-source-*.tar.*") if parse_version(path.name) >= OLDEST_VERSION
     ]
@@ -74,16 +61,16 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
         raise VirtualClockError(
             f"no kernel source of Linux {format_version(OLDEST_VERSION)} or newer in {packaged}: {GET_SOURCE}"
         )
-    return Source(max(found, key=lambda path: parse_version(path.name)).resolve())
+    return max(found, key=lambda path: parse_version(path.name)).resolve()
 
 
-def unpack(source: Source, folder: Path) -> Path:
-    """Unpack or copy a source into a folder and apply the patches of the virtual clock.
+def unpack(source: Path, folder: Path) -> Path:
+    """Unpack or copy a source (an archive or a tree) into a folder and apply the patches of the virtual clock.
 
     Raises:
         VirtualClockError: The source cannot be unpacked, is too old, or a patch does not apply.
     """
-    tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
+    tree = _copy(source, folder / "source") if source.is_dir() else _unpack(source, folder)
     version = parse_version(read_kernel_version(tree))
     for name, changes in patches_for(version).items():
         file = tree / name
@@ -91,9 +78,7 @@ def unpack(source: Source, folder: Path) -> Path:
         for pattern, line in changes.items():
             text, count = re.subn(pattern, line, text)
             if count != 1:
-                raise VirtualClockError(
-                    f"{source.path}: {name}: got {count} matches of `{pattern}`, expected one"
-                )
+                raise VirtualClockError(f"{source}: {name}: got {count} matches of `{pattern}`, expected one")
         file.unlink()  # it may be a hard link to the file in the original tree
         file.write_text(text)
     return tree
@@ -120,15 +105,15 @@ def _copy(tree: Path, target: Path) -> Path:
     raise VirtualClockError(f"{tree}: cannot be copied to {target.parent}")
 
 
-def _unpack(source: Source, folder: Path) -> Path:
-    command = ["tar", "-xf", str(source.path), "-C", str(folder)]
+def _unpack(source: Path, folder: Path) -> Path:
+    command = ["tar", "-xf", str(source), "-C", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise VirtualClockError(f"{source.path}: cannot be unpacked: {done.stderr.strip()[-500:]}")
+        raise VirtualClockError(f"{source}: cannot be unpacked: {done.stderr.strip()[-500:]}")
     trees = [entry for entry in folder.iterdir() if (entry / "arch/um/Kconfig").exists()]
     if not trees:
         raise VirtualClockError(
-            f"{source.path}: contains no kernel source tree (no arch/um/Kconfig one level down)"
+            f"{source}: contains no kernel source tree (no arch/um/Kconfig one level down)"
         )
     return trees[0]
 
@@ -217,7 +202,7 @@ def fetch_source(
     at_least: tuple[int, ...],
     progress: Callable[[str, float | None], None],
     lines: Sequence[str] | None = None,
-) -> Source:
+) -> Path:
     """Fetch the newest kernel source from the distribution's archive.
 
     Args:
@@ -238,7 +223,7 @@ def fetch_source(
             f"the distribution's archive has no kernel source of Linux {format_version(at_least)} or newer: {known}"
         )
     progress(f"fetching {name} from the distribution's archive", None)
-    return Source(apt.download(name, folder))
+    return apt.download(name, folder)
 
 
 class _Apt:
