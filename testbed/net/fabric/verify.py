@@ -13,7 +13,7 @@ from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch, network_namespace
 from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, ingress_device, verify_ingress_delays
-from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, route_rto_min_ms
+from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sysctl, supported_sysctls
 from testbed.net.links.shaping import Shape, qdisc_kinds, verify_shapes
@@ -156,7 +156,7 @@ def verify(settings: NamespaceSettings) -> None:
         verify_shapes(netlink, settings.shapes, settings.mtu, on)
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
-        if settings.rto_min_ms is not None and settings.rto_min_ms not in route_rto_min_ms(netlink):
+        if settings.rto_min_ms is not None and settings.rto_min_ms not in read_route_rto_min_ms(netlink):
             raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "none such")
         for key, value in supported_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:

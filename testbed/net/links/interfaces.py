@@ -192,7 +192,7 @@ def _mirrored(actions: bytes) -> Iterator[int]:
             yield _NUMBER.unpack_from(dict(parse_attributes(attrs[2]))[2], _MIRRED_DEVICE_AT)[0]
 
 
-def route_rto_min_ms(netlink: Netlink) -> list[int]:
+def read_route_rto_min_ms(netlink: Netlink) -> list[int]:
     """Read the minimum RTO in ms of the routes with a source address, 0 where it is not set (RTAX_RTO_MIN).
 
     Routes without any metric are left out.

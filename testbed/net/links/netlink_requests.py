@@ -132,24 +132,15 @@ def _link_set(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None
 def _link_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
     if words[1:] != ["type", "ifb"]:
         return None
-    return (
-        LINK,
-        _ADD,
-        _link(
-            0,
-            0,
-            encode_attribute(3, encode_string(words[0])),
-            encode_nested(18, encode_attribute(1, encode_string("ifb"))),
-        ),
-    )
+    name = encode_attribute(3, encode_string(words[0]))
+    return LINK, _ADD, _link(0, 0, name, encode_nested(18, encode_attribute(1, encode_string("ifb"))))
 
 
 def _address_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
     address, _, length = words[0].partition("/")
     packed = socket.inet_aton(address)
-    head = MESSAGE_STRUCTS[ADDRESS].pack(
-        socket.AF_INET, int(length or 32), 0, 0, index(_parse_options(words[1:])["dev"])
-    )
+    device = index(_parse_options(words[1:])["dev"])
+    head = MESSAGE_STRUCTS[ADDRESS].pack(socket.AF_INET, int(length or 32), 0, 0, device)
     return ADDRESS, _ADD, head + encode_attribute(2, packed) + encode_attribute(1, packed)
 
 
@@ -158,10 +149,9 @@ def _neighbour(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | Non
     if options.get("nud") != "permanent":
         return None
     head = MESSAGE_STRUCTS[NEIGHBOUR].pack(socket.AF_INET, index(options["dev"]), _PERMANENT, 0, 0)
-    where = encode_attribute(1, socket.inet_aton(words[0])) + encode_attribute(
-        2, bytes.fromhex(options["lladdr"].replace(":", ""))
-    )
-    return NEIGHBOUR, CREATE | REPLACE, head + where
+    mac = bytes.fromhex(options["lladdr"].replace(":", ""))
+    body = head + encode_attribute(1, socket.inet_aton(words[0])) + encode_attribute(2, mac)
+    return NEIGHBOUR, CREATE | REPLACE, body
 
 
 def _handle(word: str) -> int:

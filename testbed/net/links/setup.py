@@ -170,27 +170,25 @@ OFFLOADS = {
 
 def disable_offloads(interfaces: Iterable[str]) -> None:
     """Switch off the OFFLOADS of interfaces in the current network namespace. Raises LinkError if that fails."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for interface in interfaces:
             for name, (_, setter) in OFFLOADS.items():
-                _ethtool_value(asker, interface, name, setter, 0)
+                _ethtool_value(sock, interface, name, setter, 0)
 
 
 def enabled_offloads(interface: str) -> list[str]:
     """Return the OFFLOADS that are on for an interface. Raises LinkError if they cannot be read."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         return [
-            name
-            for name, (getter, _) in OFFLOADS.items()
-            if _ethtool_value(asker, interface, name, getter, 0)
+            name for name, (getter, _) in OFFLOADS.items() if _ethtool_value(sock, interface, name, getter, 0)
         ]
 
 
-def read_feature_bits(asker: HasFileno, interface: str) -> bytes:
+def read_feature_bits(sock: HasFileno, interface: str) -> bytes:
     """Return which of the kernel's offloads are on for an interface, one bit each.
 
     Args:
-        asker: A socket in the namespace of the interface.
+        sock: A socket in the namespace of the interface.
         interface: Its name.
 
     Raises:
@@ -200,7 +198,7 @@ def read_feature_bits(asker: HasFileno, interface: str) -> bytes:
         struct.pack("=II", GET_FEATURES, FEATURE_WORDS).ljust(8 + 16 * FEATURE_WORDS, b"\0"),
         8 + 16 * FEATURE_WORDS,
     )
-    _ethtool_ioctl(asker, interface, answer)
+    _ethtool_ioctl(sock, interface, answer)
     # four values per word: available, requested, active, never changed
     return b"".join(answer.raw[16 * word + 16 : 16 * word + 20] for word in range(FEATURE_WORDS))
 
@@ -213,21 +211,21 @@ def feature_names() -> tuple[str, ...]:
         struct.pack("=III", GET_STRINGS, FEATURE_STRINGS, 32 * FEATURE_WORDS).ljust(12 + size, b"\0"),
         12 + size,
     )
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        _ethtool_ioctl(asker, "lo", answer)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        _ethtool_ioctl(sock, "lo", answer)
     names = (answer.raw[12 + at : 44 + at] for at in range(0, size, 32))
     return tuple(name.rstrip(b"\0").decode() for name in names)
 
 
-def _ethtool_ioctl(asker: HasFileno, interface: str, answer: ctypes.Array[ctypes.c_char]) -> None:
+def _ethtool_ioctl(sock: HasFileno, interface: str, answer: ctypes.Array[ctypes.c_char]) -> None:
     request = struct.pack("16sP", interface.encode(), ctypes.addressof(answer)).ljust(40, b"\0")
-    fcntl.ioctl(asker, SIOCETHTOOL, request)
+    fcntl.ioctl(sock, SIOCETHTOOL, request)
 
 
-def _ethtool_value(asker: socket.socket, interface: str, name: str, command: int, value: int) -> int:
+def _ethtool_value(sock: socket.socket, interface: str, name: str, command: int, value: int) -> int:
     answer = ctypes.create_string_buffer(struct.pack("=II", command, value), 8)
     try:
-        _ethtool_ioctl(asker, interface, answer)
+        _ethtool_ioctl(sock, interface, answer)
     except OSError as error:
         raise LinkError(f"{interface}: {name}: {os.strerror(error.errno or 0)}") from error
     return int(struct.unpack("=II", answer.raw)[1])

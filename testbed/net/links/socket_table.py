@@ -34,12 +34,12 @@ class SocketTable:
 
     def __init__(self, pid: int | None) -> None:
         with network_namespace(pid):
-            self._asker = Netlink(_NETLINK_SOCK_DIAG)
+            self._netlink = Netlink(_NETLINK_SOCK_DIAG)
         self._known: dict[Connection, tuple[Settings, int]] = {}
 
     def close(self) -> None:
         """Close the socket."""
-        self._asker.close()
+        self._netlink.close()
 
     def changes(self) -> Iterator[str]:
         """Yield a description of each change of a settled connection since the last call."""
@@ -57,7 +57,7 @@ class SocketTable:
     def read(self) -> dict[Connection, Settings]:
         """Return the settings of each connection that belongs to a program."""
         request = _REQUEST.pack(socket.AF_INET, socket.IPPROTO_TCP, _EXTENSIONS, 1 << _ESTABLISHED)
-        answers = self._asker.dump(_BY_FAMILY, request, _BY_FAMILY)
+        answers = self._netlink.dump(_BY_FAMILY, request, _BY_FAMILY)
         return dict(_parse(message) for message in answers if _HEAD.unpack_from(message)[-1])
 
 

@@ -95,12 +95,12 @@ def enter_writable_root(folders: list[str]) -> None:
 
 def bring_up_loopback() -> None:
     """Set the loopback interface up."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = bytearray(struct.pack("16sH22x", b"lo", 0))
-        fcntl.ioctl(asker, SIOCGIFFLAGS, request)
+        fcntl.ioctl(sock, SIOCGIFFLAGS, request)
         (flags,) = struct.unpack_from("H", request, 16)
         struct.pack_into("H", request, 16, flags | IFF_UP)
-        fcntl.ioctl(asker, SIOCSIFFLAGS, request)
+        fcntl.ioctl(sock, SIOCSIFFLAGS, request)
 
 
 def start_open_vswitch() -> None:
