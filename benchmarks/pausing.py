@@ -119,7 +119,7 @@ def jam(delay: str, pauses: bool) -> dict[str, Any]:
     with Fabric(topology, link_engine="userspace", datapath="system") as fabric:
         before = dropped(fabric)
         rates = blast(fabric, flows, 0.5, 1.0)
-        books = fabric.engine.account().directions if fabric.engine else {}
+        books = fabric.engine.stats().directions if fabric.engine else {}
         return {
             "jam_bps": sum(rates[:-1]),
             "victim_bps": rates[-1],
@@ -132,7 +132,7 @@ def jam(delay: str, pauses: bool) -> dict[str, Any]:
 def dropped(fabric: Any) -> int:
     """Frames dropped by all queues so far, the kernel's and the link engine's."""
     kernel = sum(port.dropped for node in fabric.counts().values() for port in node.ports.values())
-    return int(kernel + sum(book.dropped for book in fabric.engine.account().directions.values()))
+    return int(kernel + sum(book.dropped for book in fabric.engine.stats().directions.values()))
 
 
 def buffers() -> Iterable[dict[str, Any]]:
@@ -162,7 +162,7 @@ def buffers() -> Iterable[dict[str, Any]]:
                 "bps": rate_bps,
                 "expected_bps": on_and_off_bps(pause),
                 "dropped": dropped(fabric) - before,
-                "peak": fabric.engine.account().directions[key].buffer_peak_bytes,
+                "peak": fabric.engine.stats().directions[key].buffer_peak_bytes,
             }
             time.sleep(1.5)  # until all that waits has gone
 

@@ -29,7 +29,7 @@ from testbed.measure.fidelity.probe import SPREADS
 from testbed.net.fabric.selftest import EXCESS_PACKETS, EXCESS_PAUSE_S
 from testbed.net.links import LinkError
 from testbed.net.links.netns import command_in_namespace
-from testbed.net.links.packet_sockets import one_way_times
+from testbed.net.links.packet_sockets import measure_one_way_delays
 from testbed.spec.link_direction import Direction
 from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, direction, running, stream, two_hosts
@@ -107,7 +107,7 @@ def round_trips(kind: str) -> Iterator[Row]:
             ends = (line.left.pid, LEFT), (line.right.pid, RIGHT)
             excess_s = {}
             for key, (here, there) in ((FORTH, ends), (BACK, ends[::-1])):
-                times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
+                times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
                 excess_s[key] = min(times) - both.delay_s
             engine.compensate(excess_s, {})
             found = statistics.median(pings(line, 15, 0.2))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from testbed.net.links import LinkWire
 from testbed.net.links.netns import command_in_namespace, run_script
-from testbed.net.links.packet_sockets import one_way_times
+from testbed.net.links.packet_sockets import measure_one_way_delays
 from testbed.net.links.setup import Setup
 from testbed.net.links.userspace import UserspaceEngine
 from testbed.spec.link_direction import Direction
@@ -133,9 +133,9 @@ def highest(hosts: Hosts) -> float:
 
 def lateness(engine: UserspaceEngine, work: Callable[[], None]) -> dict[str, float]:
     """Share of frames released within so many seconds of their time during `work`, by the engine's account."""
-    before = engine.account().directions["l", "a_to_b"]
+    before = engine.stats().directions["l", "a_to_b"]
     work()
-    after = engine.account().directions["l", "a_to_b"]
+    after = engine.stats().directions["l", "a_to_b"]
     counts = [b - a for a, b in zip(before.lateness_counts, after.lateness_counts, strict=True)]
     shares, total = {}, 0
     for bound_s, count in zip(after.lateness_bounds_s, counts, strict=False):
@@ -147,7 +147,9 @@ def lateness(engine: UserspaceEngine, work: Callable[[], None]) -> dict[str, flo
 def one_way(hosts: Hosts) -> str:
     """Median and 99th percentile of what small packets take beyond the delay on the idle link."""
     left, right = hosts
-    times = sorted(time_s - DELAY_S for time_s in one_way_times((left.pid, LEFT), (right.pid, RIGHT), 500))
+    times = sorted(
+        time_s - DELAY_S for time_s in measure_one_way_delays((left.pid, LEFT), (right.pid, RIGHT), 500)
+    )
     return f"{statistics.median(times) * 1e3:.2f} ms, 99 %: {times[int(0.99 * len(times))] * 1e3:.2f} ms"
 
 

@@ -159,5 +159,5 @@ def balanced(engine: LinkEngine) -> bool:
     return all(
         books.in_packets + books.duplicated
         == books.out_packets + books.lost + books.cut + books.dropped + books.overrun + books.held
-        for books in engine.account().directions.values()
+        for books in engine.stats().directions.values()
     )

@@ -14,7 +14,7 @@ import pytest
 from testbed.clock import clock_here
 from testbed.net.fabric.fabric_state import load_all
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.packet_sockets import one_way_times
+from testbed.net.links.packet_sockets import measure_one_way_delays
 from testbed.spec.topology import Topology, TopologySpec
 from tests.net.patience import assert_within
 
@@ -53,7 +53,7 @@ def tiers() -> Iterator[Fabric]:
 
 def one_way_s(fabric: Fabric, source: str, target: str) -> float:
     ends = [(fabric.state.pids[name], fabric.topology.host(name).ip) for name in (source, target)]
-    times = one_way_times(ends[0], ends[1], 5, 0.01)
+    times = measure_one_way_delays(ends[0], ends[1], 5, 0.01)
     assert times, f"nothing from {source} to {target} came through"
     return min(times)
 

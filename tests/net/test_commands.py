@@ -7,12 +7,17 @@ import re
 import pytest
 
 from testbed.net.links import LinkError, network_namespace
-from testbed.net.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
-from testbed.net.links.interfaces import disciplines, netem_delay_and_loss, netem_seed
+from testbed.net.links.ingress import (
+    INGRESS_DEVICE_PREFIX,
+    IngressDelay,
+    add_ingress_delays,
+    netem_change_command,
+)
+from testbed.net.links.interfaces import netem_delay_and_loss, netem_seed, read_qdiscs
 from testbed.net.links.namespace_state import OFFLOADS, ROOT, State
-from testbed.net.links.namespace_state import Namespace as Kernel
-from testbed.net.links.netlink import FORMS, LINK, QDISC, Netlink
-from testbed.net.links.netlink_requests import translate
+from testbed.net.links.namespace_state import NamespaceState as Kernel
+from testbed.net.links.netlink import LINK, MESSAGE_STRUCTS, QDISC, Netlink
+from testbed.net.links.netlink_requests import encode_command
 from testbed.net.links.netns import run_script
 from testbed.net.links.setup import Setup, run_batch
 from testbed.net.links.shaping import Shape, shape_commands
@@ -62,8 +67,8 @@ def held(place: Namespace) -> State:
         drawn = {LINK, OFFLOADS}
         return {
             key: _numbered_alike(left) if key[0] == QDISC else left
-            for key, left in kernel.state().items()
-            if key[0] not in drawn or not kernel.names[key[1]].startswith(PREFIX)
+            for key, left in kernel.read_state().items()
+            if key[0] not in drawn or not kernel.names[key[1]].startswith(INGRESS_DEVICE_PREFIX)
         }
     finally:
         kernel.close()
@@ -71,9 +76,11 @@ def held(place: Namespace) -> State:
 
 def _numbered_alike(left: bytes) -> bytes:
     """Without what the kernel draws: a queueing discipline's number, of all namespaces', and the seed of a netem."""
-    family, index, handle, parent, info = FORMS[QDISC].unpack_from(left)
+    family, index, handle, parent, info = MESSAGE_STRUCTS[QDISC].unpack_from(left)
     handle = 0x80000000 if handle >= 0x80000000 and parent == ROOT else handle
-    return FORMS[QDISC].pack(family, index, handle, parent, info) + _SEED.sub(b"", left[FORMS[QDISC].size :])
+    return MESSAGE_STRUCTS[QDISC].pack(family, index, handle, parent, info) + _SEED.sub(
+        b"", left[MESSAGE_STRUCTS[QDISC].size :]
+    )
 
 
 @pytest.mark.parametrize("rate_bps", RATES_BPS)
@@ -87,11 +94,11 @@ def test_the_kernel_holds_the_same(rate_bps: float, delayed: tuple[float, float]
         add_ingress_delays(setup, dict.fromkeys(("eth0", "eth1"), asked))
     known = {"lo": 1}
     for program, commands in (("ip", setup.ip), ("tc", setup.tc)):
-        assert all(translate(program, command, lambda name: known.get(name, 2)) for command in commands)
+        assert all(encode_command(program, command, lambda name: known.get(name, 2)) for command in commands)
     with namespaces(2) as (ours, theirs):
         for place in (ours, theirs):
             interfaces(place)
-        setup.plain.clear()  # offloads are not these programs' business
+        setup.without_offloads.clear()  # offloads are not these programs' business
         setup.apply(ours.pid)
         by_programs(setup, theirs.pid)
         found, expected = held(ours), held(theirs)
@@ -112,7 +119,7 @@ ILL_LINKS = (
 def test_netem_gets_every_ill_as_by_tc_and_a_seed_besides(ills: str) -> None:
     skip_without("netem")
     command = f"qdisc add dev eth0 root netem limit 1234 {ills}"
-    assert translate("tc", f"{command} seed 77", lambda name: 1)
+    assert encode_command("tc", f"{command} seed 77", lambda name: 1)
     with namespaces(2) as (ours, theirs):
         for place in (ours, theirs):
             interfaces(place)
@@ -120,13 +127,13 @@ def test_netem_gets_every_ill_as_by_tc_and_a_seed_besides(ills: str) -> None:
         by_programs(Setup(tc=[command]), theirs.pid)
         assert held(ours) == held(theirs)
         with network_namespace(ours.pid), Netlink() as netlink:
-            (seed,) = {netem_seed(one.options) for one in disciplines(netlink) if one.kind == "netem"}
+            (seed,) = {netem_seed(one.options) for one in read_qdiscs(netlink) if one.kind == "netem"}
         assert seed in (77, None)  # None: before Linux 6.6
 
 
 def test_a_distribution_that_iproute2_does_not_have_is_an_error() -> None:
-    with pytest.raises(LinkError, match=r"no cauchy\.dist of iproute2's in .*TC_LIB_DIR"):
-        translate(
+    with pytest.raises(LinkError, match=r"iproute2's cauchy\.dist is not in .*TC_LIB_DIR"):
+        encode_command(
             "tc", "qdisc add dev x root netem limit 1 delay 1us 1us 0% distribution cauchy", lambda name: 1
         )
 
@@ -140,7 +147,7 @@ def test_delays_are_exact_to_the_nanosecond() -> None:
         add_ingress_delays(setup, asked)
         setup.apply(place.pid)
         assert held_delays(place) == [300e-9, 2345e-9]
-        Setup(tc=[change_command("eth1", IngressDelay(1e9, delay_s=7e-9))]).apply(place.pid)
+        Setup(tc=[netem_change_command("eth1", IngressDelay(1e9, delay_s=7e-9))]).apply(place.pid)
         assert held_delays(place) == [7e-9, 2345e-9]
 
 
@@ -148,7 +155,7 @@ def held_delays(place: Namespace) -> list[float]:
     """Of all netems there, seconds."""
     with network_namespace(place.pid), Netlink() as netlink:
         return sorted(
-            netem_delay_and_loss(one.options)[0] for one in disciplines(netlink) if one.kind == "netem"
+            netem_delay_and_loss(one.options)[0] for one in read_qdiscs(netlink) if one.kind == "netem"
         )
 
 

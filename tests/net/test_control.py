@@ -136,10 +136,10 @@ def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: 
     assert fabric.controller is not None
     assert fabric.engine is not None
     fabric.controller.steer({"name": "failover", "options": {"replan": False}})
-    before = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets
+    before = fabric.engine.stats().directions["east-west-0", "a_to_b"].out_packets
     found = silence(fabric, [(50 * MS, CUT), (100 * MS, HEALTHY)], 250 * MS)
     assert 0 <= found.lasted_s - CONTROL.carrier_down_s <= LATE_S
-    carried = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets - before
+    carried = fabric.engine.stats().directions["east-west-0", "a_to_b"].out_packets - before
     if EXACT:  # 50 ms before the cut, and what is left when the 20 ms after the mending are over
         assert carried == pytest.approx((200 * MS - CONTROL.carrier_up_s) / EVERY_S, rel=0.02)
 

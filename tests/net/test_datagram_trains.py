@@ -12,7 +12,7 @@ from testbed.comm.transport import MeshSettings, Transport
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.contrib.conformance.harness import in_threads, wait_requests
 from testbed.net.links import network_namespace
-from testbed.net.links.interfaces import read_node
+from testbed.net.links.interfaces import read_node_counts
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from tests.net.line import LEFT, MTU, RIGHT, back_to_back
@@ -50,7 +50,7 @@ def test_packets_of_a_train_are_single_on_the_cable() -> None:
             return transport.socket_info()[0]
 
         told = in_threads(2, make, program)[0]
-        sender, receiver = (read_node(host.pid, protocols=True) for host in hosts)
+        sender, receiver = (read_node_counts(host.pid, protocols=True) for host in hosts)
     assert sender.protocols is not None
     assert receiver.protocols is not None
     assert receiver.ports["eth0"].rx_packets == sender.ports["eth0"].tx_packets >= told["packets_sent"]

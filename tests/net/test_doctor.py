@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 
 HOLD = """
 import time
-from testbed.net.doctor.throwaway import throwaway_bridges, throwaway_namespace
+from testbed.net.doctor.sandbox import throwaway_bridges, throwaway_namespace
 with throwaway_namespace() as pid, throwaway_bridges(["system", "netdev"]) as bridges:
     print(pid, *bridges.values(), flush=True)
     time.sleep(60)

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
-from testbed.net.links.packet_sockets import one_way_times
+from testbed.net.links.packet_sockets import measure_one_way_delays
 from testbed.spec.topology import load_topology
 from tests.net.runs import ROOT, SMALLER, run_testbed, write_scenario
 
@@ -77,7 +77,7 @@ def test_conditions_follow_each_other_and_end_where_they_began() -> None:
 
         def passes(source: str, target: str) -> bool:
             ends = [(pids[name], hosts[name].ip) for name in (source, target)]
-            return bool(one_way_times(ends[0], ends[1], 2))
+            return bool(measure_one_way_delays(ends[0], ends[1], 2))
 
         faults = Faults(fabric)
         assert passes("north1", "south1")

@@ -21,7 +21,7 @@ from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import LinkError
 from testbed.net.links.netns import network_namespace, run_script
-from testbed.net.links.packet_sockets import one_way_times, udp_pair
+from testbed.net.links.packet_sockets import measure_one_way_delays, udp_pair
 from testbed.processes import suppress_tcp_close
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import UNSCALED
@@ -171,7 +171,7 @@ def test_a_card_stays_down_when_its_switch_comes_back(network: Network) -> None:
 
 def test_a_degraded_card_takes_longer_one_way(network: Network) -> None:
     def fastest_s(source: str, target: str) -> float:
-        return min(one_way_times(network.end(source), network.end(target), 5))
+        return min(measure_one_way_delays(network.end(source), network.end(target), 5))
 
     there_s, back_s = fastest_s("west2", "west1"), fastest_s("west1", "west2")
     network.event(action="nic_degrade", target="west1", direction="in", set={"delay": "12 ms"})

@@ -26,7 +26,7 @@ from testbed.measure.fidelity import (
 )
 from testbed.measure.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
 from testbed.net.links.netns import run_script
-from testbed.net.links.packet_sockets import probe_s
+from testbed.net.links.packet_sockets import probe_transmission_s
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.buildings import Building
@@ -78,11 +78,11 @@ def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
     for entry in found:
         assert entry.rate_bps == pytest.approx(entry.asked.rate_bps, rel=0.03)
         # this link takes no time for a frame, which is taken off all the same
-        assert 0 <= entry.delay_s + probe_s(entry.asked.rate_bps) < 0.001
+        assert 0 <= entry.delay_s + probe_transmission_s(entry.asked.rate_bps) < 0.001
         assert entry.lost == 0
     assert rate_accuracy(found).ok is True
     # where a frame should have taken longer than half a millisecond, a link on which it takes nothing is found out
-    assert delay_accuracy(found).ok is (probe_s(rate_bps / 2) < 0.0005)
+    assert delay_accuracy(found).ok is (probe_transmission_s(rate_bps / 2) < 0.0005)
 
 
 def test_a_pause_while_probing_does_not_make_a_fast_link_look_right(monkeypatch: pytest.MonkeyPatch) -> None:

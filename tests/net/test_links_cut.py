@@ -57,7 +57,7 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
                 arrived.append(receiver.recv(100))
         assert arrived
         assert set(arrived) == {b"late"}
-        forth = engine.account().directions["l", "a_to_b"]
+        forth = engine.stats().directions["l", "a_to_b"]
         assert forth.cut >= 10
         assert forth.lost == 0
 
@@ -71,7 +71,7 @@ def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind:
         assert receiver.recv(100) == b"arrives"
         sender.send(b"on its way")
         time.sleep(0.2)
-        engine.darken(["l"])
+        engine.blackhole(["l"])
         assert carrier(line, "pa")
         assert carrier(line, "pb")
         sender.send(b"into the dark")
@@ -79,7 +79,7 @@ def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind:
         engine.set_carrier("l", up=True)
         sender.send(b"after it")
         assert receiver.recv(100) == b"after it"
-        forth = engine.account().directions["l", "a_to_b"]
+        forth = engine.stats().directions["l", "a_to_b"]
         assert forth.out_packets >= 2  # what was counted before the cut still is
         assert (forth.cut, forth.lost) == (2, 0)
         assert engine.settings()["l", "a_to_b"].delay_s == 0.5
@@ -87,7 +87,7 @@ def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind:
 
 def test_a_dark_link_may_be_seen_to_be_cut_and_mended(line: Line, engine_kind: str, tmp_path: Path) -> None:
     with running(engine_kind, line, tmp_path, direction(delay_s=0.01), direction(delay_s=0.01)) as engine:
-        engine.darken(["l"])
+        engine.blackhole(["l"])
         engine.set_carrier("l", up=False)
         assert not carrier(line, "pa")
         engine.set_carrier("l", up=True)

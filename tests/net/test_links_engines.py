@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.net, pytest.mark.quiet]
 def test_round_trip_is_the_sum_of_both_delays(engine_kind: str, line: Line, tmp_path: Path) -> None:
     with running(engine_kind, line, tmp_path, direction(delay_s=0.004), direction(delay_s=0.007)) as engine:
         assert_within(lambda: fastest_ping_s(line), 0.0109, 0.0116)
-        books = engine.account().directions
+        books = engine.stats().directions
         assert books[FORTH].out_packets >= 30
         assert books[BACK].out_packets >= 30
         assert balanced(engine)
@@ -68,11 +68,11 @@ def test_loss_is_as_asked_and_in_the_books(
     engine_kind: str, line: Line, tmp_path: Path, settings: dict[str, Any], streams: int, low: int, high: int
 ) -> None:
     with running(engine_kind, line, tmp_path, direction(**settings)) as engine:
-        before = engine.account().directions[FORTH].lost
+        before = engine.stats().directions[FORTH].lost
         arrived = [{arrival.number for arrival in stream(line, 5000)} for _ in range(streams)]
         lost = sum(5000 - len(numbers) for numbers in arrived)
         assert low <= lost <= high
-        assert engine.account().directions[FORTH].lost - before == lost
+        assert engine.stats().directions[FORTH].lost - before == lost
         assert balanced(engine)
     gaps = [
         number + 1 not in numbers for numbers in arrived for number in range(5000) if number not in numbers
@@ -91,7 +91,7 @@ def test_the_same_seed_loses_the_same_packets(engine_kind: str, tmp_path: Path) 
             two_hosts() as line,
             running(engine_kind, line, tmp_path, direction(loss=0.2), seed=seed) as engine,
         ):
-            if not engine.seeded():
+            if not engine.is_seeded():
                 pytest.skip("this kernel's netem takes no seed (Linux 6.6 does)")
             arrived.append([arrival.number for arrival in stream(line, 500)])
     assert len(arrived[0]) < 500
@@ -112,12 +112,12 @@ def test_jitter_has_its_size(engine_kind: str, line: Line, tmp_path: Path, distr
 
 def test_duplicates_come_as_often_as_asked(engine_kind: str, line: Line, tmp_path: Path) -> None:
     with running(engine_kind, line, tmp_path, direction(duplicate=0.1)) as engine:
-        before = engine.account().directions[FORTH].duplicated
+        before = engine.stats().directions[FORTH].duplicated
         arrived = [arrival.number for arrival in stream(line, 3000)]
         twice = len(arrived) - 3000
         assert set(arrived) == set(range(3000))
         assert 220 < twice < 380
-        assert engine.account().directions[FORTH].duplicated - before == twice
+        assert engine.stats().directions[FORTH].duplicated - before == twice
         assert balanced(engine)
 
 
@@ -145,12 +145,12 @@ def test_the_queue_holds_what_it_should_and_drops_the_rest(
     size = 1400  # 1442 bytes as a frame: 69 fit into 100 kB
     with running(engine_kind, line, tmp_path, direction(rate_bps=5e6, **queue)) as engine:
         time.sleep(0.1)
-        before = engine.account().directions[FORTH].dropped
+        before = engine.stats().directions[FORTH].dropped
         arrived = stream(line, 200, size=size, settle_s=1.0)
         # in the queue, on the wire, and the two frames or 2 ms that an idle HTB lets through by the real clock
         assert 68 <= len(arrived) <= 88
         assert [arrival.number for arrival in arrived[:68]] == list(range(68))
-        assert engine.account().directions[FORTH].dropped - before == 200 - len(arrived)
+        assert engine.stats().directions[FORTH].dropped - before == 200 - len(arrived)
         assert balanced(engine)
         assert arrived[67].at_s == pytest.approx(68 * 1442 * 8 / 5e6, rel=0.2)
 
@@ -160,7 +160,7 @@ def test_what_finds_a_long_queue_is_marked_if_it_can_be(engine_kind: str, line: 
     with running(engine_kind, line, tmp_path, direction(rate_bps=5e6, ecn_bytes=40_000)) as engine:
         time.sleep(0.1)
         marks = {tos: burst_marks(line, tos, size) for tos in (2, 0)}
-        assert engine.account().directions[FORTH].marked == sum(marks[2])
+        assert engine.stats().directions[FORTH].marked == sum(marks[2])
     assert not any(marks[0])
     # the first 40 kB are 28 frames, and what an idle HTB lets through goes ahead of them
     assert 100 - 28 - 20 <= sum(marks[2]) <= 100 - 28
@@ -234,7 +234,7 @@ def test_classes_go_by_priority_by_share_and_no_faster_than_their_limit(
         assert times[-1] - times[19] == pytest.approx(40 * 2 * frame_s, rel=0.15)
         times = [when for when, _ in arrivals_of(line, [0] * 60)]
         assert times[-1] - times[19] == pytest.approx(40 * frame_s, rel=0.15)
-        assert engine.account().directions[FORTH].dropped == 0
+        assert engine.stats().directions[FORTH].dropped == 0
         engine.change({FORTH: plain})
         assert engine.settings()[FORTH].classes == ()
         order = [dscp for _, dscp in arrivals_of(line, [0] * 30 + [46] * 5)]
@@ -266,7 +266,7 @@ def test_tcp_gets_the_goodput_that_rate_and_headers_allow(
     with running(engine_kind, line, tmp_path, forth, replace(forth, rate_bps=20e6)) as engine:
         expected_bps = 50e6 * (MTU - 52) / (MTU + 14)
         assert_within(lambda: goodput_bps(line), 0.97 * expected_bps, 1.02 * expected_bps)
-        books = engine.account().directions[FORTH]
+        books = engine.stats().directions[FORTH]
         assert books.sent_bytes > 3 * 0.97 * expected_bps / 8
         assert balanced(engine) or books.held
 
@@ -295,7 +295,7 @@ def test_one_flow_fills_a_queue_that_is_not_its_hosts(engine_kind: str, line: Li
         peak, end_s = 0, time.monotonic() + 6
         while time.monotonic() < end_s:
             time.sleep(0.02)
-            peak = max(peak, engine.account().directions[FORTH].queue_bytes)
+            peak = max(peak, engine.stats().directions[FORTH].queue_bytes)
     assert 0.9 * forth.queue_bytes <= peak <= forth.queue_bytes
 
 
@@ -335,7 +335,7 @@ def test_a_killed_engine_is_noticed_and_named(line: Line, tmp_path: Path) -> Non
         assert failure is not None
         assert "was killed by signal 9" in failure
         with pytest.raises(LinkError, match="does not answer"):
-            engine.account()
+            engine.stats()
     finally:
         engine.stop()
     assert not (tmp_path / "links.sock").exists()

@@ -71,7 +71,7 @@ def arrivals(up: Fabric, flows: Sequence[tuple[str, str]]) -> list[int]:
 
 def books(up: Fabric) -> dict[tuple[str, str], DirectionStats]:
     assert up.engine is not None
-    return up.engine.account().directions
+    return up.engine.stats().directions
 
 
 JAM = [(f"east{number + 1}", f"east{SENDERS + 1}") for number in range(SENDERS)]

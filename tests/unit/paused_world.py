@@ -73,8 +73,8 @@ class World:
                 return
             self.now_ns = max(self.now_ns, min(times))
             for key, carrier in self.carriers.items():
-                while (found := carrier.due(self.now_ns)) is not None:
-                    carrier.sent(len(found))
+                while (found := carrier.pop_due(self.now_ns)) is not None:
+                    carrier.count_sent(len(found))
                     self._arrives(key, found)
             sends(self)
 
@@ -88,13 +88,13 @@ class World:
 
     def books(self, key: Key) -> DirectionStats:
         """A direction's counters now."""
-        return self.carriers[key].account(self.now_ns)
+        return self.carriers[key].stats(self.now_ns)
 
-    def pausing(self, key: Key) -> bool:
+    def is_pausing(self, key: Key) -> bool:
         """Whether the far end has said to stop, and not to go on."""
         carrier = self.carriers[key]
         assert isinstance(carrier, PausableDirection)
-        return carrier.pausing
+        return carrier.is_pausing
 
     @property
     def dropped(self) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from testbed.net.doctor import Capability, choose, probes
 from testbed.net.doctor import capabilities as evidence
-from testbed.net.doctor.capabilities import NEEDED
+from testbed.net.doctor.capabilities import REQUIRED
 from testbed.net.doctor.host_resources import (
     HostFacts,
     parse_cfs_quota,
@@ -30,7 +30,7 @@ ALL_CAPABILITIES = 0x1FFFFFFFFFF
 
 def host(**changes: bool | None) -> list[Capability]:
     """A host with everything; `changes` by name, with spaces as underscores."""
-    names = [*NEEDED, "netem", "packet sockets", "system datapath", "netdev datapath"]
+    names = [*REQUIRED, "netem", "packet sockets", "system datapath", "netdev datapath"]
     given = {name.replace("_", " "): status for name, status in changes.items()}
     assert set(given) <= set(names)
     return [Capability(name, given.get(name, True), f"seen {name}") for name in names]
@@ -50,7 +50,7 @@ def test_what_the_kernel_lacks_is_replaced_and_the_reason_kept(lacking: bool | N
     assert "seen netem" in choice.reasons[0]
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", REQUIRED)
 @pytest.mark.parametrize("lacking", [False, None])
 def test_without_a_needed_capability_no_run_is_possible(name: str, lacking: bool | None) -> None:
     choice = choose(host(**{name.replace(" ", "_"): lacking}))
@@ -94,7 +94,7 @@ def test_root_needs_the_kernels_capabilities_too() -> None:
         (2, "Error: Unknown device type.", False),
         (2, "RTNETLINK answers: Operation not permitted", None),
         (None, "tc not found", None),
-        (None, "tc gave no answer in 5 s", None),
+        (None, "tc did not finish within 5 s", None),
         (1, "", None),
     ],
 )
@@ -152,8 +152,8 @@ def test_a_datapath_works_when_a_bridge_on_it_gets_a_port(port: str, verdict: bo
 
 def test_the_reason_is_taken_out_of_open_vswitchs_log_line() -> None:
     line = "2026-11-21T06:54:22Z|00001|dpif_netlink|INFO|Generic Netlink family 'ovs_datapath' does not exist.\nmore"
-    assert evidence.last_words(line) == "Generic Netlink family 'ovs_datapath' does not exist."
-    assert evidence.last_words("") == ""
+    assert evidence.first_log_text(line) == "Generic Netlink family 'ovs_datapath' does not exist."
+    assert evidence.first_log_text("") == ""
 
 
 def test_bridges_of_dead_probes_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_probe_that_breaks_makes_its_capabilities_unknown(monkeypatch: pytest.
 
 
 def test_a_program_that_hangs_or_is_missing_is_no_exception() -> None:
-    assert run(["sleep", "9"], timeout_s=0.05).message == "sleep gave no answer in 0.05 s"
+    assert run(["sleep", "9"], timeout_s=0.05).message == "sleep did not finish within 0.05 s"
     missing = run(["tbdoc-no-such-program"])
     assert (missing.status, missing.message) == (None, "tbdoc-no-such-program not found")
 
@@ -301,7 +301,7 @@ def test_rdma_needs_soft_roce_in_the_virtual_clocks_kernel_and_pyverbs(tmp_path:
     programs = {"ibv_devices": True, "rping": False}
     image = KernelImage(tmp_path, "7.3.4", "recipe", 1, ("netem", "soft-RoCE"))
     found = evidence.rdma(image, programs, None)
-    words = "soft-RoCE under the virtual clock; programs: ibv_devices; pyverbs: there"
+    words = "soft-RoCE under the virtual clock; programs: ibv_devices; pyverbs: installed"
     assert (found.status, found.evidence) == (True, words)
     both = KernelImage(tmp_path, "7.3.4", "recipe", 1, ("soft-RoCE", "soft-iWARP"))
     assert evidence.rdma(both, programs, None).evidence.startswith("soft-RoCE and soft-iWARP under")
@@ -319,7 +319,7 @@ def test_rdma_needs_soft_roce_in_the_virtual_clocks_kernel_and_pyverbs(tmp_path:
 def test_the_virtual_clock_needs_its_kernel_and_the_programs_of_its_guests(tmp_path: Path) -> None:
     image = KernelImage(tmp_path, "6.1.192", "recipe", 1, ("netem", "htb"))
     found = evidence.virtual_clock("x86_64", image, "", [])
-    assert (found.status, found.evidence) == (True, "Linux 6.1.192, 2 features tried; needs no root")
+    assert (found.status, found.evidence) == (True, "Linux 6.1.192, 2 features tested; needs no root")
     none = evidence.virtual_clock("x86_64", None, "not built yet", [])
     assert (none.status, none.evidence) == (False, "not built yet")
     assert none.hint.startswith("make virtual")

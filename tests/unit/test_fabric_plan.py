@@ -55,7 +55,7 @@ def test_every_host_knows_every_other_and_the_leaf_knows_all() -> None:
     assert f"fdb replace {hosts[0].mac} dev p0 " in entries
     assert f"fdb replace {hosts[-1].mac} dev uplink " in entries
     ports = len(plan.topology.building("east").hosts) + 1
-    assert "\n".join(leaf.ip).count("learning off flood off") == len(leaf.plain) == ports
+    assert "\n".join(leaf.ip).count("learning off flood off") == len(leaf.without_offloads) == ports
 
 
 def test_probe_addresses_are_pinned_to_their_links() -> None:

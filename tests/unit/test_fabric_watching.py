@@ -98,7 +98,7 @@ def test_a_class_that_is_otherwise_is_named(handle: int, changed: dict[str, int]
 
 
 def test_classes_that_are_missing_or_that_nobody_asked_for_are_named() -> None:
-    with pytest.raises(SettingMismatch, match="class 1:10: class: asked for there, the system has none"):
+    with pytest.raises(SettingMismatch, match="class 1:10: class: asked for present, the system has none"):
         compare_classes("p0", COMMANDS, {0x10001: WHOLE})
-    with pytest.raises(SettingMismatch, match="class 1:77: class: asked for none, the system has there"):
+    with pytest.raises(SettingMismatch, match="class 1:77: class: asked for none, the system has present"):
         compare_classes("p0", COMMANDS, {0x10001: WHOLE, 0x10010: WHOLE, 0x10077: WHOLE})

@@ -34,7 +34,7 @@ from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, traffic
 from testbed.net.fabric.bridges import CARD, bridges, cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
-from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocols, read_protocols
+from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocol_counts, read_protocol_counts
 from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -67,7 +67,7 @@ Inter-|   Receive                 |  Transmit
 
 
 def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
-    found = parse_protocols(SNMP, NETSTAT, DEV)
+    found = parse_protocol_counts(SNMP, NETSTAT, DEV)
     assert found == ProtocolCounts(
         out_packets=800 + 7 + 40 + 3 + 15 - 5 - 10,
         out_headers=690,
@@ -84,7 +84,7 @@ def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
         icmp_out=3,
         icmp_in=4,
     )
-    assert read_protocols().in_packets >= 0  # of this very machine, whose kernel may have more to say
+    assert read_protocol_counts().in_packets >= 0  # of this very machine, whose kernel may have more to say
 
 
 def protocols(out: int, into: int) -> ProtocolCounts:

@@ -62,7 +62,7 @@ def test_a_hiccup_of_the_machine_passes_and_a_link_that_jitters_stays(
 ) -> None:
     quiet, rough = [0.005] * 20, [0.005, 0.007] * 10
     tries = [rough] * hiccups + [quiet] * 3
-    monkeypatch.setattr(probe, "one_way_times", lambda *ends: tries.pop(0))
+    monkeypatch.setattr(probe, "measure_one_way_delays", lambda *ends: tries.pop(0))
     monkeypatch.setattr(probe, "_rate", lambda *ends: (1e9, True, 0.0, False))
     link = WanLink("east", "west", 0, PLAIN, PLAIN)
     topology = Topology("pair", 1500, (), (link,))

@@ -30,7 +30,7 @@ from testbed.measure.ranks.telemetry import HostCounts, witnesses
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
-from testbed.net.links.protocol_counters import read_protocols
+from testbed.net.links.protocol_counters import read_protocol_counts
 from testbed.prediction.model_accuracy import stated_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -210,7 +210,7 @@ def test_a_step_clock_keeps_what_launchers_heard() -> None:
 
 
 def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> None:
-    host = read_protocols()
+    host = read_protocol_counts()
     before = HostCounts(host, None, {1: WireCounts(bytes_in=500), 2: WireCounts(bytes_in=9)})
     after = HostCounts(
         host, None, {1: WireCounts(bytes_in=1500, quiet_s=0.25), 2: WireCounts(bytes_in=9, quiet_s=0.1)}

@@ -30,7 +30,7 @@ def test_what_was_written_counts_also_when_its_maker_is_gone(folder: Path) -> No
         made.truncate(64 * MIB)
         made.write(b"x" * 3 * MIB)
         os.fsync(made)
-        memory.look(os.getpid())
+        memory.attach(os.getpid())
     assert memory.used_bytes is not None
     assert 3 * MIB <= memory.used_bytes < 4 * MIB
     memory.close()
@@ -42,11 +42,11 @@ def test_files_that_have_a_name_or_are_elsewhere_are_not_it(
 ) -> None:
     memory = MemoryFile(MIB)
     with (folder / "named").open("wb"), tempfile.TemporaryFile(dir=tmp_path_factory.mktemp("other")):
-        memory.look(os.getpid())
+        memory.attach(os.getpid())
     assert memory.used_bytes is None
 
 
 def test_room_is_wanted_for_what_is_expected_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
-    with pytest.raises(VirtualClockError, match="no room for the guest's 1125899906842624 MiB of memory in"):
+    with pytest.raises(VirtualClockError, match="no space for the guest's 1125899906842624 MiB of memory in"):
         MemoryFile(1 << 70)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.net.links.emulated_direction import QUEUE_PARTS, EmulatedDirection
+from testbed.net.links.emulated_direction import QUEUE_HISTOGRAM_BINS, EmulatedDirection
 from testbed.spec.link_direction import Direction, LossBursts
 
 MS = 1_000_000
@@ -22,8 +22,8 @@ def link(rate_bps: float = INSTANT_BPS, delay_s: float = 0.0, **more: Any) -> Di
 
 def release_all(carrier: EmulatedDirection, now_ns: int) -> list[bytes]:
     frames = []
-    while (frame := carrier.due(now_ns)) is not None:
-        carrier.sent(len(frame))
+    while (frame := carrier.pop_due(now_ns)) is not None:
+        carrier.count_sent(len(frame))
         frames.append(frame)
     return frames
 
@@ -48,7 +48,7 @@ def test_a_frame_leaves_after_its_delay_and_not_before() -> None:
     carrier = EmulatedDirection(link(delay_s=0.005), "seed")
     carrier.accept(b"one", 1 * MS)
     assert carrier.next_release_ns == 6 * MS
-    assert carrier.due(6 * MS - 1) is None
+    assert carrier.pop_due(6 * MS - 1) is None
     assert release_all(carrier, 6 * MS) == [b"one"]
     assert carrier.next_release_ns is None
 
@@ -57,15 +57,15 @@ def test_a_frame_leaves_after_its_delay_and_not_before() -> None:
 def test_the_edge_that_a_frame_only_passes_is_left_to_the_next_link(jitter_s: float) -> None:
     here, elsewhere = (bytes.fromhex(f"02000a00000{last}") for last in (1, 2))
     first, second = (EmulatedDirection(link(delay_s=0.005, jitter_s=jitter_s), "seed") for _ in range(2))
-    first.lead(300_000, [here])
-    second.lead(300_000, [elsewhere])
+    first.set_lead(300_000, [here])
+    second.set_lead(300_000, [elsewhere])
     # the edge between the two, half of what a link's path adds, is made up for by the second link alone
     first.accept(elsewhere + b"payload", 1 * MS)
     assert first.next_release_ns == pytest.approx(6 * MS - 150_000, abs=1)
     second.accept(elsewhere + b"payload", 1 * MS)
     assert second.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
     alone = EmulatedDirection(link(delay_s=0.005, jitter_s=jitter_s), "seed")
-    alone.lead(300_000)
+    alone.set_lead(300_000)
     alone.accept(elsewhere + b"payload", 1 * MS)
     assert alone.next_release_ns == pytest.approx(6 * MS - 300_000, abs=1)
 
@@ -86,13 +86,13 @@ def test_a_full_queue_drops_what_comes_last() -> None:
     carrier = EmulatedDirection(link(rate_bps=8e6, queue_bytes=2500), "seed")
     for letter in b"abcd":
         carrier.accept(bytes([letter]) * 1000, 0)
-    books = carrier.account(0)
+    books = carrier.stats(0)
     assert (books.in_packets, books.dropped, books.held) == (4, 2, 2)
     assert (books.queue_bytes, books.queue_peak_bytes, books.sent_bytes) == (2000, 2000, 0)
     assert sum(books.queue_counts) == 4
     carrier.accept(b"e" * 1000, MS // 2)  # half of the first is gone: 1500 + 1000 fit
     assert [frame[:1] for frame in release_all(carrier, 10 * MS)] == [b"a", b"b", b"e"]
-    assert carrier.account(10 * MS).sent_bytes == 3000
+    assert carrier.stats(10 * MS).sent_bytes == 3000
 
 
 def test_a_queue_may_be_limited_in_packets() -> None:
@@ -100,7 +100,7 @@ def test_a_queue_may_be_limited_in_packets() -> None:
     for _ in range(5):
         carrier.accept(b"x" * 1000, 0)
     carrier.accept(b"y" * 1000, MS)  # one has left
-    assert carrier.account(MS).dropped == 2
+    assert carrier.stats(MS).dropped == 2
     assert len(release_all(carrier, 100 * MS)) == 4
 
 
@@ -108,8 +108,8 @@ def test_queue_occupancy_is_counted_as_arrivals_find_it() -> None:
     carrier = EmulatedDirection(link(rate_bps=8e6, queue_bytes=6400), "seed")
     for _ in range(6):
         carrier.accept(b"x" * 1000, 0)
-    counts = carrier.account(0).queue_counts
-    assert len(counts) == QUEUE_PARTS
+    counts = carrier.stats(0).queue_counts
+    assert len(counts) == QUEUE_HISTOGRAM_BINS
     assert [index for index, count in enumerate(counts) if count] == [0, 10, 20, 30, 40, 50]
 
 
@@ -132,7 +132,7 @@ def test_from_the_threshold_on_capable_packets_are_marked_with_a_right_checksum(
     assert (first, second, last) == (IPV4_ECT, IPV4_ECT, plain)
     assert third[15] & 3 == 3
     assert checksum(third[14:34]) == checksum(IPV4_ECT[14:34])
-    assert carrier.account(0).marked == 1
+    assert carrier.stats(0).marked == 1
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
@@ -194,7 +194,7 @@ def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:
     for _ in range(10_000):
         carrier.accept(bytes(64), 0)
     found = release_all(carrier, MS)
-    books = carrier.account(MS)
+    books = carrier.stats(MS)
     assert books.duplicated == len(found) - 10_000
     assert 900 < books.duplicated < 1100
     assert books.corrupted is not None
@@ -213,7 +213,7 @@ def test_who_overtakes_leaves_at_once_and_the_others_keep_their_order() -> None:
         carrier.accept(frame, number * 1000)
     at_once = release_all(carrier, 1 * MS)
     rest = release_all(carrier, 1000 * MS)
-    assert carrier.account(0).reordered == len(at_once)
+    assert carrier.stats(0).reordered == len(at_once)
     assert 70 < len(at_once) < 130
     assert sorted(at_once) == at_once
     assert sorted(rest) == rest
@@ -226,12 +226,12 @@ def test_the_books_balance_and_lateness_is_counted() -> None:
         carrier.accept(b"x" * 100, 0)
     release_all(carrier, 0)  # nothing is due yet
     carrier.accept(b"x" * 100, 5 * MS)
-    frame = carrier.due(1 * MS + 300_000)  # 0.3 ms late
+    frame = carrier.pop_due(1 * MS + 300_000)  # 0.3 ms late
     assert frame is not None
-    carrier.refused()
+    carrier.count_refused()
     release_all(carrier, 4 * MS)  # 3 ms late
-    carrier.missed(2)
-    books = carrier.account(5 * MS)
+    carrier.count_missed(2)
+    books = carrier.stats(5 * MS)
     assert books.in_packets == 13
     assert books.in_bytes == 1100
     assert (books.out_packets, books.out_bytes) == (9, 900)
@@ -240,7 +240,7 @@ def test_the_books_balance_and_lateness_is_counted() -> None:
     assert late[0.0005] == 1
     assert late[0.005] == 9
     assert books.lateness_max_s == 0.003
-    assert carrier.account(5 * MS).lateness_max_s == 0.0
+    assert carrier.stats(5 * MS).lateness_max_s == 0.0
 
 
 def test_with_everything_on_the_books_balance() -> None:
@@ -258,7 +258,7 @@ def test_with_everything_on_the_books_balance() -> None:
     for number in range(5000):
         carrier.accept(bytes(1000), number * 8_000)
         release_all(carrier, number * 8_000)
-    books = carrier.account(5000 * 8_000)
+    books = carrier.stats(5000 * 8_000)
     assert books.dropped > 0
     assert books.in_packets + books.duplicated == (
         books.out_packets + books.lost + books.cut + books.dropped + books.overrun + books.held
@@ -270,7 +270,7 @@ def test_settings_change_in_place_also_back_to_zero() -> None:
     carrier.accept(b"late", 0)
     carrier.settings = link()
     carrier.accept(b"soon", 1)
-    assert carrier.due(1) is None  # it may not overtake
+    assert carrier.pop_due(1) is None  # it may not overtake
     assert release_all(carrier, 5 * MS) == [b"late", b"soon"]
     carrier.accept(b"now", 6 * MS)
     assert release_all(carrier, 6 * MS) == [b"now"]
@@ -285,8 +285,8 @@ def test_a_cut_link_loses_what_is_in_it_and_what_comes_until_it_is_mended() -> N
     carrier.cut(0)
     carrier.accept(b"meanwhile", 1 * MS)
     assert carrier.next_release_ns is None
-    carrier.mend(0)
+    carrier.restore(0)
     carrier.accept(b"after", 2 * MS)
     assert release_all(carrier, 100 * MS) == [b"after"]
-    books = carrier.account(100 * MS)
+    books = carrier.stats(100 * MS)
     assert (books.in_packets, books.cut, books.lost, books.out_packets, books.held) == (3, 2, 0, 1, 0)

@@ -10,11 +10,11 @@ import pytest
 
 from testbed.net.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.net.links.ingress import IngressDelay
-from testbed.net.links.interfaces import Discipline, netem_seed
+from testbed.net.links.interfaces import Qdisc, netem_seed
 from testbed.net.links.netem import NetemEngine
-from testbed.net.links.netlink import put
+from testbed.net.links.netlink import encode_attribute
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import Shape, named, read_filters, shape_commands
+from testbed.net.links.shaping import Shape, match_requested_classes, parse_dscp_filters, shape_commands
 from testbed.spec.link_direction import Direction, LossBursts, QueueClass
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
@@ -64,13 +64,23 @@ class Kernel:
         self.classes: dict[str, Shape] = {}
         self.seeds: dict[str, int] | None = None  # that it says it holds, other than those it was given
 
-    def netems(self) -> dict[str, Discipline]:
+    def netems(self) -> dict[str, Qdisc]:
         """As the kernel tells of them, with the seeds that they were given."""
         words = [command.split() for command in self.commands if " seed " in command]
         given = SEEDS | {line[3]: int(line[line.index("seed") + 1]) for line in words}
         return {
-            interface: Discipline(
-                0, 0, 0, "netem", bytes(24) + put(14, struct.pack("=Q", seed)), 0, 0, 0, 0, 0, b""
+            interface: Qdisc(
+                0,
+                0,
+                0,
+                "netem",
+                bytes(24) + encode_attribute(14, struct.pack("=Q", seed)),
+                0,
+                0,
+                0,
+                0,
+                0,
+                b"",
             )
             for interface, seed in (given if self.seeds is None else self.seeds).items()
         }
@@ -81,7 +91,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
     monkeypatch.setattr(netem, "read_shape", lambda netlink, interface, filters: made.shapes[interface])
-    for dump in ("interfaces", "disciplines"):
+    for dump in ("read_interfaces", "read_qdiscs"):
         monkeypatch.setattr(netem, dump, lambda netlink: [])
     monkeypatch.setattr(
         netem, "verify_ingress_delays", lambda netlink, holds, names, found: made.held.update(holds)
@@ -121,14 +131,14 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
         led = f"filter add dev {entry} parent ffff: protocol all pref 20 matchall"
         assert f"{led} action mirred egress redirect dev in-{entry}" in kernel.commands
     assert kernel.held == {"w0a": IngressDelay(1e9), "w0b": IngressDelay(1e9)}
-    assert kernel.classes == {"p1": Shape.of(FORTH), "p2": Shape.of(BACK)}
+    assert kernel.classes == {"p1": Shape.from_direction(FORTH), "p2": Shape.from_direction(BACK)}
 
 
 def test_each_direction_has_a_seed_of_its_own_that_is_read_back(kernel: Kernel) -> None:
     engine().start()
     held = {name: netem_seed(one.options) for name, one in kernel.netems().items()}
     assert len({*held.values()}) == 2
-    assert engine().seeded()
+    assert engine().is_seeded()
     kernel.seeds = {"w0a": held["w0b"], "w0b": held["w0a"]}  # type: ignore[dict-item]
     with pytest.raises(
         SettingMismatch, match=rf"link east-west-0 a_to_b: seed: asked for {held['w0b']}, the"
@@ -136,7 +146,7 @@ def test_each_direction_has_a_seed_of_its_own_that_is_read_back(kernel: Kernel) 
         engine().verify()
     older = dataclasses.replace(kernel.netems()["w0a"], options=bytes(24))  # Linux 6.5 has no such attribute
     kernel.netems = lambda: dict.fromkeys(("w0a", "w0b"), older)  # type: ignore[method-assign]
-    assert not engine().seeded()
+    assert not engine().is_seeded()
 
 
 def test_settings_are_read_back_and_a_difference_is_an_error(kernel: Kernel) -> None:
@@ -151,7 +161,7 @@ def test_settings_are_read_back_and_a_difference_is_an_error(kernel: Kernel) -> 
     with pytest.raises(SettingMismatch, match=r"link east-west-0 b_to_a: delay_s: asked for 0.007"):
         engine().start()
     del kernel.answers["w0a"]
-    with pytest.raises(LinkError, match="netem is gone from w0a"):
+    with pytest.raises(LinkError, match="netem was removed from w0a"):
         engine().settings()
 
 
@@ -214,14 +224,14 @@ def test_classes_that_are_read_back_as_asked_get_their_names() -> None:
         QueueClass("1:11", (34, 46), 0, 0.001, 1.0),
         QueueClass("1:12", (40,), 1, 0.25, 0.5),
     )
-    assert named(found, CLASSES, 1e9) == CLASSES
+    assert match_requested_classes(found, CLASSES, 1e9) == CLASSES
     for wrong in (
         found[:2],
         (dataclasses.replace(found[0], share=0.4), *found[1:]),
         (*found[:2], dataclasses.replace(found[2], priority=0)),
         (*found[:2], dataclasses.replace(found[2], dscps=(41,))),
     ):
-        assert named(wrong, CLASSES, 1e9) == wrong
+        assert match_requested_classes(wrong, CLASSES, 1e9) == wrong
 
 
 def test_filters_are_read_from_what_tc_shows() -> None:
@@ -231,4 +241,4 @@ filter parent 1: protocol ip pref 10 u32 chain 0 fh 800::800 order 2048 key ht 8
 filter parent 1: protocol ip pref 10 u32 chain 0 fh 800::801 order 2049 key ht 800 bkt 0 flowid 1:12 not_in_hw
   match 00a00000/00fc0000 at 0
 """
-    assert read_filters(shown) == {0x11: {46}, 0x12: {40}}
+    assert parse_dscp_filters(shown) == {0x11: {46}, 0x12: {40}}

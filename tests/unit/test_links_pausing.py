@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.net.links.pause import Gate, Ingress, Trail
+from testbed.net.links.pause import FrameOrigins, PauseGate, PauseIngress
 from testbed.spec.link_direction import Pause
 from testbed.spec.links import PauseSpec, turnaround_bytes
 from testbed.spec.scale import UNSCALED, Scale
@@ -20,53 +20,56 @@ AMPLE = 1 << 30
 
 
 def test_a_gate_closes_and_opens_when_it_was_told() -> None:
-    gate = Gate()
-    assert gate.opens_ns(5) == 5
-    gate.turn(10, closed=True)
-    assert (gate.opens_ns(9), gate.opens_ns(10), gate.opens_ns(50)) == (9, None, None)
+    gate = PauseGate()
+    assert gate.next_open_ns(5) == 5
+    gate.schedule(10, closed=True)
+    assert (gate.next_open_ns(9), gate.next_open_ns(10), gate.next_open_ns(50)) == (9, None, None)
     assert gate.paused_ns(25) == 15
-    gate.turn(30, closed=False)
-    gate.turn(40, closed=True)
-    assert (gate.opens_ns(12), gate.opens_ns(35), gate.opens_ns(40)) == (30, 35, None)
-    gate.forget(35)
-    assert (gate.opens_ns(36), gate.opens_ns(45)) == (36, None)
+    gate.schedule(30, closed=False)
+    gate.schedule(40, closed=True)
+    assert (gate.next_open_ns(12), gate.next_open_ns(35), gate.next_open_ns(40)) == (30, 35, None)
+    gate.discard_until(35)
+    assert (gate.next_open_ns(36), gate.next_open_ns(45)) == (36, None)
     assert gate.paused_ns(50) == 30
-    gate.turn(20, closed=False)  # no word overtakes another
-    assert gate.opens_ns(36) == 36
-    assert gate.opens_ns(40) == 40
+    gate.schedule(20, closed=False)  # no word overtakes another
+    assert gate.next_open_ns(36) == 36
+    assert gate.next_open_ns(40) == 40
 
 
 def test_a_switch_pauses_above_xoff_and_resumes_at_xon() -> None:
     said: list[tuple[float, bool]] = []
-    ingress = Ingress(Pause(3000, 1000, 1000), lambda at_ns, pause: said.append((at_ns, pause)))
+    ingress = PauseIngress(Pause(3000, 1000, 1000), lambda at_ns, pause: said.append((at_ns, pause)))
     for moment in (1, 2, 3):
-        assert ingress.takes(1000)
-        ingress.came(1000, moment)
+        assert ingress.admit(1000)
+        ingress.on_enqueue(1000, moment)
     assert said == []
-    ingress.came(1000, 4)
-    assert not ingress.takes(1)
+    ingress.on_enqueue(1000, 4)
+    assert not ingress.admit(1)
     for moment in (5, 6):
-        ingress.left(1000, moment)
+        ingress.on_dequeue(1000, moment)
     assert said == [(4, True)]
-    ingress.left(1000, 7)
+    ingress.on_dequeue(1000, 7)
     assert said == [(4, True), (7, False)]
     assert (ingress.pauses, ingress.peak_bytes, ingress.held_bytes) == (1, 4000, 1000)
 
 
 def test_a_trail_knows_frames_again_whatever_the_switch_wrote_into_their_headers() -> None:
-    trail, one, two = Trail(), *(Ingress(Pause(0, 0, 0), lambda at_ns, pause: None) for _ in range(2))
-    trail.note(frame(1, 7), one, 0)
-    trail.note(frame(2, 7), two, 0)
-    trail.note(frame(2, 7), one, 0)  # alike: known in their order
+    trail, one, two = (
+        FrameOrigins(),
+        *(PauseIngress(Pause(0, 0, 0), lambda at_ns, pause: None) for _ in range(2)),
+    )
+    trail.record(frame(1, 7), one, 0)
+    trail.record(frame(2, 7), two, 0)
+    trail.record(frame(2, 7), one, 0)  # alike: known in their order
     rewritten = bytearray(frame(1, 7))
     rewritten[:12] = b"\1" * 12  # addresses of the next hop
     rewritten[15], rewritten[22:26] = 46 << 2, b"\1\2\3\4"  # class, time to live, checksum
-    found = [trail.follow(each) for each in (bytes(rewritten), frame(2, 7), frame(2, 7), frame(2, 7))]
+    found = [trail.take(each) for each in (bytes(rewritten), frame(2, 7), frame(2, 7), frame(2, 7))]
     assert found == [one, two, one, None]
-    trail.note(frame(3, 7), one, 0)
-    trail.note(frame(4, 7), one, 2_000 * MS)
-    assert trail.follow(frame(3, 7)) is None  # it ended in the switch long ago
-    assert trail.follow(frame(4, 7)) is one
+    trail.record(frame(3, 7), one, 0)
+    trail.record(frame(4, 7), one, 2_000 * MS)
+    assert trail.take(frame(3, 7)) is None  # it ended in the switch long ago
+    assert trail.take(frame(4, 7)) is one
 
 
 def bottleneck(pause: Pause | None, delay_s: float, out_bps: float) -> World:
@@ -93,13 +96,13 @@ def test_a_link_that_was_cut_is_paused_again_when_it_is_mended_and_its_switch_st
     key = "a-S", "a_to_b"
     world.send(key, [0] * 100)
     world.run(20 * MS)
-    assert world.pausing(key)
+    assert world.is_pausing(key)
     waits = world.books(key).queue_bytes
     assert waits > 0
     world.carriers[key].cut(world.now_ns)  # what waits at the sender is lost as well
     world.run(30 * MS)
     assert world.books(key).cut == waits / FRAME_BYTES
-    world.carriers[key].mend(world.now_ns)
+    world.carriers[key].restore(world.now_ns)
     stood_s = world.books(key).paused_s
     world.run(35 * MS)
     world.send(key, [0] * 10)
@@ -189,7 +192,7 @@ def test_head_of_line_blocking_is_that_of_the_published_table(ports: int) -> Non
     def one_each(world: World) -> None:
         """A next frame as soon as the one before it has left the switch."""
         for n in names:
-            if not world.pausing((f"i{n}-S", "a_to_b")):
+            if not world.is_pausing((f"i{n}-S", "a_to_b")):
                 world.send((f"i{n}-S", "a_to_b"), [draw.randrange(ports)])
 
     slots = 5000 // ports

@@ -33,16 +33,16 @@ def backlogged(classes: Sequence[QueueClass], sends: Sequence[int], frames: int)
     scheduler = Scheduler(classes, RATE_BPS, 10**9, None)
     for dscp in sends:
         for _ in range(20):
-            scheduler.put(frame(dscp), 0)
+            scheduler.enqueue_frame(frame(dscp), 0)
     left: Counter[int] = Counter()
     free_ns = 0.0
     for _ in range(frames):
-        at_ns = scheduler.next_at(free_ns)
+        at_ns = scheduler.next_departure(free_ns)
         assert at_ns is not None
-        out = scheduler.take(at_ns)
+        out = scheduler.dequeue_frame(at_ns)
         left[dscp_of(out)] += 1
         free_ns = at_ns + FRAME_NS
-        scheduler.put(out, int(free_ns))
+        scheduler.enqueue_frame(out, int(free_ns))
     return left
 
 
@@ -69,11 +69,11 @@ def test_a_class_that_had_the_link_alone_is_not_in_debt() -> None:
     left: Counter[int] = Counter()
     for number in range(12_000):
         for dscp in (26,) if number < 10_000 else (26, 46):
-            if not scheduler.waiting_bytes(frame(dscp)):
-                scheduler.put(frame(dscp), free_ns)
-        at_ns = scheduler.next_at(free_ns)
+            if not scheduler.backlog_bytes(frame(dscp)):
+                scheduler.enqueue_frame(frame(dscp), free_ns)
+        at_ns = scheduler.next_departure(free_ns)
         assert at_ns is not None
-        dscp = dscp_of(scheduler.take(at_ns))
+        dscp = dscp_of(scheduler.dequeue_frame(at_ns))
         left[dscp] += number >= 10_000
         free_ns = at_ns + FRAME_NS
     assert left[26] == pytest.approx(1200, abs=40)
@@ -93,10 +93,10 @@ def test_equals_share_by_their_shares() -> None:
 def test_a_limit_holds_and_nothing_is_lost() -> None:
     scheduler = Scheduler([QueueClass("slow", (8,), limit=0.25), QueueClass("rest")], RATE_BPS, 10**9, None)
     for _ in range(400):
-        scheduler.put(frame(8), 0)
+        scheduler.enqueue_frame(frame(8), 0)
     free_ns, count = 0.0, 0
-    while (at_ns := scheduler.next_at(free_ns)) is not None:
-        assert dscp_of(scheduler.take(at_ns)) == 8
+    while (at_ns := scheduler.next_departure(free_ns)) is not None:
+        assert dscp_of(scheduler.dequeue_frame(at_ns)) == 8
         free_ns, count = at_ns + FRAME_NS, count + 1
     assert count == 400
     assert free_ns == pytest.approx(400 * FRAME_NS * 4, rel=0.06)  # but for what goes at once
@@ -104,11 +104,11 @@ def test_a_limit_holds_and_nothing_is_lost() -> None:
 
 def test_each_class_has_a_queue_of_its_own() -> None:
     scheduler = Scheduler([QueueClass("a", (46,)), QueueClass("rest")], RATE_BPS, 3 * SIZE, None)
-    assert [scheduler.put(frame(46), 0) for _ in range(4)] == [SIZE, 2 * SIZE, 3 * SIZE, None]
-    assert scheduler.put(frame(0), 0) == SIZE
+    assert [scheduler.enqueue_frame(frame(46), 0) for _ in range(4)] == [SIZE, 2 * SIZE, 3 * SIZE, None]
+    assert scheduler.enqueue_frame(frame(0), 0) == SIZE
     assert (scheduler.packets, scheduler.bytes) == (4, 4 * SIZE)
     in_packets = Scheduler([QueueClass("rest")], RATE_BPS, 10**9, 2)
-    assert [in_packets.put(frame(0), 0) is None for _ in range(3)] == [False, False, True]
+    assert [in_packets.enqueue_frame(frame(0), 0) is None for _ in range(3)] == [False, False, True]
 
 
 def carrier(*classes: QueueClass, queue_bytes: int = 10**6) -> EmulatedDirection:
@@ -123,9 +123,9 @@ def released(carried: EmulatedDirection, until_ns: int) -> list[tuple[int, int]]
     found, now_ns = [], 0
     while (due_ns := carried.next_release_ns) is not None and due_ns <= until_ns:
         now_ns = max(now_ns, due_ns)
-        while (out := carried.due(now_ns)) is not None:
+        while (out := carried.pop_due(now_ns)) is not None:
             found.append((now_ns, dscp_of(out)))
-            carried.sent(len(out))
+            carried.count_sent(len(out))
     return found
 
 
@@ -143,14 +143,14 @@ def test_the_books_balance_with_classes_and_when_they_come_and_go() -> None:
     carried = carrier(*STRICT, queue_bytes=3 * SIZE)
     for number in range(10):
         carried.accept(frame(46 if number % 2 else 0), number * 100)
-    account = carried.account(500)
+    account = carried.stats(500)
     assert account.in_packets == account.dropped + account.held == 10
     carried.settings = Direction(RATE_BPS, 0.001, 0.0, 0.0, 3 * SIZE)
     carried.accept(frame(0), 2000)
     carried.settings = Direction(RATE_BPS, 0.001, 0.0, 0.0, 3 * SIZE, classes=STRICT)
     carried.accept(frame(46), 3000)
     out = released(carried, 10**9)
-    account = carried.account(10**9)
+    account = carried.stats(10**9)
     assert account.held == 0
     assert account.in_packets == 12 == len(out) + account.dropped
     assert account.sent_bytes == len(out) * SIZE
@@ -182,4 +182,4 @@ def test_whatever_comes_leaves_once_and_never_faster_than_the_wire(
     assert Counter(dscp for _, dscp in out) == sizes
     total_ns = sum(size for _, size, _ in arrivals) * 8
     assert not out or out[-1][0] >= 1_000_000 + total_ns - 1
-    assert carried.account(10**12).held == 0
+    assert carried.stats(10**12).held == 0

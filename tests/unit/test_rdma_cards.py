@@ -70,13 +70,13 @@ def test_a_kernel_without_soft_roce_says_so_and_one_as_it_comes_why_it_does_not_
 ) -> None:
     module = tmp_path / "rdma_rxe"
     monkeypatch.setattr(setup, "_MODULE", module)
-    monkeypatch.setattr(setup, "MOST_UNACKNOWLEDGED", module / "parameters/max_unacked_psns")
-    assert setup.soft_roce_reason() == "this kernel has no soft-RoCE (rdma_rxe)"
+    monkeypatch.setattr(setup, "MAX_UNACKED_PSNS", module / "parameters/max_unacked_psns")
+    assert setup.soft_roce_obstacle() == "this kernel has no soft-RoCE (rdma_rxe)"
     module.mkdir()
-    assert "a window of 128 packets" in str(setup.soft_roce_reason())
+    assert "a window of 128 packets" in str(setup.soft_roce_obstacle())
     (module / "parameters").mkdir()
     (module / "parameters/max_unacked_psns").write_text("128\n")
-    assert setup.soft_roce_reason() is None
+    assert setup.soft_roce_obstacle() is None
 
 
 def test_a_scenario_by_the_real_clock_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

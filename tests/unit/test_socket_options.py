@@ -54,7 +54,7 @@ def test_the_kernel_tells_others_what_a_connection_goes_by(
     table = SocketTable(None)
 
     def told() -> list[str]:
-        return [words.partition(": ")[2] for words in table.look() if port in words]
+        return [words.partition(": ")[2] for words in table.changes() if port in words]
 
     assert told() == []
     dialled.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 8)

@@ -13,10 +13,10 @@ import pytest
 from testbed.errors import BadInput
 from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import seccomp_argument
-from testbed.net.virtual.kernel_source import PROGRAMS, fetch_source, newest_package, sources_lines
+from testbed.net.virtual.kernel_source import APT_PROGRAMS, apt_sources, choose_package, fetch_source
 
 needs_apt = pytest.mark.skipif(
-    any(shutil.which(program) is None for program in PROGRAMS), reason="no apt on this machine"
+    any(shutil.which(program) is None for program in APT_PROGRAMS), reason="no apt on this machine"
 )
 
 
@@ -51,8 +51,8 @@ def test_the_newest_source_that_was_tried_is_fetched_and_nothing_else_is_left(tm
     (tmp_path / "work").mkdir()
     said: list[str] = []
     found = fetch_source(tmp_path / "work", (6, 16), lambda line, share: said.append(line), lines)
-    assert found.path == tmp_path / "work/linux-source-7.3.tar.xz"
-    with tarfile.open(found.path) as tar:
+    assert found == tmp_path / "work/linux-source-7.3.tar.xz"
+    with tarfile.open(found) as tar:
         assert tar.getnames() == ["linux-source-7.3/Makefile"]
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["linux-source-7.3.tar.xz"]
     assert said == ["fetching linux-source-7.3 from the distribution's archive"]
@@ -83,17 +83,17 @@ def test_of_several_packages_the_newest_that_was_tried_is_taken() -> None:
         "linux-source-8.0",
         "linux-source-5.10",
     ]
-    assert newest_package(names) == "linux-source-7.3"
+    assert choose_package(names) == "linux-source-7.3"
     assert (
-        newest_package(["linux-source-8.0", "linux-source-7.11", "linux-source-5.10"]) == "linux-source-7.11"
+        choose_package(["linux-source-8.0", "linux-source-7.11", "linux-source-5.10"]) == "linux-source-7.11"
     )
-    assert newest_package(["linux-source-5.10"]) is None
+    assert choose_package(["linux-source-5.10"]) is None
 
 
 def test_without_apt_it_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(VirtualClockError, match="no apt-get here"):
-        sources_lines()
+    with pytest.raises(VirtualClockError, match="apt-get not found"):
+        apt_sources()
 
 
 def test_guests_stop_by_a_filter_where_their_kernel_can_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,9 @@ def _classes(fabric: Fabric) -> list[Lie]:
 
     def htb(name: str, node: str, device: str, minor: str, **times: float) -> Lie:
         """A class of HTB with some of its settings so many times as large, from the commands that set it."""
-        shape = fabric.plan.shapes[node, device] if node else Shape.of(fabric.topology.wan[0].a_to_b)
+        shape = (
+            fabric.plan.shapes[node, device] if node else Shape.from_direction(fabric.topology.wan[0].a_to_b)
+        )
         commands = shape_commands(device, shape, fabric.topology.mtu)
         (honest,) = (line for line in commands if f"classid {minor} " in line)
         false = honest

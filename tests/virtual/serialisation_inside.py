@@ -96,7 +96,7 @@ def mean_queue_s(congestion_control: str, seconds: float) -> float:
                 stream.recv(1 << 20)
             if time.monotonic() >= next_s:
                 (books,) = [
-                    books for (_, way), books in fabric.engine.account().directions.items() if way == "a_to_b"
+                    books for (_, way), books in fabric.engine.stats().directions.items() if way == "a_to_b"
                 ]
                 waiting.append(books.queue_bytes)
                 next_s += 0.05

@@ -12,7 +12,7 @@ import time
 import psutil
 
 from testbed.net.fabric.fabric_state import FabricState, load_all
-from testbed.net.links.interfaces import read_node
+from testbed.net.links.interfaces import read_node_counts
 from testbed.net.links.netns import network_namespace, run_script
 
 DATAGRAMS, DATAGRAM_BYTES = 400, 1400
@@ -50,7 +50,7 @@ def drop_a_few(state: FabricState, switch: str, port: str) -> None:
     run_script(
         pid, [f"tc qdisc add dev {port} clsact", f"tc filter add dev {port} ingress matchall action drop"]
     )
-    while not read_node(pid).ports[port].dropped_otherwise:
+    while not read_node_counts(pid).ports[port].dropped_otherwise:
         time.sleep(0.001)
     run_script(pid, [f"tc filter del dev {port} ingress"])
 

@@ -26,7 +26,7 @@ from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards
 from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
 from testbed.measure.results.writer import BackendResult, ShardTimes
 from testbed.net.errors import VirtualClockError
-from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, idlest_cores
+from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, list_idlest_cores
 from testbed.net.virtual.kernel_image import KernelImage, find_image
 from testbed.prediction import calibration
 from testbed.prediction.calibration import file_in_use
@@ -278,7 +278,7 @@ class _Carrying:
         self.shards = shards
         self.folder, self.finished = parts.folder, parts.finished
         self.progress = progress
-        idle = idlest_cores()
+        idle = list_idlest_cores()
         self.cores = [idle[job % len(idle)] for job in range(min(guests.jobs, len(shards)))]
         self._stop = threading.Event()
         self._state = {shard.number: PartProgress(shard.name) for shard in shards}

@@ -187,7 +187,7 @@ class JobRun:
     def _sample(self, reader: CounterReader, edge: str = "") -> None:
         assert self.fabric.engine is not None
         begun_s = time.monotonic()
-        account = self._read(self.fabric.engine.account)
+        account = self._read(self.fabric.engine.stats)
         # what it counts was there when it was over, and all that was there when it began is counted
         time_s = begun_s if edge == "end" else time.monotonic()
         counters = self._read(reader.read)

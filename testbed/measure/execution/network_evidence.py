@@ -102,7 +102,7 @@ class HostEvidence:
         for pair in self.sockets:
             if cut := pair.get("packets_cut"):
                 host = self.hosts[pair["rank"]]
-                found[host] = found[host].with_packets(cut)
+                found[host] = found[host].with_sent_packets(cut)
         return found
 
     def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:

@@ -25,7 +25,7 @@ from testbed.net.errors import FabricError
 from testbed.net.fabric.daemon import start_background
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Multipath
-from testbed.net.links.pause import PAUSING_ENGINE
+from testbed.net.links.pause import PAUSE_ENGINE
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError, Problem
@@ -67,12 +67,12 @@ def choose_network_backend(link_engine: str | None, datapath: str | None) -> Net
 
 def link_engine_for(asked: str | None, pauses: bool) -> str | None:
     """The link engine asked for; where switches pause who sends to them, the one that can. ConfigError."""
-    if not pauses or asked == PAUSING_ENGINE:
+    if not pauses or asked == PAUSE_ENGINE:
         return asked
     if asked is None:
-        return PAUSING_ENGINE
+        return PAUSE_ENGINE
     reason = "the kernel's queues do not know by which port a frame came in"
-    expected = f"{PAUSING_ENGINE}: {reason} (docs/explanation/pause.md)"
+    expected = f"{PAUSE_ENGINE}: {reason} (docs/explanation/pause.md)"
     raise ConfigError(
         [Problem("command line", None, "--link-engine", f"{asked} for a topology with pause", expected)]
     )

@@ -39,8 +39,8 @@ from testbed.measure.results.run_directory import RunDirectory, refuse_existing
 from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards, whole_run_shard
 from testbed.measure.results.unfinished_run import ShardFolders, keep_failed
 from testbed.measure.results.writer import BackendResult, write_run
-from testbed.net.links.pause import PAUSING_ENGINE
-from testbed.net.links.setup import soft_roce_reason
+from testbed.net.links.pause import PAUSE_ENGINE
+from testbed.net.links.setup import soft_roce_obstacle
 from testbed.net.virtual.guest import STALL_TIMEOUT_S
 from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
@@ -136,7 +136,7 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
     link_engine = link_engine_for(request.link_engine, pauses)
-    carries = PAUSING_ENGINE if pauses else LINK_ENGINE
+    carries = PAUSE_ENGINE if pauses else LINK_ENGINE
     if link_engine not in (None, carries) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or carries} and {datapath or DATAPATH}"
         offered = f"{carries} and {DATAPATH}"
@@ -190,7 +190,7 @@ def _pauses(scenario: Scenario) -> bool:
 
 def _check_cards(scenario: Scenario, file: str) -> None:
     """ConfigError where ranks need cards with verbs, and this machine's kernel can give their hosts none."""
-    if wants_rdma(scenario.transport) and (reason := soft_roce_reason()):
+    if wants_rdma(scenario.transport) and (reason := soft_roce_obstacle()):
         shown = f"{scenario.transport.kind} by this machine's clock: {reason}"
         raise ConfigError(
             [Problem(file, None, "transport.kind", shown, "--clock virtual: docs/reference/rdma.md")]

@@ -14,7 +14,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed.net.links.packet_sockets import End, one_way_times, probe_s, receive_stamped, udp_pair
+from testbed.net.links.packet_sockets import (
+    Endpoint,
+    measure_one_way_delays,
+    probe_transmission_s,
+    receive_stamped,
+    udp_pair,
+)
 from testbed.net.links.shaping import burst_bytes
 from testbed.processes import wait_readable
 from testbed.spec.link_direction import Direction
@@ -81,7 +87,7 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
             asked: Direction = getattr(link, direction)
             packets = JITTER_PACKETS if asked.jitter_s else DELAY_PACKETS
             for _ in range(ATTEMPTS):  # a hiccup of the machine passes; what is wrong stays
-                times = one_way_times(here, there, packets)
+                times = measure_one_way_delays(here, there, packets)
                 if spread_offence(asked, spread(times)) <= 1:
                     break
             for _ in range(ATTEMPTS):
@@ -96,7 +102,9 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
                     direction,
                     asked,
                     rate_bps=rate_bps,
-                    delay_s=statistics.median(times) - probe_s(asked.rate_bps) if times else float("nan"),
+                    delay_s=statistics.median(times) - probe_transmission_s(asked.rate_bps)
+                    if times
+                    else float("nan"),
                     lost=1 - len(times) / packets,
                     saturated=saturated,
                     rate_noise=noise,
@@ -130,7 +138,7 @@ def spread_offence(asked: Direction, spread_s: float) -> float:
     return (spread_s - expected_s) / max(most_s - expected_s, SPREAD_BOUND_S)
 
 
-def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool, float, bool]:
+def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[float, bool, float, bool]:
     """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps.
 
     Loss and duplicates that were asked for are taken out. Also: whether the datagrams were sent fast enough, the share

@@ -14,7 +14,7 @@ from testbed.clock import clock_here
 from testbed.comm.transport.event_loop import StallDetector
 from testbed.comm.transport.socket_view import Observed, Unobserved
 from testbed.comm.transport.sockets import WireCounts, changed_options
-from testbed.net.links.protocol_counters import ProtocolCounts, read_protocols
+from testbed.net.links.protocol_counters import ProtocolCounts, read_protocol_counts
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
 
 LOOKS = 50  # in a step, where nothing else wakes a rank
@@ -53,7 +53,7 @@ class HostMonitor:
         # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
         peers = self._sockets.peer_counts()
         self._open = self._sockets.open_connections()
-        self._before = HostCounts(read_protocols(), self._total(peers), peers)
+        self._before = HostCounts(read_protocol_counts(), self._total(peers), peers)
         self._stall_detector.gaps.clear()
 
     def _changed_options(self) -> list[str]:
@@ -72,7 +72,7 @@ class HostMonitor:
         """What was seen during the step, ready for JSON."""
         before = self._before
         assert before is not None
-        host = read_protocols()
+        host = read_protocol_counts()
         peers, read_s = self._sockets.peer_counts(), time.monotonic()
         after = HostCounts(host, self._total(peers), peers)
         # where nobody looks meanwhile, no stall shorter than the step is noticed
@@ -99,7 +99,7 @@ class HostMonitor:
 
 def retransmitted_segments() -> int:
     """Segments that TCP has sent again from this process's host so far."""
-    return read_protocols().tcp_resent
+    return read_protocol_counts().tcp_resent
 
 
 def witnesses(before: HostCounts, after: HostCounts, read_s: float) -> dict[str, Any]:

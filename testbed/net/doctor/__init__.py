@@ -1,4 +1,4 @@
-"""What this host can do: probes with evidence, and the link engine and datapath that a run would use here."""
+"""Check of this host: its capabilities with evidence, and the link engine and datapath that a run would use."""
 
 from testbed.net.doctor.capabilities import Capability, Choice, choose
 from testbed.net.doctor.host_resources import HostFacts, host_facts

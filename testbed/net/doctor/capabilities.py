@@ -1,4 +1,4 @@
-"""Capabilities of this host, derived from what probes saw, and the choice that follows. Pure."""
+"""Capabilities of this host, derived from the results of probes, and the engine and datapath to use. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from testbed.net.doctor.host_resources import HostFacts
 from testbed.net.doctor.sandbox import Outcome
 from testbed.net.virtual.kernel_image import KernelImage
 
-# What every run needs, whichever link engine and datapath carry it.
-NEEDED = (
+# Capabilities that every run needs, with any link engine and datapath.
+REQUIRED = (
     "root",
     "programs",
     "mnexec",
@@ -22,16 +22,17 @@ NEEDED = (
     "Open vSwitch",
     "os-ken",
 )
-# Preferred first: (name of the part, the capability it stands on).
+# In order of preference: (name, the capability that it needs).
 LINK_ENGINES = (("netem", "netem"), ("userspace", "packet sockets"))
 DATAPATHS = (("system", "system datapath"), ("netdev", "netdev datapath"))
 
 
 @dataclass(frozen=True)
 class Capability:
-    """One thing that this host has (True), has not (False), or of which that cannot be known (None).
+    """One capability of this host.
 
-    `evidence` is what was seen, `hint` what to do about it (empty when there is nothing to do).
+    status: True if present, False if absent, None if unknown. evidence: the result of the probe. hint: what to do about
+    an absent capability, or "".
     """
 
     name: str
@@ -42,7 +43,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run would use here; both parts None when no run is possible, and then `reasons` say why."""
+    """The link engine and datapath that a run would use; both None if no run is possible, for the given reasons."""
 
     link_engine: str | None
     datapath: str | None
@@ -55,48 +56,52 @@ class Choice:
 
 
 def choose(capabilities: Sequence[Capability]) -> Choice:
-    """The link engine ("netem" or "userspace") and datapath ("system" or "netdev") to use, the kernel's own first."""
+    """Choose the link engine ("netem" or "userspace") and datapath ("system" or "netdev"), preferring the kernel's."""
     has = {capability.name: capability for capability in capabilities}
-    # Without root hardly anything can be known: the one reason that matters should not drown in its consequences.
+    # Without root hardly anything can be probed: report only that reason.
     if "root" in has and has["root"].status is False:
-        return Choice(None, None, (_lack(has["root"]),))
-    lacking = [_lack(_find(has, name)) for name in NEEDED if not _find(has, name).status]
-    engine, engine_reasons = _first(has, LINK_ENGINES)
-    # Without the daemon no datapath can be known; its own line says so.
-    datapath, datapath_reasons = _first(has, DATAPATHS) if _find(has, "Open vSwitch").status else (None, [])
+        return Choice(None, None, (_describe_missing(has["root"]),))
+    missing = [_describe_missing(_find(has, name)) for name in REQUIRED if not _find(has, name).status]
+    engine, engine_reasons = _choose_first(has, LINK_ENGINES)
+    # Without the daemon no datapath can be probed; the daemon's own line says so.
+    datapath, datapath_reasons = (
+        _choose_first(has, DATAPATHS) if _find(has, "Open vSwitch").status else (None, [])
+    )
     if engine is None:
-        lacking += engine_reasons
+        missing += engine_reasons
     if datapath is None:
-        lacking += datapath_reasons
-    if lacking:
-        return Choice(None, None, tuple(lacking))
+        missing += datapath_reasons
+    if missing:
+        return Choice(None, None, tuple(missing))
     return Choice(engine, datapath, (*engine_reasons, *datapath_reasons))
 
 
-def _first(has: dict[str, Capability], parts: Sequence[tuple[str, str]]) -> tuple[str | None, list[str]]:
-    passed_over: list[str] = []
+def _choose_first(
+    has: dict[str, Capability], parts: Sequence[tuple[str, str]]
+) -> tuple[str | None, list[str]]:
+    rejected: list[str] = []
     for part, name in parts:
         capability = _find(has, name)
         if capability.status:
-            return part, passed_over
-        passed_over.append(_lack(capability))
-    return None, passed_over
+            return part, rejected
+        rejected.append(_describe_missing(capability))
+    return None, rejected
 
 
 def _find(has: dict[str, Capability], name: str) -> Capability:
     return has.get(name, Capability(name, None, "was not probed"))
 
 
-def _lack(capability: Capability) -> str:
+def _describe_missing(capability: Capability) -> str:
     word = "no" if capability.status is False else "unknown"
     return f"{capability.name}: {word} ({capability.evidence})"
 
 
 ROOT_HINT = "run it as root, for example through sudo"
-# Bits of the effective capability set (capabilities(7)) that building a network takes.
+# Capabilities that building a network needs, and their bits (capabilities(7)).
 CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
-# How kernels and tools word that something is not there, as against not allowed.
-ABSENT_WORDS = (
+# Phrases in messages of kernels and tools that mean "not supported", in contrast to "not allowed".
+UNSUPPORTED_PHRASES = (
     "unknown",
     "not supported",
     "no such file",
@@ -105,31 +110,31 @@ ABSENT_WORDS = (
     "no such device",
     "address family",
 )
-FREE_MEMORY_BYTES = 1 << 30
+MIN_FREE_MEMORY_BYTES = 1 << 30
 RDMA_HINT = "tools/bootstrap rdma installs what the distribution has"
-CLOCK_RESOLUTION_S = 1e-6
-TIMER_LATENESS_S = 1e-3
+MAX_CLOCK_RESOLUTION_S = 1e-6
+MAX_TIMER_LATENESS_S = 1e-3
 
 
 def root(user_id: int, effective: int) -> Capability:
-    """`effective` is the process's effective capability set."""
+    """Evaluate the user id and the effective capability set of the process."""
     if user_id != 0:
         return Capability("root", False, f"user id {user_id}", ROOT_HINT)
-    lacking = [name for name, bit in CAPABILITY_BITS.items() if not effective >> bit & 1]
-    if lacking:
+    missing = [name for name, bit in CAPABILITY_BITS.items() if not effective >> bit & 1]
+    if missing:
         return Capability(
-            "root", False, f"root without {', '.join(lacking)}", "a container needs to be privileged"
+            "root", False, f"root without {', '.join(missing)}", "a container needs to be privileged"
         )
     return Capability("root", True, f"root with {', '.join(CAPABILITY_BITS)}")
 
 
-def only_root(name: str) -> Capability:
-    """A probe that an ordinary user cannot make."""
+def untried_without_root(name: str) -> Capability:
+    """Return the unknown capability of a probe that needs root."""
     return Capability(name, None, "only root can try")
 
 
 def programs(name: str, found: Mapping[str, str | None], hint: str) -> Capability:
-    """`found` maps each program of a kind to its path."""
+    """Evaluate which programs are installed; `found` maps each to its path."""
     missing = [program for program, path in found.items() if path is None]
     if missing:
         return Capability(name, False, f"not found: {', '.join(missing)}", hint)
@@ -137,37 +142,48 @@ def programs(name: str, found: Mapping[str, str | None], hint: str) -> Capabilit
 
 
 def attempt(name: str, tried: Outcome, confirmed: str = "", hint: str = "") -> Capability:
-    """A thing made in a throw-away namespace: `tried` is how making it went, `confirmed` how it read back."""
+    """Evaluate the creation of an object in a throw-away namespace.
+
+    Args:
+        name: Name of the capability.
+        tried: Outcome of the creation.
+        confirmed: What was read back, if anything.
+        hint: What to do if it failed.
+    """
     if tried.ok:
-        return Capability(name, True, confirmed or "made and removed")
-    said = tried.message.splitlines()[0] if tried.message else f"status {tried.status}"
-    if tried.status is not None and any(word in said.lower() for word in ABSENT_WORDS):
-        return Capability(name, False, said, hint)
-    return Capability(name, None, said, hint)
+        return Capability(name, True, confirmed or "created and removed")
+    reason = tried.message.splitlines()[0] if tried.message else f"status {tried.status}"
+    if tried.status is not None and any(phrase in reason.lower() for phrase in UNSUPPORTED_PHRASES):
+        return Capability(name, False, reason, hint)
+    return Capability(name, None, reason, hint)
 
 
 def open_vswitch(
     is_root: bool, database: Outcome, server: Outcome, switch: Outcome, processes: Sequence[str]
 ) -> Capability:
-    """What the database, its server and the switch's daemon answered; `processes` of theirs that were seen."""
+    """Evaluate the answers of the database, its server and the switch daemon; `processes` are their running ones."""
     name = "Open vSwitch"
     if database.status is None and "not found" in database.message:
         return Capability(name, False, database.message, "make setup installs it")
     if database.ok and server.ok and switch.ok:
         return Capability(name, True, f"{server.output}; {switch.output}".replace(" (Open vSwitch)", ""))
     if not is_root and processes:
-        return Capability(name, None, f"running: {', '.join(processes)}; only root may ask them", ROOT_HINT)
-    silent = next(outcome for outcome in (database, server, switch) if not outcome.ok)
-    said = silent.message.splitlines()[0] if silent.message else f"status {silent.status}"
-    return Capability(name, False, f"installed, does not answer: {said}", "make setup starts it")
+        return Capability(name, None, f"running: {', '.join(processes)}; only root may query them", ROOT_HINT)
+    failed = next(outcome for outcome in (database, server, switch) if not outcome.ok)
+    reason = failed.message.splitlines()[0] if failed.message else f"status {failed.status}"
+    return Capability(name, False, f"installed, does not answer: {reason}", "make setup starts it")
 
 
 def datapath(kind: str, in_use: str, port: str | None, reason: str) -> Capability:
-    """Whether Open vSwitch's "system" or "netdev" datapath works.
+    """Evaluate whether a datapath of Open vSwitch works.
 
-    `in_use` is `ovs-appctl dpif/show`, `port` the OpenFlow port number that a throw-away bridge's own interface got
-    (None: none was made), `reason` what the system said about its absence. That Open vSwitch lists a datapath type
-    means nothing: it lists "system" on kernels without it.
+    Its list of datapath types cannot be used: it has "system" on kernels without it.
+
+    Args:
+        kind: "system" or "netdev".
+        in_use: Output of `ovs-appctl dpif/show`.
+        port: OpenFlow port number of the internal interface of a throw-away bridge; None if no bridge was created.
+        reason: The system's message about a missing datapath.
     """
     name = f"{kind} datapath"
     for line in in_use.splitlines():
@@ -177,41 +193,39 @@ def datapath(kind: str, in_use: str, port: str | None, reason: str) -> Capabilit
         return Capability(name, None, "no bridge could be tried")
     if port.lstrip("-").isdigit() and int(port) > 0:
         return Capability(name, True, "a bridge on it got its port")
-    hint = "" if kind == "netdev" else "modprobe openvswitch, where the kernel has it; else netdev does"
+    hint = "" if kind == "netdev" else "modprobe openvswitch if the kernel has it; netdev works without it"
     return Capability(name, False, f"a bridge on it got no port{reason and ': ' + reason}", hint)
 
 
-def last_words(message: str) -> str:
-    """The text of the first of Open vSwitch's log lines (`time|number|module|level|text`)."""
+def first_log_text(message: str) -> str:
+    """Return the text of the first of Open vSwitch's log lines (`time|number|module|level|text`)."""
     return message.splitlines()[0].rsplit("|", 1)[-1] if message else ""
 
 
 def mnexec(path: str | None, tried: Outcome | None) -> Capability:
-    """`tried` is a program run by it in a namespace of its own; None: not tried, which takes root."""
+    """Evaluate a program run by mnexec in its own namespace; `tried` is None if not run, since that needs root."""
     if path is None:
         return Capability(
             "mnexec", False, "not found", "make setup installs it (from Debian's package mininet)"
         )
     if tried is None or tried.ok:
         return Capability("mnexec", True, f"{path}{'' if tried is None else ' runs'}")
-    said = tried.message or f"status {tried.status}"
+    reason = tried.message or f"status {tried.status}"
     return Capability(
-        "mnexec", False, f"{path} fails: {said}", "a chroot or an unprivileged container forbids it"
+        "mnexec", False, f"{path} fails: {reason}", "a chroot or an unprivileged container forbids it"
     )
 
 
 def controller_library(name: str, tried: Outcome, hint: str) -> Capability:
-    """`tried` imported it and printed its version."""
+    """Evaluate the import of the controller library in a process that prints its version."""
     if tried.ok:
         return Capability(name, True, f"{tried.output}, imports")
-    said = tried.message.splitlines()[-1] if tried.message else f"status {tried.status}"
-    if tried.status is None:
-        return Capability(name, None, said, hint)
-    return Capability(name, False, said, hint)
+    reason = tried.message.splitlines()[-1] if tried.message else f"status {tried.status}"
+    return Capability(name, None if tried.status is None else False, reason, hint)
 
 
 def congestion_controls(available: str, default: str) -> Capability:
-    """Both as in /proc/sys/net/ipv4; modules not loaded yet do not show."""
+    """Evaluate the lists in /proc/sys/net/ipv4, which do not have modules that are not loaded yet."""
     names = available.split()
     evidence = f"{', '.join(names)} (default {default.strip()})"
     if not {"cubic", "reno"} & set(names):
@@ -222,16 +236,16 @@ def congestion_controls(available: str, default: str) -> Capability:
 
 
 def mptcp(error: str | None, enabled: str) -> Capability:
-    """`error` of making a socket, and the switch net.mptcp.enabled ("" when there is none)."""
+    """Evaluate the error of opening a socket, and net.mptcp.enabled ("" if there is no such parameter)."""
     if error is not None:
         return Capability("MPTCP", False, error, "optional")
     if enabled.strip() == "0":
         return Capability("MPTCP", False, "switched off", "optional: sysctl -w net.mptcp.enabled=1")
-    return Capability("MPTCP", True, "a socket can be made")
+    return Capability("MPTCP", True, "a socket can be opened")
 
 
 def cgroups(mounts: str) -> Capability:
-    """From /proc/self/mounts."""
+    """Evaluate /proc/self/mounts."""
     controllers = []
     unified = False
     for line in mounts.splitlines():
@@ -245,70 +259,91 @@ def cgroups(mounts: str) -> Capability:
 
 
 def cores(facts: HostFacts) -> Capability:
-    """Two are needed for figures that mean something: one for the network, one for the ranks."""
+    """Evaluate the cores: meaningful figures need two, one for the network and one for the ranks."""
     usable = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
     evidence = f"{facts.cores} usable" + ("" if facts.cpu_quota is None else f", time of {facts.cpu_quota:g}")
-    hint = "" if usable >= 2 else "runs work, but few figures will be trusted: give it two"
+    hint = "" if usable >= 2 else "runs work, but few figures will be trusted; use at least two cores"
     return Capability("cores", usable >= 2, evidence, hint)
 
 
 def memory(facts: HostFacts) -> Capability:
-    """A gigabyte carries the small topologies."""
+    """Evaluate the memory: small topologies need a gigabyte."""
     gib = 1 << 30
     evidence = f"{facts.memory_available_bytes / gib:.1f} GiB free of {facts.memory_total_bytes / gib:.1f}"
-    enough = facts.memory_available_bytes >= FREE_MEMORY_BYTES
+    enough = facts.memory_available_bytes >= MIN_FREE_MEMORY_BYTES
     return Capability(
         "free memory", enough, evidence, "" if enough else "only the smallest topologies will fit"
     )
 
 
 def clock(resolution_s: float, source: str, lateness_s: Sequence[float]) -> Capability:
-    """`resolution_s` of CLOCK_MONOTONIC (a scheduler tick without high-resolution timers), lateness of short sleeps."""
-    middle, worst = statistics.median(lateness_s), max(lateness_s)
+    """Evaluate the clock and its timers.
+
+    Args:
+        resolution_s: Resolution of CLOCK_MONOTONIC, a scheduler tick without high-resolution timers.
+        source: The kernel's clock source, or "".
+        lateness_s: Lateness of short sleeps.
+    """
+    median_s, worst_s = statistics.median(lateness_s), max(lateness_s)
     evidence = (
         f"{source or 'clock'}, resolution {resolution_s * 1e9:g} ns, 1 ms timers late by"
-        f" {middle * 1e6:.0f} us (median), {worst * 1e6:.0f} us (worst of {len(lateness_s)})"
+        f" {median_s * 1e6:.0f} us (median), {worst_s * 1e6:.0f} us (worst of {len(lateness_s)})"
     )
-    if resolution_s > CLOCK_RESOLUTION_S:
+    if resolution_s > MAX_CLOCK_RESOLUTION_S:
         return Capability(
             "clock", False, evidence, "the kernel lacks high-resolution timers: delays will be coarse"
         )
-    if middle > TIMER_LATENESS_S:
+    if median_s > MAX_TIMER_LATENESS_S:
         return Capability(
-            "clock", False, evidence, "the machine is busy or its timers coarse: try again when idle"
+            "clock", False, evidence, "the machine is busy or its timers are coarse: try again when idle"
         )
     return Capability("clock", True, evidence)
 
 
 def rdma(image: KernelImage | None, programs: Mapping[str, bool], library: str | None) -> Capability:
-    """`image` is the virtual clock's kernel; `programs`: which there are; `library`: why there is no pyverbs."""
-    name, kernel = "RDMA", "soft-RoCE" in image.checked if image else False
-    there = [program for program, found in programs.items() if found]
-    seen = f"programs: {' '.join(there) or 'none'}; pyverbs: {'there' if library is None else 'lacking'}"
+    """Evaluate RDMA under the virtual clock.
+
+    Args:
+        image: The virtual clock's kernel; None if it is not built.
+        programs: Whether each RDMA program is installed.
+        library: Why pyverbs cannot be imported; None if it can.
+    """
+    name = "RDMA"
+    installed = [program for program, found in programs.items() if found]
+    seen = (
+        f"programs: {' '.join(installed) or 'none'}; pyverbs: {'installed' if library is None else 'missing'}"
+    )
     if image is None:
         return Capability(
-            name, False, f"no kernel of the virtual clock yet; {seen}", "make virtual builds it"
+            name, False, f"the virtual clock's kernel is not built; {seen}", "make virtual builds it"
         )
-    if not kernel:
-        words = f"the virtual clock's kernel, Linux {image.version}, has no soft-RoCE; {seen}"
-        return Capability(name, False, words, "testbed virtual build --source takes another")
-    cards = " and ".join(kind for kind in ("soft-RoCE", "soft-iWARP") if kind in image.checked)
+    if "soft-RoCE" not in image.checked:
+        evidence = f"the virtual clock's kernel, Linux {image.version}, has no soft-RoCE; {seen}"
+        return Capability(name, False, evidence, "testbed virtual build --source builds another one")
+    kinds = " and ".join(kind for kind in ("soft-RoCE", "soft-iWARP") if kind in image.checked)
     if library is not None:
-        return Capability(name, False, f"{cards} under the virtual clock; {seen}: {library}", RDMA_HINT)
-    return Capability(name, True, f"{cards} under the virtual clock; {seen}")
+        return Capability(name, False, f"{kinds} under the virtual clock; {seen}: {library}", RDMA_HINT)
+    return Capability(name, True, f"{kinds} under the virtual clock; {seen}")
 
 
 def virtual_clock(
     machine: str, image: KernelImage | None, why_none: str, missing: Sequence[str]
 ) -> Capability:
-    """`image` is the kernel built for it, if any; `missing` are programs of this host that its guests run."""
+    """Evaluate the virtual clock.
+
+    Args:
+        machine: The host's architecture.
+        image: The virtual clock's kernel; None if it is not built.
+        why_none: The error message if there is no kernel.
+        missing: Programs that guests need and this host does not have.
+    """
     name = "virtual clock"
     if machine != "x86_64":
         return Capability(name, False, f"its kernel runs on x86-64 only, this is {machine}")
     if image is None:
-        return Capability(name, False, why_none, "make virtual builds it, once, in about five minutes")
+        return Capability(name, False, why_none, "make virtual builds it once, in about five minutes")
     if missing:
         return Capability(name, False, f"its guests need {', '.join(missing)}", "make setup installs them")
     return Capability(
-        name, True, f"Linux {image.version}, {len(image.checked)} features tried; needs no root"
+        name, True, f"Linux {image.version}, {len(image.checked)} features tested; needs no root"
     )

@@ -18,7 +18,7 @@ NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Cores this process may run on, its share of their time (cores, None = all of it), memory in bytes, kernel."""
+    """Cores that this process may use, its CPU quota in cores (None: no quota), memory, kernel and architecture."""
 
     cores: int
     cpu_quota: float | None
@@ -29,9 +29,9 @@ class HostFacts:
 
 
 def host_facts() -> HostFacts:
-    """Look at the machine now."""
+    """Read the current facts of this host."""
     total, available = parse_meminfo(Path("/proc/meminfo").read_text())
-    group = _own_groups()
+    group = _find_own_groups()
     quota = parse_cpu_max(_read(group["cpu"] / "cpu.max")) or parse_cfs_quota(
         _read(group["cpu"] / "cpu.cfs_quota_us"), _read(group["cpu"] / "cpu.cfs_period_us")
     )
@@ -55,31 +55,31 @@ def host_facts() -> HostFacts:
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:
-    """(total, available) bytes from /proc/meminfo."""
+    """Parse the total and available bytes in /proc/meminfo."""
     fields = {line.split(":")[0]: line.split(":")[1].split() for line in text.splitlines() if ":" in line}
     return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """Cores' worth of time from cgroup v2's cpu.max ("200000 100000" is 2.0); None for "max" or nothing."""
+    """Parse the CPU quota in cores from cgroup v2's cpu.max ("200000 100000" is 2.0); None for "max" or ""."""
     quota, _, period = text.partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def parse_cfs_quota(quota_us: str, period_us: str) -> float | None:
-    """The same from cgroup v1's two files, where -1 means no limit."""
+    """Parse the CPU quota in cores from cgroup v1's two files; None for -1, which means no limit, or ""."""
     return int(quota_us) / int(period_us) if quota_us.isdigit() and period_us.isdigit() else None
 
 
 def parse_memory_left(limit: str, used: str) -> int | None:
-    """Bytes up to a cgroup's limit; None when it has none."""
+    """Return the bytes left up to a cgroup's memory limit; None if it has no limit."""
     if not limit.isdigit() or not used.isdigit() or int(limit) >= NO_LIMIT_BYTES:
         return None
     return max(0, int(limit) - int(used))
 
 
 def parse_own_groups(text: str, root: Path) -> dict[str, Path]:
-    """Folders of this process's cpu and memory groups, from /proc/self/cgroup; v1's per controller, else v2's."""
+    """Parse the folders of a process's cpu and memory cgroups from /proc/self/cgroup, those of v1 before that of v2."""
     unified = root
     found = {}
     for line in text.splitlines():
@@ -91,9 +91,9 @@ def parse_own_groups(text: str, root: Path) -> dict[str, Path]:
     return {controller: found.get(controller, unified) for controller in ("cpu", "memory")}
 
 
-def _own_groups() -> dict[str, Path]:
+def _find_own_groups() -> dict[str, Path]:
     groups = parse_own_groups(_read(Path("/proc/self/cgroup")), CGROUPS)
-    # In a container whose cgroup namespace is the host's, the path is not there and the mount's root is the own group.
+    # In a container with the host's cgroup namespace the path does not exist; its own group is the root of the mount.
     return {
         name: path if path.exists() else (CGROUPS / name if (CGROUPS / name).exists() else CGROUPS)
         for name, path in groups.items()
@@ -107,43 +107,43 @@ def _read(path: Path) -> str:
         return ""
 
 
-LOOK_S = 0.5
-LEAST_SHARE = 0.05  # of a core
-MOST = 3
+SAMPLE_S = 0.5
+MIN_BUSY_CORES = 0.05
+MAX_LISTED = 3
 
 
 @dataclass(frozen=True)
 class BusyProcess:
-    """A process, and which part of a core it took."""
+    """A process and the number of cores that it uses."""
 
     pid: int
     name: str
     cores: float
 
 
-def find_busiest(look_s: float = LOOK_S) -> list[BusyProcess]:
-    """The processes of others that take most of this machine's cores now, the busiest first; takes `look_s`."""
-    before = _times()
-    time.sleep(look_s)
-    after = _times()
+def find_busiest(sample_s: float = SAMPLE_S) -> list[BusyProcess]:
+    """Find the other processes that use most CPU time now, the busiest first; takes `sample_s`."""
+    before = _read_cpu_times()
+    time.sleep(sample_s)
+    after = _read_cpu_times()
     found = []
     for pid, used_s in after.items():
-        cores = (used_s - before.get(pid, used_s)) / look_s
-        if pid != os.getpid() and cores >= LEAST_SHARE:
+        cores = (used_s - before.get(pid, used_s)) / sample_s
+        if pid != os.getpid() and cores >= MIN_BUSY_CORES:
             with contextlib.suppress(psutil.Error):
-                found.append(BusyProcess(pid, _words(psutil.Process(pid)), cores))
-    return sorted(found, key=lambda one: -one.cores)[:MOST]
+                found.append(BusyProcess(pid, _describe_process(psutil.Process(pid)), cores))
+    return sorted(found, key=lambda one: -one.cores)[:MAX_LISTED]
 
 
 def describe_busy(found: Sequence[BusyProcess]) -> str:
-    """For people; empty where nobody is."""
+    """Describe busy processes in a sentence; empty if there are none."""
     if not found:
         return ""
     each = ", ".join(f"{one.name} (process {one.pid}, {one.cores:.1f} cores)" for one in found)
     return f"Busy here at the moment: {each}."
 
 
-def _times() -> dict[int, float]:
+def _read_cpu_times() -> dict[int, float]:
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -152,13 +152,12 @@ def _times() -> dict[int, float]:
     return found
 
 
-def _words(process: psutil.Process) -> str:
-    """Its name, of an interpreter with what it runs."""
+def _describe_process(process: psutil.Process) -> str:
+    """Return the name of a process; for an interpreter, also that of its script."""
     command = process.cmdline()
     script = next((os.path.basename(word) for word in command[1:] if not word.startswith("-")), "")
     if "-c" in command[1:2]:
-        script = "-c"  # and a whole program in one word
+        script = "-c"  # the next argument is a whole program
     name = process.name()
-    return (
-        f"{name} {script}" if script and name.startswith(("python", "bash", "sh", "node", "java")) else name
-    )
+    is_interpreter = name.startswith(("python", "bash", "sh", "node", "java"))
+    return f"{name} {script}" if script and is_interpreter else name

@@ -1,7 +1,7 @@
-"""The probes: thin, each asks the system one thing and hands what it saw to `evidence`.
+"""Probes of this host: each runs one check and passes the result to `capabilities`.
 
-What touches the kernel happens in a throw-away network namespace, and on throw-away bridges in Open vSwitch. The one
-trace that may stay is a kernel module that trying a feature loaded.
+Checks of the kernel run in a throw-away network namespace, those of Open vSwitch on throw-away bridges. Only kernel
+modules that a check has loaded may remain.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from testbed.net.doctor.capabilities import Capability
 from testbed.net.doctor.host_resources import host_facts
 from testbed.net.doctor.sandbox import (
     Outcome,
-    inside,
     locate,
     remove_abandoned_bridges,
     run,
+    run_in_namespace,
     throwaway_bridges,
     throwaway_namespace,
 )
@@ -46,13 +46,13 @@ IMPORT_OS_KEN = (
 IMPORT_TIMEOUT_S = 10.0
 SLEEPS = 40
 SLEEP_S = 0.001
-MODULE_HINT = "modprobe {}, where the kernel has it"
+MODULE_HINT = "modprobe {} if the kernel has it"
 
 Probe = Callable[[], Sequence[Capability]]
 
 
 def probe_all() -> list[Capability]:
-    """Every capability, in the order in which a person reads them. Takes about half a second."""
+    """Probe all capabilities, in the order in which they are shown. Takes about half a second."""
     importing = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", IMPORT_OS_KEN],
         stdin=subprocess.DEVNULL,
@@ -62,34 +62,36 @@ def probe_all() -> list[Capability]:
     )
     try:
         return [
-            *_guarded(["root"], _root),
-            *_guarded(["programs", "measuring tools"], _programs),
-            *_guarded(["mnexec"], _mnexec),
-            *_guarded(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
-            *_guarded(["packet sockets"], _packet_sockets),
-            *_guarded(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
-            *_guarded(["os-ken"], lambda: [_os_ken(importing)]),
-            *_guarded(["Ryu"], _ryu),
-            *_guarded(["congestion controls"], _congestion_controls),
-            *_guarded(["MPTCP"], _mptcp),
-            *_guarded(["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]),
-            *_guarded(["cores", "free memory"], _size),
-            *_guarded(["clock"], _clock),
-            *_guarded(["virtual clock"], _virtual_clock),
-            *_guarded(["RDMA"], _rdma),
+            *_probe_safely(["root"], _root),
+            *_probe_safely(["programs", "measuring tools"], _programs),
+            *_probe_safely(["mnexec"], _mnexec),
+            *_probe_safely(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
+            *_probe_safely(["packet sockets"], _packet_sockets),
+            *_probe_safely(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
+            *_probe_safely(["os-ken"], lambda: [_os_ken(importing)]),
+            *_probe_safely(["Ryu"], _ryu),
+            *_probe_safely(["congestion controls"], _congestion_controls),
+            *_probe_safely(["MPTCP"], _mptcp),
+            *_probe_safely(
+                ["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]
+            ),
+            *_probe_safely(["cores", "free memory"], _size),
+            *_probe_safely(["clock"], _clock),
+            *_probe_safely(["virtual clock"], _virtual_clock),
+            *_probe_safely(["RDMA"], _rdma),
         ]
     finally:
         importing.kill()
         importing.communicate()
 
 
-def _guarded(names: Sequence[str], probe: Probe) -> Sequence[Capability]:
-    """What the probe says; where it breaks, all that it was to say is unknown."""
+def _probe_safely(names: Sequence[str], probe: Probe) -> Sequence[Capability]:
+    """Run a probe; if it raises, its capabilities are unknown."""
     try:
         return probe()
     except Exception as error:
-        said = f"the probe broke: {type(error).__name__}: {error}"
-        return [Capability(name, None, said) for name in names]
+        evidence = f"the probe failed: {type(error).__name__}: {error}"
+        return [Capability(name, None, evidence) for name in names]
 
 
 def _is_root() -> bool:
@@ -119,24 +121,24 @@ def _mnexec() -> list[Capability]:
 def _kernel() -> list[Capability]:
     names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
     if not _is_root():
-        return [capabilities.only_root(name) for name in names]
+        return [capabilities.untried_without_root(name) for name in names]
     try:
         with throwaway_namespace() as pid:
-            return [Capability(names[0], True, "one made and removed"), *_in_namespace(pid)]
+            return [Capability(names[0], True, "created and removed"), *_in_namespace(pid)]
     except OSError as error:
         refused = capabilities.attempt(names[0], Outcome(1, message=str(error)))
         return [refused, *(Capability(name, None, "no namespace to try it in") for name in names[1:])]
 
 
 def _in_namespace(pid: int) -> list[Capability]:
-    veth = inside(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
-    bridge = inside(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
-    # Without a veth the loopback carries the queueing disciplines.
+    veth = run_in_namespace(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
+    bridge = run_in_namespace(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
+    # Without a veth pair the qdiscs are tried on the loopback.
     interfaces = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
-    htb = inside(
+    htb = run_in_namespace(
         pid, ["tc", "qdisc", "replace", "dev", interfaces[0], "root", "handle", "1:", "htb", "default", "1"]
     )
-    htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
+    htb_seen = run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
     netem, netem_seen = _netem(pid, interfaces[1])
     return [
         capabilities.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
@@ -146,13 +148,13 @@ def _in_namespace(pid: int) -> list[Capability]:
             "netem",
             netem,
             f"reads back: {netem_seen}",
-            f"{MODULE_HINT.format('sch_netem')}; else the userspace link engine does",
+            f"{MODULE_HINT.format('sch_netem')}; the userspace link engine works without it",
         ),
     ]
 
 
 def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
-    """All that the link engine of this name needs, up to the first that fails; and what reads back."""
+    """Try all that the netem link engine needs up to the first failure; return its outcome and the qdisc read back."""
     commands = (
         f"tc qdisc replace dev {interface} root netem delay 5ms",
         "ip link add tbdoc3 type ifb",
@@ -162,21 +164,21 @@ def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
         " action mirred egress redirect dev tbdoc3",
     )
     for command in commands:
-        done = inside(pid, command.split())
+        done = run_in_namespace(pid, command.split())
         if not done.ok:
             break
-    return done, inside(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
+    return done, run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
 
 
 def _packet_sockets() -> list[Capability]:
     name = "packet sockets"
     if not _is_root():
-        return [capabilities.only_root(name)]
+        return [capabilities.untried_without_root(name)]
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()  # protocol 0 receives nothing
     except OSError as error:
         return [capabilities.attempt(name, Outcome(1, message=str(error.strerror)))]
-    return [Capability(name, True, "a socket can be made")]
+    return [Capability(name, True, "a socket can be opened")]
 
 
 def _open_vswitch() -> list[Capability]:
@@ -202,7 +204,7 @@ def _datapaths() -> list[Capability]:
             for kind, bridge in bridges.items():
                 port = run(["ovs-vsctl", "--timeout=5", "get", "interface", bridge, "ofport"])
                 reason = (
-                    capabilities.last_words(run(["ovs-dpctl", "dump-dps"]).message)
+                    capabilities.first_log_text(run(["ovs-dpctl", "dump-dps"]).message)
                     if kind == "system"
                     else ""
                 )
@@ -224,7 +226,7 @@ def _os_ken(importing: subprocess.Popen[str]) -> Capability:
 
 def _ryu() -> list[Capability]:
     try:
-        return [Capability("Ryu", True, f"{version('ryu')} beside os-ken")]
+        return [Capability("Ryu", True, f"{version('ryu')}, in addition to os-ken")]
     except PackageNotFoundError:
         return [Capability("Ryu", False, "not in this environment", "optional: the extra `ryu`")]
 
@@ -248,7 +250,7 @@ def _mptcp() -> list[Capability]:
 
 def _virtual_clock() -> list[Capability]:
     if clock_here() is not None:
-        return [Capability("virtual clock", True, "this is a guest under it")]
+        return [Capability("virtual clock", True, "this is a guest under the virtual clock")]
     try:
         image: KernelImage | None = find_image()
         message = ""
@@ -259,21 +261,21 @@ def _virtual_clock() -> list[Capability]:
 
 
 def _rdma() -> list[Capability]:
-    lacking = None
+    import_error = None
     try:
         import_pyverbs("device")
     except ImportError as error:
-        lacking = str(error)
+        import_error = str(error)
     if clock_here() is not None:
-        here = Path("/sys/module/rdma_rxe").exists()
-        words = "soft-RoCE of this guest's kernel" if here else "this guest's kernel has no soft-RoCE"
-        return [Capability("RDMA", here and lacking is None, lacking or words)]
+        exists = Path("/sys/module/rdma_rxe").exists()
+        evidence = "soft-RoCE of this guest's kernel" if exists else "this guest's kernel has no soft-RoCE"
+        return [Capability("RDMA", exists and import_error is None, import_error or evidence)]
     programs = {name: locate(name) is not None for name in RDMA_PROGRAMS}
     try:
         image: KernelImage | None = find_image()
     except NoKernelError:
         image = None
-    return [capabilities.rdma(image, programs, lacking)]
+    return [capabilities.rdma(image, programs, import_error)]
 
 
 def _size() -> list[Capability]:

@@ -1,4 +1,4 @@
-"""Show the capabilities: a table for people, JSON for programs."""
+"""Output of the capabilities as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yello
 
 
 def report(json: bool = False) -> int:
-    """Probe this host and print the result to standard output; returns 0 when a run is possible here, else 1."""
+    """Probe this host and print the result; return the exit status 0 if a run is possible here, else 1."""
     capabilities = probe_all()
     choice = choose(capabilities)
     if json:
@@ -30,7 +30,7 @@ def report(json: bool = False) -> int:
 
 
 def as_json(capabilities: Sequence[Capability], choice: Choice) -> str:
-    """One object: `capabilities` (name, status true / false / null, evidence, hint), `choice`, `run_possible`."""
+    """Format the result as JSON: `capabilities` (name, status, evidence, hint), `choice` and `run_possible`."""
     shown = {
         "schema": 1,
         "capabilities": [dataclasses.asdict(capability) for capability in capabilities],
@@ -45,22 +45,22 @@ def as_json(capabilities: Sequence[Capability], choice: Choice) -> str:
 
 
 def print_table(capabilities: Sequence[Capability], choice: Choice, console: Console) -> None:
-    """Readable without colour and in 80 columns."""
+    """Print the result as a table, readable without colour and in 80 columns."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("capability", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("evidence, and what to do")
     for capability in capabilities:
         word, style = _WORDS[capability.status]
-        said = Text(capability.evidence)
+        evidence = Text(capability.evidence)
         if capability.hint and not capability.status:
-            said.append(f"\n{capability.hint}", style="italic")
-        table.add_row(capability.name, Text(word, style=style), said)
+            evidence.append(f"\n{capability.hint}", style="italic")
+        table.add_row(capability.name, Text(word, style=style), evidence)
     console.print(table)
     virtual = any(entry.name == "virtual clock" and entry.status for entry in capabilities)
     if choice.run_possible:
-        used = f"A run here uses the {choice.link_engine} link engine and the {choice.datapath} datapath."
-        console.print(Text(used, "bold"))
+        sentence = f"A run here uses the {choice.link_engine} link engine and the {choice.datapath} datapath."
+        console.print(Text(sentence, "bold"))
     else:
         under = " under the real clock" if virtual else ""
         console.print(Text(f"No run is possible here{under}:", "bold red"))

@@ -1,7 +1,7 @@
-"""Run probes with a time limit, in namespaces and bridges that are removed whatever happens.
+"""Sandbox of probes: time limits, and namespaces and bridges that are always removed.
 
-Each is kept by a small shell that lives until its standard input ends, which the kernel brings about when this process
-ends in any way, SIGKILL included.
+Each is held by a small shell that runs until its standard input is closed. The kernel closes it when this process ends,
+even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BRIDGE_PREFIX = "tbdoc"
 REMOVAL_TIMEOUT_S = 10.0
 
 _NAMESPACE_KEEPER = "echo ready; exec cat >/dev/null"
-# Bridges are made and removed by one process, one after the other, so no kill of this one can come between the two. It
-# ignores SIGPIPE: its reader may be gone when it says that they are made. Arguments: ovs-vsctl, then NAME:DATAPATH...
+# One process creates and removes the bridges, so killing this process cannot leave them. It ignores SIGPIPE because its
+# reader may be gone when it reports that they exist. Arguments: ovs-vsctl, then NAME:DATAPATH...
 _BRIDGE_KEEPER = """trap '' PIPE
 vsctl="$1 --timeout=5"; shift
 for pair; do
@@ -34,27 +34,31 @@ for pair; do $vsctl --if-exists del-br "${pair%:*}"; done
 
 @contextlib.contextmanager
 def throwaway_namespace() -> Iterator[int]:
-    """A fresh network namespace; yields the id of the process that keeps it. OSError with the reason when refused."""
+    """Create a network namespace and yield the id of a process in it.
+
+    Raises:
+        OSError: The kernel refused; the message has the reason.
+    """
     keeper = subprocess.Popen(
         [locate("unshare") or "unshare", "--net", "sh", "-c", _NAMESPACE_KEEPER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C at the terminal must not take it away under a probe
+        start_new_session=True,  # so that Ctrl-C does not kill it during a probe
     )
     assert keeper.stdout is not None
     try:
         if keeper.stdout.readline() != "ready\n":
-            _, said = keeper.communicate()
-            raise OSError(said.strip() or "unshare said nothing")
+            _, message = keeper.communicate()
+            raise OSError(message.strip() or "unshare failed without a message")
         yield keeper.pid
     finally:
         keeper.kill()
         keeper.communicate()
 
 
-def inside(pid: int, arguments: Sequence[str]) -> Outcome:
+def run_in_namespace(pid: int, arguments: Sequence[str]) -> Outcome:
     """Run a program in the network namespace of process `pid`."""
     program = locate(arguments[0])
     if program is None:
@@ -64,9 +68,12 @@ def inside(pid: int, arguments: Sequence[str]) -> Outcome:
 
 @contextlib.contextmanager
 def throwaway_bridges(datapaths: Sequence[str]) -> Iterator[dict[str, str]]:
-    """An Open vSwitch bridge on each kind of datapath ("system", "netdev"); yields the bridges' names by kind.
+    """Create an Open vSwitch bridge on each datapath ("system", "netdev") and yield their names by datapath.
 
-    Whether a bridge works is for the caller to find out. OSError when they cannot be removed again.
+    The caller has to check whether a bridge works.
+
+    Raises:
+        OSError: The bridges could not be removed again.
     """
     names = {datapath: f"{BRIDGE_PREFIX}{os.getpid()}{datapath[0]}" for datapath in datapaths}
     keeper = subprocess.Popen(
@@ -82,7 +89,7 @@ def throwaway_bridges(datapaths: Sequence[str]) -> Iterator[dict[str, str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # what ends this process at the terminal must not end its cleaning
+        start_new_session=True,  # so that Ctrl-C does not prevent the removal
     )
     assert keeper.stdout is not None
     try:
@@ -95,25 +102,25 @@ def throwaway_bridges(datapaths: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def remove_abandoned_bridges() -> None:
-    """Remove bridges of probes that are no more: Open vSwitch's database outlives even a machine that lost power."""
+    """Remove the bridges of probes that no longer run; Open vSwitch's database survives even a power loss."""
     for name in abandoned_bridges(run(["ovs-vsctl", "--timeout=5", "list-br"]).output):
         run(["ovs-vsctl", "--timeout=5", "--if-exists", "del-br", name])
 
 
 def abandoned_bridges(listed: str) -> list[str]:
-    """Those of the listed bridges that a probe of a process no longer alive made."""
+    """Return the listed bridges whose probe process has ended."""
     found = [re.fullmatch(rf"{BRIDGE_PREFIX}(\d+)[sn]", name) for name in listed.split()]
     return [match[0] for match in found if match and not Path(f"/proc/{match[1]}").exists()]
 
 
 TIMEOUT_S = 5.0
-# Where tc, ethtool and Open vSwitch live; not on an ordinary user's path.
+# Folders of tc, ethtool and Open vSwitch, which are not on an ordinary user's PATH.
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program said; `status` None when it did not run to its end, and then `message` says why."""
+    """The outcome of a program; if it did not finish, `status` is None and `message` has the reason."""
 
     status: int | None
     output: str = ""
@@ -121,17 +128,17 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended well."""
+        """Whether the program succeeded."""
         return self.status == 0
 
 
 def locate(program: str) -> str | None:
-    """The program's path, on the user's path or in the system's folders; None when there is none."""
+    """Return the path of a program on PATH or in SYSTEM_FOLDERS; None if it is not installed."""
     return shutil.which(program) or shutil.which(program, path=":".join(SYSTEM_FOLDERS))
 
 
 def run(arguments: Sequence[str], timeout_s: float = TIMEOUT_S) -> Outcome:
-    """Run it without input; `output` and `message` are what it wrote to standard output and error, stripped."""
+    """Run a program without input; `output` and `message` are its standard output and error, stripped."""
     path = locate(arguments[0])
     if path is None:
         return Outcome(None, message=f"{arguments[0]} not found")
@@ -145,7 +152,7 @@ def run(arguments: Sequence[str], timeout_s: float = TIMEOUT_S) -> Outcome:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Outcome(None, message=f"{arguments[0]} gave no answer in {timeout_s:g} s")
+        return Outcome(None, message=f"{arguments[0]} did not finish within {timeout_s:g} s")
     except OSError as error:
         return Outcome(None, message=f"{arguments[0]} cannot be run: {error.strerror}")
     return Outcome(done.returncode, done.stdout.strip(), done.stderr.strip())

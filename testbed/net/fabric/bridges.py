@@ -79,7 +79,7 @@ class Cable:
         if self.takes_time:
             # a host's own card feeds a link that may be paused no quicker than that carries it
             ends = [end for end in ends if self.carried and end[1] == CARD]
-        shape = Shape.of(self.direction)
+        shape = Shape.from_direction(self.direction)
         return {end: held(end, shape) for end in ends}
 
     def ingress_delays(self) -> dict[End, IngressDelay]:

@@ -14,7 +14,7 @@ from testbed.net.fabric.open_vswitch import EdgeTables
 from testbed.net.fabric.plan import WAN_NODE, Plan
 from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import LinkError
-from testbed.net.links.ingress import device
+from testbed.net.links.ingress import ingress_device
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _of_cards(plan: Plan, hosts: Collection[str]) -> Iterator[tuple[str, str]]:
             switch, port = cable.b
             yield cable.a[0], EVERYTHING
             yield switch, port
-            yield switch, device(port)
+            yield switch, ingress_device(port)
             yield from _of_links(plan, [cable.name])
 
 
@@ -124,7 +124,7 @@ def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
             (wire.inner_b, wire.node_b, wire.outer_b),
         ):
             yield WAN_NODE, inner
-            yield WAN_NODE, device(inner)
+            yield WAN_NODE, ingress_device(inner)
             yield node or ROOT_NAME, outer
 
 

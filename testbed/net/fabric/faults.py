@@ -12,8 +12,8 @@ from testbed.net.errors import LinkError
 from testbed.net.fabric.bridges import Cable, End, card_cables, held
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Plan
-from testbed.net.links.ingress import IngressDelay, change_commands, verify_ingress_delays
-from testbed.net.links.interfaces import disciplines, interfaces, set_interfaces_up
+from testbed.net.links.ingress import IngressDelay, ingress_change_commands, verify_ingress_delays
+from testbed.net.links.interfaces import read_interfaces, read_qdiscs, set_interfaces_up
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import network_namespace
 from testbed.net.links.setup import Setup
@@ -110,7 +110,7 @@ class Faults:
         """Cut links, and nobody sees it; an edge has no more to lose than its links."""
         assert self._fabric.engine is not None
         if links := [name for name in names if name not in self._edges]:
-            self._fabric.engine.darken(links)
+            self._fabric.engine.blackhole(links)
 
     def set_carrier(self, name: str, up: bool) -> None:
         """Cut or mend a link, or take all ports of a switch down or up, for all to see.
@@ -122,7 +122,7 @@ class Faults:
         if name not in fabric.topology.switches:
             fabric.engine.set_carrier(name, up)
             if up and name in self.condition.links_dark:
-                fabric.engine.darken([name])
+                fabric.engine.blackhole([name])
             return
         node, interfaces = fabric.plan.switch_ports(name)
         if up:
@@ -247,7 +247,7 @@ class HostNics:
     def _change(self, cable: Cable, which: str, now: Direction, wanted: Direction) -> None:
         sender, receiver = (cable.a, cable.b) if which == "a_to_b" else (cable.b, cable.a)
         mtu = self._plan.topology.mtu
-        shapes = [held(sender, Shape.of(direction)) for direction in (wanted, now)]
+        shapes = [held(sender, Shape.from_direction(direction)) for direction in (wanted, now)]
         setups: dict[str, Setup] = defaultdict(Setup)
         setups[sender[0]].tc += shape_commands(sender[1], shapes[0], mtu, now=shapes[1])
         usual = self._plan.ingress_delays.get(receiver)
@@ -255,19 +255,19 @@ class HostNics:
             raise LinkError(f"{cable.name}: this link engine gives a card without delay none, and no loss")
         if usual is not None:
             delays = [_ingress(usual, direction) for direction in (wanted, now)]
-            setups[receiver[0]].tc += change_commands(receiver[1], *delays)
+            setups[receiver[0]].tc += ingress_change_commands(receiver[1], *delays)
         for node, setup in setups.items():
             setup.apply(self._pids[node])
         self._verify(sender, shapes[0])
         if usual is not None:
             with network_namespace(self._pids[receiver[0]]), Netlink() as netlink:
-                names = {link.index: link.name for link in interfaces(netlink)}
-                verify_ingress_delays(netlink, {receiver[1]: delays[0]}, names, disciplines(netlink))
+                names = {link.index: link.name for link in read_interfaces(netlink)}
+                verify_ingress_delays(netlink, {receiver[1]: delays[0]}, names, read_qdiscs(netlink))
 
     def _verify(self, sender: End, shape: Shape) -> None:
         with network_namespace(self._pids[sender[0]]), Netlink() as netlink:
-            indexes = {link.name: link.index for link in interfaces(netlink)}
-            found = [one for one in disciplines(netlink) if one.index == indexes[sender[1]]]
+            indexes = {link.name: link.index for link in read_interfaces(netlink)}
+            found = [one for one in read_qdiscs(netlink) if one.index == indexes[sender[1]]]
             on = {sender[1]: (indexes[sender[1]], found)}
             verify_shapes(netlink, {sender[1]: shape}, self._plan.topology.mtu, on)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed.net.links import state_diff
-from testbed.net.links.namespace_state import OFFLOADS, Event, Key, Namespace, State, is_permanent
+from testbed.net.links.namespace_state import OFFLOADS, Event, Key, NamespaceState, State, is_permanent
 from testbed.net.links.socket_table import SocketTable
-from testbed.net.links.sysctl import Parameters
+from testbed.net.links.sysctl import SysctlWatcher
 
 EVERYTHING = "*"  # of a namespace
 HOSTS_IN_TURN = 8  # whose connections are looked at each time
@@ -46,9 +46,9 @@ class Fingerprint:
 
     def __init__(self, watched: Iterable[WatchedNamespace], left_out: Iterable[tuple[str, str]] = ()) -> None:
         self._left_out = frozenset(left_out)
-        self._namespaces: dict[str, Namespace] = {}
+        self._namespaces: dict[str, NamespaceState] = {}
         self._known: dict[str, State] = {}
-        self._parameters = Parameters()
+        self._parameters = SysctlWatcher()
         self._values: dict[str, dict[str, str]] = {}
         self._sockets: dict[str, SocketTable] = {}
         self._told: set[tuple[str, Key]] = set()
@@ -57,7 +57,9 @@ class Fingerprint:
         try:
             for namespace in watched:
                 own = namespace.pid is None
-                self._namespaces[namespace.name] = Namespace(namespace.pid, namespace.counts if own else None)
+                self._namespaces[namespace.name] = NamespaceState(
+                    namespace.pid, namespace.counts if own else None
+                )
                 self._parameters.add(namespace.name, namespace.pid, None if own else namespace.interfaces)
                 self._values[namespace.name] = (
                     self._parameters.read(namespace.name) if namespace.sends else {}
@@ -66,7 +68,7 @@ class Fingerprint:
                     self._sockets[namespace.name] = SocketTable(namespace.pid)
                 self._poll.register(self._namespaces[namespace.name].events, select.EPOLLIN)
             self._poll.register(self._parameters, select.EPOLLIN)
-            self._parameters.written()
+            self._parameters.read_writes()
         except BaseException:
             self.close()
             raise
@@ -84,8 +86,8 @@ class Fingerprint:
     def take(self) -> None:
         """What is now is what should be from now on."""
         for name, namespace in self._namespaces.items():
-            namespace.forget_changes()
-            self._known[name] = namespace.state()
+            namespace.discard_events()
+            self._known[name] = namespace.read_state()
         for _ in self._written():
             pass
 
@@ -109,9 +111,9 @@ class Fingerprint:
                 found += self._read(name) if known else ()
         return found
 
-    def _events(self, name: str, namespace: Namespace) -> Iterator[str]:
+    def _events(self, name: str, namespace: NamespaceState) -> Iterator[str]:
         try:
-            events = namespace.changes()
+            events = namespace.read_events()
         except OSError:
             yield f"{name}: more was changed at once than the kernel could tell"
             return
@@ -119,22 +121,24 @@ class Fingerprint:
             if words := self._event(name, namespace, event):
                 yield words
 
-    def _event(self, name: str, namespace: Namespace, event: Event) -> str | None:
+    def _event(self, name: str, namespace: NamespaceState, event: Event) -> str | None:
         known, key = self._known[name], event.key
-        old, new = known.get(key), None if event.deleted else event.left
+        old, new = known.get(key), None if event.deleted else event.data
         words = None
         if event.offloads and old is not None:
             before = known.get((OFFLOADS, key[1]), b"")
-            now = namespace.offloads(key[1])
+            now = namespace.read_offloads(key[1])
             if before == now:
                 words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
         if new is not None and not is_permanent(key[0], new) and old is None:
             return words
         if new is None and old is None:
             return words
-        if old is not None and new is not None and not state_diff.differ(key, old, new):
+        if old is not None and new is not None and not state_diff.differs(key, old, new):
             return words
-        words = self._words(name, namespace, key, state_diff.difference(key, old, new), new or old or b"")
+        words = self._words(
+            name, namespace, key, state_diff.describe_difference(key, old, new), new or old or b""
+        )
         self._told.add((name, key))
         if new is None:
             del known[key]
@@ -142,8 +146,8 @@ class Fingerprint:
             known[key] = new
         return words
 
-    def _compare(self, name: str, namespace: Namespace) -> Iterator[str]:
-        known, found = self._known[name], namespace.state()
+    def _compare(self, name: str, namespace: NamespaceState) -> Iterator[str]:
+        known, found = self._known[name], namespace.read_state()
         if known == found:
             return
         self._known[name] = found
@@ -151,8 +155,8 @@ class Fingerprint:
             old, new = known.get(key), found.get(key)
             if old == new:
                 continue
-            what = state_diff.difference(key, old, new)
-            if what == state_diff.UNNAMED and (name, key) in self._told:
+            what = state_diff.describe_difference(key, old, new)
+            if what == state_diff.UNDESCRIBED and (name, key) in self._told:
                 continue  # answers tell in another form what an event has told
             if words := self._words(name, namespace, key, what, new or old or b""):
                 yield words
@@ -164,16 +168,18 @@ class Fingerprint:
             name = next(iter(self._sockets))
             self._sockets[name] = table = self._sockets.pop(name)  # to the end
             if (name, EVERYTHING) not in self._left_out:
-                yield from (f"{name}: {words}" for words in table.look())
+                yield from (f"{name}: {words}" for words in table.changes())
 
-    def _words(self, name: str, namespace: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
+    def _words(
+        self, name: str, namespace: NamespaceState, key: Key, what: str, left: bytes = b""
+    ) -> str | None:
         """None for what is left out."""
         if {(name, namespace.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
             return None
-        return f"{name}: {state_diff.name_of(key, left, namespace.names)}: {what}"
+        return f"{name}: {state_diff.object_name(key, left, namespace.names)}: {what}"
 
     def _written(self) -> Iterator[str]:
-        for name, parameter, value in self._parameters.written():
+        for name, parameter, value in self._parameters.read_writes():
             known = self._values[name]
             before = known.get(parameter)
             now = f"written to, and {value} now"

@@ -20,7 +20,7 @@ from testbed.errors import did_you_mean
 from testbed.net.errors import need_root
 from testbed.net.fabric.fabric_state import FabricState
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.packet_sockets import packet_socket, receive_stamped
+from testbed.net.links.packet_sockets import open_packet_socket, receive_stamped
 from testbed.processes import wait_readable
 from testbed.spec.errors import ConfigError, Problem
 
@@ -143,7 +143,7 @@ class _Watch:
 
     def _open(self, pid: int, interface: str) -> socket.socket:
         with network_namespace(pid):
-            return self._stack.enter_context(packet_socket(interface))
+            return self._stack.enter_context(open_packet_socket(interface))
 
     def collect(self, wait_s: float, enough: int | None = None) -> None:
         """Note what passes within the time, or until so many have arrived."""

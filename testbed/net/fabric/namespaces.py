@@ -15,7 +15,7 @@ from pyroute2 import IPRoute
 from testbed.net.errors import FabricError
 from testbed.net.fabric.fingerprint import Fingerprint, WatchedNamespace
 from testbed.net.fabric.verify import NamespaceSettings, verify, verify_offloads
-from testbed.net.links.interfaces import NodeCounts, interfaces, read_node
+from testbed.net.links.interfaces import NodeCounts, read_interfaces, read_node_counts
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import empty_network_namespace, network_namespace
 from testbed.net.links.setup import Setup
@@ -76,12 +76,14 @@ class MachineOperations:
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """(came in, went out) so far, of an interface in the namespaces of process `pid`."""
         with network_namespace(pid), Netlink() as netlink:
-            (link,) = (found for found in interfaces(netlink, statistics=True) if found.name == interface)
+            (link,) = (
+                found for found in read_interfaces(netlink, statistics=True) if found.name == interface
+            )
         return link.rx_packets, link.tx_packets
 
     def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
         """Of all interfaces in the namespace of process `pid`, and of its protocols."""
-        return read_node(pid, protocols)
+        return read_node_counts(pid, protocols)
 
     def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
         """Take the fingerprint of these namespaces, and listen from now on; to these only."""

@@ -40,8 +40,8 @@ from testbed.net.links import LinkEngine, LinkError
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import compare_settings, requested_settings
 from testbed.net.links.netns import command_in_namespace
-from testbed.net.links.pause import PAUSING_ENGINE
-from testbed.net.links.setup import packets_sent, soft_roce_reason
+from testbed.net.links.pause import PAUSE_ENGINE
+from testbed.net.links.setup import read_rdma_packets_sent, soft_roce_obstacle
 from testbed.processes import defer_signals, process_start_ticks
 from testbed.spec.control_delays import INSTANT, Control
 from testbed.spec.link_direction import Direction, QueueClass
@@ -132,11 +132,11 @@ class Fabric:
         """Build everything, read every setting back, try TCP. Whatever goes wrong, nothing is left behind."""
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
-        if self.topology.pauses and self.link_engine != PAUSING_ENGINE:
+        if self.topology.pauses and self.link_engine != PAUSE_ENGINE:
             raise FabricError(
-                f"link engine {self.link_engine} pauses nobody, {PAUSING_ENGINE} does: docs/explanation/pause.md"
+                f"link engine {self.link_engine} pauses nobody, {PAUSE_ENGINE} does: docs/explanation/pause.md"
             )
-        if self.rdma and (reason := soft_roce_reason()):
+        if self.rdma and (reason := soft_roce_obstacle()):
             raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/reference/rdma.md")
         self._state = register(self.topology.name)
         self._plan = planning.make_plan(
@@ -292,7 +292,7 @@ class Fabric:
         found = {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
         if self.rdma:
             for host in hosts:
-                found[host] = found[host].with_packets(packets_sent(self.plan.card(host)))
+                found[host] = found[host].with_sent_packets(read_rdma_packets_sent(self.plan.card(host)))
         return found
 
     def _verify(self) -> None:

@@ -13,7 +13,7 @@ from testbed.net.controller.process import ControllerApi
 from testbed.net.errors import FabricError, need_root
 from testbed.net.fabric.fabric_state import CONTROLLER_FILE, FabricState
 from testbed.net.fabric.plan import WAN_NODE, Plan
-from testbed.net.links.interfaces import interfaces
+from testbed.net.links.interfaces import read_interfaces
 from testbed.net.links.link_engine import (
     LinkEngine,
     classes_from_json,
@@ -103,7 +103,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
         "buildings": state.details["buildings"],
         "hosts": state.details["hosts"],
         "wan": wan,
-        "seeded": engine.seeded(),
+        "seeded": engine.is_seeded(),
     }
 
 
@@ -151,7 +151,7 @@ class CounterReader:
         plan = self._plan
         stats = {
             link.name: link
-            for link in interfaces(self._root, statistics=True)
+            for link in read_interfaces(self._root, statistics=True)
             if link.name.startswith(plan.prefix)
         }
         wan = []

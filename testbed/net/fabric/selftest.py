@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from testbed.net.errors import FabricError
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import network_namespace
-from testbed.net.links.packet_sockets import one_way_times, probe_s
+from testbed.net.links.packet_sockets import measure_one_way_delays, probe_transmission_s
 from testbed.spec.topology import probe_address
 
 TRANSFER_BYTES = 64 * 1024
@@ -81,10 +81,10 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
         a = (pids[plan.probe(link.a)], probe_address(index, "a"))
         b = (pids[plan.probe(link.b)], probe_address(index, "b"))
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
-            times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
+            times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # none come through a link that loses all: the probes will say so
                 asked = getattr(link, direction)
-                measured_s = min(times) - asked.delay_s - probe_s(asked.rate_bps)
+                measured_s = min(times) - asked.delay_s - probe_transmission_s(asked.rate_bps)
                 excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
     return excess
 

@@ -12,10 +12,10 @@ from testbed.net.fabric.bridges import CARD
 from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch, network_namespace
-from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, device, verify_ingress_delays
-from testbed.net.links.interfaces import Discipline, Interface, disciplines, interfaces, route_rto_min_ms
+from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, ingress_device, verify_ingress_delays
+from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
 from testbed.net.links.netlink import Netlink
-from testbed.net.links.setup import SEGMENTS, enabled_offloads, known_sysctls, read_sysctl
+from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sysctl, supported_sysctls
 from testbed.net.links.shaping import Shape, qdisc_kinds, verify_shapes
 
 ROOT_NAME = "the root namespace"
@@ -101,13 +101,13 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
             (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
             (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
         ):
-            wan |= {inner: ["ingress", "netem"], device(inner): ["netem"]}
-            found.setdefault(node, {})[outer] = sorted(qdisc_kinds(Shape.of(direction)))
+            wan |= {inner: ["ingress", "netem"], ingress_device(inner): ["netem"]}
+            found.setdefault(node, {})[outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
     return found
 
 
 def _verify_disciplines(
-    settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Discipline]
+    settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
 ) -> None:
     """Interfaces have the queueing disciplines that were asked for, and no others."""
     asked = {name: list(found) for name, found in settings.carried.items()}
@@ -115,7 +115,7 @@ def _verify_disciplines(
         asked.setdefault(interface, []).extend(qdisc_kinds(shape))
     for interface in settings.ingress_delays:
         asked.setdefault(interface, []).append("ingress")
-        asked |= {device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
+        asked |= {ingress_device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
     found: dict[str, set[str]] = {}
     for discipline in present:
         found.setdefault(names.get(discipline.index, ""), set()).add(discipline.kind)
@@ -146,19 +146,19 @@ def verify(settings: NamespaceSettings) -> None:
     What WAN links are set to, the link engine reads back itself.
     """
     with network_namespace(settings.pid), Netlink() as netlink:
-        links = {link.name: link for link in interfaces(netlink)}
+        links = {link.name: link for link in read_interfaces(netlink)}
         names = {link.index: name for name, link in links.items()}
-        present = disciplines(netlink)
-        on: dict[str, tuple[int, list[Discipline]]] = {name: (link.index, []) for name, link in links.items()}
+        present = read_qdiscs(netlink)
+        on: dict[str, tuple[int, list[Qdisc]]] = {name: (link.index, []) for name, link in links.items()}
         for discipline in present:
             if discipline.index in names:
                 on[names[discipline.index]][1].append(discipline)
         verify_shapes(netlink, settings.shapes, settings.mtu, on)
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
-        if settings.rto_min_ms is not None and settings.rto_min_ms not in route_rto_min_ms(netlink):
+        if settings.rto_min_ms is not None and settings.rto_min_ms not in read_route_rto_min_ms(netlink):
             raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "none such")
-        for key, value in known_sysctls(settings.sysctls).items():
+        for key, value in supported_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:
                 raise SettingMismatch(settings.name, key, value, found)
     for interface in settings.interfaces:
@@ -166,8 +166,8 @@ def verify(settings: NamespaceSettings) -> None:
         where = f"{settings.name}: {interface}"
         if link is None or link.mtu != settings.mtu:
             raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
-        if link.gso_max_segs != SEGMENTS:
-            raise SettingMismatch(where, "gso_max_segs", SEGMENTS, link.gso_max_segs)
+        if link.gso_max_segs != MAX_GSO_SEGMENTS:
+            raise SettingMismatch(where, "gso_max_segs", MAX_GSO_SEGMENTS, link.gso_max_segs)
         if settings.bridge:
             _verify_bridge_port(where, link)
 

@@ -1,4 +1,4 @@
-"""Links: what a packet meets between two nodes. Rate and queue (HTB), delay, jitter and loss (link engines)."""
+"""Emulated links: rate and queue (HTB), delay, jitter, loss and other impairments (link engines)."""
 
 from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.link_engine import DirectionStats, LinkEngine, LinkWire

@@ -1,7 +1,7 @@
-"""A program that sees CLOCK_MONOTONIC ahead: `python -m testbed.net.links.clock_offset SECONDS MODULE [ARGUMENT...]`.
+"""Run a module with CLOCK_MONOTONIC ahead: `python -m testbed.net.links.clock_offset SECONDS MODULE [ARGUMENT...]`.
 
-Only children are in a new time namespace, and who may have such children may start no threads (EINVAL in Linux 6.1): so
-this is a process of its own, which has the module run by its one child and ends as that does.
+Only children enter a new time namespace, and a process with such children may start no threads (EINVAL in Linux 6.1).
+So this process runs the module in its only child and exits with its status.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.processes import set_parent_death_signal
 
 
 def main() -> None:
-    """Its exit status is the module's; 128 + n where signal n ended that."""
+    """Run the module; exit with its status, or with 128 + n if signal n killed it."""
     seconds, module, *arguments = sys.argv[1:]
     set_parent_death_signal(signal.SIGTERM)
     shift_monotonic_clock(float(seconds))
@@ -29,15 +29,15 @@ def main() -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
-    ended = os.waitstatus_to_exitcode(status)
-    sys.exit(ended if ended >= 0 else 128 - ended)
+    code = os.waitstatus_to_exitcode(status)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

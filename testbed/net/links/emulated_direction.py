@@ -1,7 +1,6 @@
-"""One direction of a userspace link: frames come in, wait, and leave in order.
+"""One direction of a userspace link: frames arrive, wait, and leave in order.
 
-Pure bookkeeping, no sockets and no clock of its own, so that it can be tested without root: times are integers in
-nanoseconds that the caller hands in.
+It has neither sockets nor a clock, so it can be tested without root. Callers pass in the time in nanoseconds.
 """
 
 from __future__ import annotations
@@ -11,140 +10,137 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 
-from testbed.net.links.class_scheduler import Origin, Scheduler
+from testbed.net.links.class_scheduler import IngressAccount, Scheduler
 from testbed.net.links.impairments import Impairments
 from testbed.net.links.link_engine import DirectionStats
 from testbed.spec.link_direction import Direction, QueueClass
 
 LATENESS_BOUNDS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _LATENESS_BOUNDS_NS = tuple(round(bound * 1e9) for bound in LATENESS_BOUNDS_S)
-QUEUE_PARTS = 64
-HELD_LIMIT_BYTES = 512 * 1024 * 1024  # a runaway guard: the queue is limited by itself
+QUEUE_HISTOGRAM_BINS = 64
+HELD_LIMIT_BYTES = 512 * 1024 * 1024  # guards against runaway memory; the queue has its own limit
 
 
 class EmulatedDirection:
-    """Holds the frames of one direction between arrival and release.
+    """The frames of one direction between arrival and release.
 
-    A frame first waits until those before it are on the wire, then is put on the wire bit by bit, then travels. How
-    long the queue is follows from when the wire will be free, so nothing has to be done when a frame leaves it. Frames
-    never overtake each other unless asked to: one whose jitter would let it pass leaves together with that before it.
+    A frame waits in the queue, is serialised onto the wire, and then propagates. The queue length follows from the time
+    at which the wire becomes free, so a departure needs no event. Frames are reordered only where `reorder` asks for
+    it: a frame whose jitter would let it overtake leaves together with the frame before it.
     """
 
     def __init__(self, settings: Direction, seed: str) -> None:
-        # no more than 29 attributes: with another one CPython 3.11 finds each of them more slowly, and a frame takes a
-        # sixth longer
+        # At most 29 attributes: with more, CPython 3.11 looks each of them up more slowly, and a frame takes a tenth
+        # longer. Counters of rare events are therefore in `_impairments`.
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._overtaking: deque[tuple[int, bytes]] = deque()
-        # when each frame leaves the queue; kept where that is limited in packets
-        self._leaving: deque[float] = deque()
-        self._fibre = Impairments(settings, seed)
-        self._free_ns = 0.0  # when the wire has sent all that came
+        # departure times from the queue; used only when the queue is limited in packets
+        self._departures: deque[float] = deque()
+        self._impairments = Impairments(settings, seed)
+        self._free_ns = 0.0  # when the wire becomes free
         self._last_release_ns = 0
         self._held_bytes = 0
         self._in_packets = self._in_bytes = self._out_packets = self._out_bytes = 0
-        self._accepted_bytes = self._dropped = self._overrun = self._marked = 0
+        self._accepted_bytes = self._dropped = 0
         self._queue_peak_bytes = 0.0
-        self._queue_counts = [0] * QUEUE_PARTS
+        self._queue_counts = [0] * QUEUE_HISTOGRAM_BINS
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
         self._lateness_max_ns = 0
-        self._dark = False
-        self.changed = True  # since somebody last asked when the next frame is due; who asks sets it back
-        self.lead(0)
+        self._is_cut = False
+        self.changed = True  # whether `next_release_ns` may have changed; its reader resets this
+        self.set_lead(0)
         self._scheduler: Scheduler | None = None
         self.settings = settings
 
     @property
     def settings(self) -> Direction:
-        """What is in force; assigning acts on the frames that come after."""
-        return self._fibre.settings
+        """The settings in force; assigning new ones affects the frames that arrive afterwards."""
+        return self._impairments.settings
 
     @settings.setter
     def settings(self, value: Direction) -> None:
         self.changed = True
-        self._fibre.settings = value
+        self._impairments.settings = value
         self._ns_per_byte = 8e9 / value.rate_bps
         self._delay_ns = round(value.delay_s * 1e9)
         self._queue_bytes = value.queue_bytes
         self._queue_packets = value.queue_packets
         self._ecn_bytes = value.ecn_bytes or float("inf")
-        self._queue_part = QUEUE_PARTS / value.queue_bytes
-        self._reschedule(value)
+        self._bins_per_byte = QUEUE_HISTOGRAM_BINS / value.queue_bytes
+        self._replace_scheduler(value)
 
-    def _reschedule(self, value: Direction) -> None:
-        """Queues of their own for classes, if there are any; what waits in the former ones goes on in the new."""
+    def _replace_scheduler(self, value: Direction) -> None:
+        """Create the class queues, if there are any, and move the queued frames into them."""
         former, self._scheduler = self._scheduler, None
         if classes := self._classes(value):
-            room = value.rate_bps, value.queue_bytes, value.queue_packets
-            self._scheduler = Scheduler(classes, *room)
+            self._scheduler = Scheduler(classes, value.rate_bps, value.queue_bytes, value.queue_packets)
         if former is None:
             return
         free_ns = self._free_ns
         while len(former):
-            at_ns = former.next_at(free_ns)
+            at_ns = former.next_departure(free_ns)
             assert at_ns is not None
-            waiting = former.pop(at_ns)
-            free_ns = at_ns + waiting.size * self._ns_per_byte
+            item = former.dequeue(at_ns)
+            free_ns = at_ns + item.size * self._ns_per_byte
             if self._scheduler is None:
                 self._free_ns = free_ns
-                self._into_fibre(waiting.frame, free_ns)
-            elif self._scheduler.put(waiting.frame, 0, waiting.origin) is None:
+                self._propagate(item.frame, free_ns)
+            elif self._scheduler.enqueue_frame(item.frame, 0, item.origin) is None:
                 self._dropped += 1
 
     def _classes(self, value: Direction) -> tuple[QueueClass, ...]:
-        """Which have queues of their own; none: there is one, of which no frame need be held."""
+        """Return the classes with their own queues; without any, a single queue is computed without holding frames."""
         return value.classes
 
-    def _start_ns(self, scheduler: Scheduler) -> float | None:
-        """When the next frame begins to leave; None while none can."""
-        return scheduler.next_at(self._free_ns)
+    def _next_departure_ns(self, scheduler: Scheduler) -> float | None:
+        return scheduler.next_departure(self._free_ns)
 
-    def _origin(self, frame: bytes) -> Origin | None:
-        """Who keeps account of a frame that has come."""
+    def _origin(self, frame: bytes) -> IngressAccount | None:
         return None
 
     @property
     def next_release_ns(self) -> int | None:
-        """When the next frame is due, or one may leave its queue; None when nothing waits."""
-        waiting = self._first()
+        """When the next frame is due, or may leave its queue; None when nothing waits."""
+        waiting = self._next_deque()
         release_ns = waiting[0][0] if waiting else None
-        if self._scheduler is None or (leaves_ns := self._start_ns(self._scheduler)) is None:
+        if self._scheduler is None or (departure_ns := self._next_departure_ns(self._scheduler)) is None:
             return release_ns
-        moment_ns = math.ceil(leaves_ns)  # not before: who comes too early finds nothing to do
+        moment_ns = math.ceil(departure_ns)  # round up: at an earlier moment nothing is due yet
         return moment_ns if release_ns is None else min(release_ns, moment_ns)
 
-    def _first(self) -> deque[tuple[int, bytes]]:
-        """Those of whom the next is due; empty when nothing waits."""
+    def _next_deque(self) -> deque[tuple[int, bytes]]:
+        """Return the deque with the frame that is due next; it is empty when nothing waits."""
         if self._overtaking and (not self._waiting or self._overtaking[0][0] < self._waiting[0][0]):
             return self._overtaking
         return self._waiting
 
     def accept(self, frame: bytes, arrival_ns: int) -> None:
-        """Take a frame that arrived at `arrival_ns`."""
+        """Accept a frame that arrived at `arrival_ns`."""
         size = len(frame)
         self.changed = True
         self._in_packets += 1
         self._in_bytes += size
-        if self._dark:
-            self._fibre.cut += 1
+        if self._is_cut:
+            self._impairments.cut += 1
             return
         if self._held_bytes > HELD_LIMIT_BYTES:
-            self._overrun += 1
+            self._impairments.overrun += 1
             return
         if self._scheduler is not None:
-            self._queue_up(self._scheduler, frame, arrival_ns)
+            self._enqueue(self._scheduler, frame, arrival_ns)
             return
-        leaving = self._leaving
-        while leaving and leaving[0] <= arrival_ns:
-            leaving.popleft()
+        departures = self._departures
+        while departures and departures[0] <= arrival_ns:
+            departures.popleft()
         wait_ns = self._free_ns - arrival_ns
         if wait_ns > 0:
             queued = wait_ns / self._ns_per_byte
-            if self._full(queued + size):
+            if self._drop_if_full(queued + size):
                 return
-            self._queue_counts[min(int(queued * self._queue_part), QUEUE_PARTS - 1)] += 1
+            self._queue_counts[min(int(queued * self._bins_per_byte), QUEUE_HISTOGRAM_BINS - 1)] += 1
             if queued >= self._ecn_bytes:
                 frame, changed = mark_congestion(frame)
-                self._marked += changed
+                self._impairments.marked += changed
             sent_ns = self._free_ns + size * self._ns_per_byte
         else:
             self._queue_counts[0] += 1
@@ -152,85 +148,92 @@ class EmulatedDirection:
         self._free_ns = sent_ns
         self._accepted_bytes += size
         if self._queue_packets:
-            leaving.append(sent_ns)
-        self._into_fibre(frame, sent_ns)
+            departures.append(sent_ns)
+        self._propagate(frame, sent_ns)
 
-    def _queue_up(self, scheduler: Scheduler, frame: bytes, arrival_ns: int) -> None:
-        """As `accept`, where classes have queues of their own."""
-        self._leave(scheduler, arrival_ns)
+    def _enqueue(self, scheduler: Scheduler, frame: bytes, arrival_ns: int) -> None:
+        """Accept a frame where classes have their own queues."""
+        self._transmit(scheduler, arrival_ns)
         before = scheduler.bytes
-        if scheduler.waiting_bytes(frame) >= self._ecn_bytes:
+        if scheduler.backlog_bytes(frame) >= self._ecn_bytes:
             frame, changed = mark_congestion(frame)
-            self._marked += changed
+            self._impairments.marked += changed
         origin = self._origin(frame)
-        taken = None
-        if origin is None or origin.takes(len(frame)):
-            taken = scheduler.put(frame, arrival_ns, origin)
-        self._queue_counts[min(int(before * self._queue_part), QUEUE_PARTS - 1)] += 1
-        if taken is None:
+        queued = None
+        if origin is None or origin.admit(len(frame)):
+            queued = scheduler.enqueue_frame(frame, arrival_ns, origin)
+        self._queue_counts[min(int(before * self._bins_per_byte), QUEUE_HISTOGRAM_BINS - 1)] += 1
+        if queued is None:
             self._dropped += 1
             return
         if origin is not None:
-            origin.came(len(frame), arrival_ns)
+            origin.on_enqueue(len(frame), arrival_ns)
         self._accepted_bytes += len(frame)
         self._queue_peak_bytes = max(self._queue_peak_bytes, scheduler.bytes)
 
-    def _leave(self, scheduler: Scheduler, now_ns: int) -> None:
-        """What may leave its queue by now goes onto the wire."""
-        while (at_ns := self._start_ns(scheduler)) is not None and at_ns <= now_ns:
-            frame = scheduler.take(at_ns)
+    def _transmit(self, scheduler: Scheduler, now_ns: int) -> None:
+        """Put the frames that may leave their queues by now onto the wire."""
+        while (at_ns := self._next_departure_ns(scheduler)) is not None and at_ns <= now_ns:
+            frame = scheduler.dequeue_frame(at_ns)
             self._free_ns = at_ns + len(frame) * self._ns_per_byte
-            self._into_fibre(frame, self._free_ns)
+            self._propagate(frame, self._free_ns)
 
-    def lead(self, lead_ns: int, ends: Collection[bytes] = ()) -> None:
-        """Take this off the delay of frames; of those to others than `ends`, if there are any, half.
+    def set_lead(self, lead_ns: int, ends: Collection[bytes] = ()) -> None:
+        """Release frames earlier, to compensate for the delay of the switches; see `LinkEngine.compensate`.
 
-        See `LinkEngine.compensate`.
+        Args:
+            lead_ns: How much earlier, in nanoseconds.
+            ends: MAC addresses at the far end of the link. Frames to other addresses get half of the lead. If it is
+                empty, every frame gets the whole lead.
         """
         self._lead_ns, self._ends = lead_ns, frozenset(ends)
-        self._passing_ns = lead_ns // 2 if ends else lead_ns
+        self._transit_lead_ns = lead_ns // 2 if ends else lead_ns
 
-    def _into_fibre(self, frame: bytes, sent_ns: float) -> None:
-        lead_ns = self._lead_ns if frame[:6] in self._ends else self._passing_ns
-        if self._fibre.perfect:
-            self._send(frame, max(int(sent_ns) + max(0, self._delay_ns - lead_ns), self._last_release_ns))
+    def _propagate(self, frame: bytes, sent_ns: float) -> None:
+        lead_ns = self._lead_ns if frame[:6] in self._ends else self._transit_lead_ns
+        if self._impairments.is_noop:
+            self._hold(frame, max(int(sent_ns) + max(0, self._delay_ns - lead_ns), self._last_release_ns))
         else:
-            self._send_through_fibre(frame, int(sent_ns), lead_ns)
+            self._propagate_impaired(frame, int(sent_ns), lead_ns)
 
-    def _full(self, bytes_with_it: float) -> bool:
-        """Whether the queue has no room; then the frame is dropped."""
-        in_packets, in_bytes = len(self._leaving) + 1, bytes_with_it
-        full = in_packets > self._queue_packets if self._queue_packets else in_bytes > self._queue_bytes
+    def _drop_if_full(self, queued_bytes: float) -> bool:
+        """Return whether the queue overflows with `queued_bytes`, the new frame included, and count the drop."""
+        in_packets = len(self._departures) + 1
+        full = in_packets > self._queue_packets if self._queue_packets else queued_bytes > self._queue_bytes
         if full:
             self._dropped += 1
             self._queue_counts[-1] += 1
-        elif in_bytes > self._queue_peak_bytes:
-            self._queue_peak_bytes = in_bytes
+        elif queued_bytes > self._queue_peak_bytes:
+            self._queue_peak_bytes = queued_bytes
         return full
 
-    def _send_through_fibre(self, frame: bytes, sent_ns: int, lead_ns: int) -> None:
-        if self._fibre.loses():
+    def _propagate_impaired(self, frame: bytes, sent_ns: int, lead_ns: int) -> None:
+        impairments = self._impairments
+        if impairments.draw_loss():
             return
-        frame = self._fibre.corrupt(frame)
-        overtakes, twice = self._fibre.overtakes(), self._fibre.duplicates()
-        delay_ns = max(0, self._delay_ns + self._fibre.deviation_ns() - lead_ns)
+        frame = impairments.corrupt(frame)
+        overtakes, twice = impairments.draw_reorder(), impairments.draw_duplicate()
+        delay_ns = max(0, self._delay_ns + impairments.draw_jitter_ns() - lead_ns)
         for _ in range(1 + twice):
             if overtakes:
                 self._overtaking.append((sent_ns, frame))
                 self._held_bytes += len(frame)
             else:
-                self._send(frame, max(sent_ns + delay_ns, self._last_release_ns))
+                self._hold(frame, max(sent_ns + delay_ns, self._last_release_ns))
 
-    def _send(self, frame: bytes, release_ns: int) -> None:
+    def _hold(self, frame: bytes, release_ns: int) -> None:
         self._last_release_ns = release_ns
         self._waiting.append((release_ns, frame))
         self._held_bytes += len(frame)
 
-    def due(self, now_ns: int) -> bytes | None:
-        """The next frame whose time has come, or None. The caller sends it and then calls `sent` or `refused`."""
+    def pop_due(self, now_ns: int) -> bytes | None:
+        """Remove and return the next frame that is due; None if there is none.
+
+        The caller sends it and then calls `count_sent`, `count_refused` or `count_exit_down`.
+        """
         if self._scheduler is not None:
-            self._leave(self._scheduler, now_ns)
-        waiting = self._first()
+            self._transmit(self._scheduler, now_ns)
+        waiting = self._next_deque()
         if not waiting or waiting[0][0] > now_ns:
             return None
         release_ns, frame = waiting.popleft()
@@ -240,48 +243,48 @@ class EmulatedDirection:
         self._lateness_max_ns = max(self._lateness_max_ns, late_ns)
         return frame
 
-    def sent(self, size: int) -> None:
-        """A frame of `size` bytes given out by `due` is on its way."""
+    def count_sent(self, size: int) -> None:
+        """Count a frame of `size` bytes from `pop_due` that was sent."""
         self._out_packets += 1
         self._out_bytes += size
 
-    def refused(self) -> None:
-        """The kernel did not take a frame given out by `due`."""
-        self._overrun += 1
+    def count_refused(self) -> None:
+        """Count a frame from `pop_due` that the kernel refused to send."""
+        self._impairments.overrun += 1
 
     def cut(self, now_ns: int) -> None:
-        """The link is cut: what is on its way is lost, and what comes until it is mended."""
+        """Cut the link: drop the frames in flight, and all that arrive until `restore`."""
         self.changed = True
-        self._fibre.cut += len(self._waiting) + len(self._overtaking)
+        self._impairments.cut += len(self._waiting) + len(self._overtaking)
         if self._scheduler is not None:
-            self._fibre.cut += self._scheduler.clear(now_ns)
+            self._impairments.cut += self._scheduler.clear(now_ns)
         self._waiting.clear()
         self._overtaking.clear()
-        self._leaving.clear()
+        self._departures.clear()
         self._held_bytes, self._free_ns, self._last_release_ns = 0, 0.0, 0
-        self._dark = True
+        self._is_cut = True
 
-    def mend(self, now_ns: int) -> None:
-        """The link carries frames again."""
-        self._dark = False
+    def restore(self, now_ns: int) -> None:
+        """Forward frames again after `cut`."""
+        self._is_cut = False
 
-    def lost_at_the_end(self) -> None:
-        """The port that a frame given out by `due` should leave by is down."""
-        self._fibre.cut += 1
+    def count_exit_down(self) -> None:
+        """Count a frame from `pop_due` that was lost because its exit port is down."""
+        self._impairments.cut += 1
 
-    def missed(self, packets: int) -> None:
-        """The kernel dropped `packets` frames before we could read them."""
+    def count_missed(self, packets: int) -> None:
+        """Count frames that the kernel dropped before the emulator could read them."""
         self._in_packets += packets
-        self._overrun += packets
+        self._impairments.overrun += packets
 
-    def account(self, now_ns: int) -> DirectionStats:
-        """The counters; the lateness maximum is since the last call of `account`."""
+    def stats(self, now_ns: int) -> DirectionStats:
+        """Return the counters; the maximum lateness is that since the last call."""
         max_s, self._lateness_max_ns = self._lateness_max_ns / 1e9, 0
-        fibre = self._fibre
+        impairments = self._impairments
         queue_bytes = max(0, round((self._free_ns - now_ns) / self._ns_per_byte))
         queued = 0
         if self._scheduler is not None:
-            self._leave(self._scheduler, now_ns)
+            self._transmit(self._scheduler, now_ns)
             queue_bytes, queued = self._scheduler.bytes, len(self._scheduler)
         return DirectionStats(
             in_packets=self._in_packets,
@@ -290,15 +293,15 @@ class EmulatedDirection:
             sent_bytes=self._accepted_bytes - queue_bytes,
             out_packets=self._out_packets,
             out_bytes=self._out_bytes,
-            lost=fibre.lost,
+            lost=impairments.lost,
             dropped=self._dropped,
-            overrun=self._overrun,
+            overrun=impairments.overrun,
             held=len(self._waiting) + len(self._overtaking) + queued,
-            marked=self._marked,
-            duplicated=fibre.duplicated,
-            reordered=fibre.reordered,
-            corrupted=fibre.corrupted,
-            cut=fibre.cut,
+            marked=impairments.marked,
+            duplicated=impairments.duplicated,
+            reordered=impairments.reordered,
+            corrupted=impairments.corrupted,
+            cut=impairments.cut,
             queue_bytes=queue_bytes,
             queue_peak_bytes=round(self._queue_peak_bytes),
             queue_counts=tuple(self._queue_counts),
@@ -313,18 +316,19 @@ _CONGESTION_EXPERIENCED = 3
 
 
 def mark_congestion(frame: bytes) -> tuple[bytes, bool]:
-    """The frame with Congestion Experienced (RFC 3168) if it is ECN-capable IPv4, and whether that changed it."""
+    """Set Congestion Experienced (RFC 3168) in an ECN-capable IPv4 frame.
+
+    Returns:
+        The frame, and whether it was changed.
+    """
     if frame[12:14] != _IPV4 or len(frame) < 34 or frame[15] & 3 in (0, _CONGESTION_EXPERIENCED):
         return frame, False
     changed = bytearray(frame)
     changed[15] |= _CONGESTION_EXPERIENCED
-    # RFC 1624: the checksum moves by what the first word of the header moved, in one's complement
-    total = (~int.from_bytes(frame[24:26], "big") & 0xFFFF) + (~_word(frame) & 0xFFFF) + _word(changed)
+    # RFC 1624: update the checksum incrementally, for the header's first 16-bit word, in one's complement
+    checksum, before = int.from_bytes(frame[24:26], "big"), int.from_bytes(frame[14:16], "big")
+    total = (~checksum & 0xFFFF) + (~before & 0xFFFF) + int.from_bytes(changed[14:16], "big")
     total = (total & 0xFFFF) + (total >> 16)
     total = (total & 0xFFFF) + (total >> 16)
     changed[24:26] = (~total & 0xFFFF).to_bytes(2, "big")
     return bytes(changed), True
-
-
-def _word(frame: bytes | bytearray) -> int:
-    return int.from_bytes(frame[14:16], "big")

@@ -1,9 +1,9 @@
-"""The userspace link engine's process: `python -m testbed.net.links.emulator`.
+"""The process of the userspace link engine: `python -m testbed.net.links.emulator`.
 
-It runs inside the WAN namespace and carries Ethernet frames between pairs of interfaces over packet sockets, one
-process for all links of a fabric. Its configuration is one line of JSON on standard input; the end of standard input
-ends it. It answers requests on a Unix socket (a file, so reachable from every network namespace): one line of JSON in,
-one out. A frame's delay counts from the kernel's arrival stamp, not from when we got round to reading it.
+One process serves all links of a fabric. It runs in the WAN namespace and forwards Ethernet frames between pairs of
+interfaces over packet sockets. Its configuration is one line of JSON on standard input; it exits when standard input is
+closed. It answers requests on a Unix socket, one line of JSON in and one out; the socket is a file, so every network
+namespace can reach it. A frame's delay counts from the kernel's arrival timestamp, not from when the process reads it.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ from testbed.net.links.packet_sockets import (
     SO_SNDBUFFORCE,
     SOL_PACKET,
     TIMESPEC,
-    packet_socket,
+    open_packet_socket,
 )
-from testbed.net.links.pause import LATE_S, create_directions
+from testbed.net.links.pause import PAUSE_LATENESS_S, create_directions
 from testbed.processes import set_parent_death_signal
 
 PACKET_STATISTICS = 6
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
-# The kernel charges a frame to who sent it for as long as it waits in a queue beyond, however long that is.
+# The kernel charges a frame to its sending socket as long as it waits in any queue behind that socket.
 SEND_BUFFER_BYTES = 1 << 29
-LARGEST_FRAME_BYTES = 65_600
-FRAMES_AT_ONCE = 32  # between looks at what is due
+MAX_FRAME_BYTES = 65_600
+RECEIVE_BATCH_FRAMES = 32  # at most, before due frames are released again
 REALTIME_PRIORITY = 10
 
 
 class Port:
-    """A packet socket on one interface and the carrier of the frames that come in there."""
+    """A packet socket on one interface and the direction that its incoming frames take."""
 
-    def __init__(self, interface: str, carrier: EmulatedDirection) -> None:
-        self.carrier = carrier
-        self.socket = packet_socket(interface)
+    def __init__(self, interface: str, direction: EmulatedDirection) -> None:
+        self.direction = direction
+        self.socket = open_packet_socket(interface)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
 
     def drain(self) -> None:
-        """Hand what has arrived to the carrier, a bounded number of frames at a time."""
-        receive, accept = self.socket.recvmsg, self.carrier.accept
+        """Pass received frames to the direction, at most RECEIVE_BATCH_FRAMES at a time."""
+        receive, accept = self.socket.recvmsg, self.direction.accept
         offset_ns = time.monotonic_ns() - time.time_ns()
-        for _ in range(FRAMES_AT_ONCE):
+        for _ in range(RECEIVE_BATCH_FRAMES):
             try:
-                frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, ANCILLARY_BYTES)
-            except OSError as error:  # nothing there (EAGAIN), or the interface was just taken down
+                frame, ancillary, _flags, _address = receive(MAX_FRAME_BYTES, ANCILLARY_BYTES)
+            except OSError as error:  # no frame (EAGAIN), or the interface was just taken down
                 if error.errno in (errno.EAGAIN, errno.ENETDOWN):
                     return
                 raise
             seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
             accept(frame, seconds * 1_000_000_000 + nanoseconds + offset_ns)
 
-    def missed(self) -> int:
-        """Frames that the kernel dropped since the last call because we read too slowly."""
+    def read_missed(self) -> int:
+        """Return how many frames the kernel dropped since the last call because the process read too slowly."""
         return int(struct.unpack("II", self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[1])
 
 
 @dataclass
 class Route:
-    """A carrier, where its frames come in, where they leave; when the next one is due, as it was last asked."""
+    """A direction with its entry and exit ports, and the cached time at which its next frame is due."""
 
-    carrier: EmulatedDirection
+    direction: EmulatedDirection
     entry: Port
     exit: Port
     due_ns: int | None = None
@@ -90,13 +90,13 @@ class Emulator:
     """All links of one fabric."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
-        self.carriers = create_directions(
-            configuration["links"], configuration["seed"], LATE_S if clock_here() is None else 0.0
+        self.directions = create_directions(
+            configuration["links"], configuration["seed"], PAUSE_LATENESS_S if clock_here() is None else 0.0
         )
         self._receivers: dict[int, Port] = {}
         self._routes: list[Route] = []
         for link in configuration["links"]:
-            forth, back = (self.carriers[link["name"], which] for which in ("a_to_b", "b_to_a"))
+            forth, back = (self.directions[link["name"], which] for which in ("a_to_b", "b_to_a"))
             port_a, port_b = Port(link["inner_a"], forth), Port(link["inner_b"], back)
             self._routes += [Route(forth, port_a, port_b), Route(back, port_b, port_a)]
             self._receivers[port_a.socket.fileno()] = port_a
@@ -108,8 +108,8 @@ class Emulator:
         self._control.listen(8)
 
     def release(self) -> float:
-        """Send every frame that is due; returns the seconds until the next one is (at most 1)."""
-        # what has left one link may let the sender of another one go on, which was looked at before
+        """Send every frame that is due and return the seconds until the next one (at most 1)."""
+        # a departure from one link may resume the paused sender of a link that was already processed
         while self._release_once():
             pass
         next_ns = min((route.due_ns for route in self._routes if route.due_ns is not None), default=None)
@@ -118,30 +118,30 @@ class Emulator:
         return min(1.0, max(0.0, (next_ns - time.monotonic_ns()) / 1e9))
 
     def _release_once(self) -> bool:
-        """Look at each link of which something has changed, or is due; whether one may have to be looked at again."""
+        """Process each link that has changed or has frames due; return whether another pass is needed."""
         now_ns = time.monotonic_ns()
         for route in self._routes:
-            carrier = route.carrier
-            if not carrier.changed and (route.due_ns is None or route.due_ns > now_ns):
+            direction = route.direction
+            if not direction.changed and (route.due_ns is None or route.due_ns > now_ns):
                 continue
-            carrier.changed = False
+            direction.changed = False
             send = route.exit.socket.send
-            while (frame := carrier.due(now_ns)) is not None:
+            while (frame := direction.pop_due(now_ns)) is not None:
                 try:
                     send(frame)
-                except OSError as error:  # gone, and the counters say so
+                except OSError as error:  # the frame is lost, and counted
                     if error.errno in (errno.ENETDOWN, errno.ENXIO):
-                        carrier.lost_at_the_end()
+                        direction.count_exit_down()
                     else:
-                        carrier.refused()
+                        direction.count_refused()
                 else:
-                    carrier.sent(len(frame))
+                    direction.count_sent(len(frame))
                 now_ns = time.monotonic_ns()
-            route.due_ns = carrier.next_release_ns
-        return any(route.carrier.changed for route in self._routes)
+            route.due_ns = direction.next_release_ns
+        return any(route.direction.changed for route in self._routes)
 
     def run(self) -> None:
-        """Carry frames until standard input ends."""
+        """Forward frames until standard input is closed."""
         control = self._control.fileno()
         watched = [*self._receivers, control, 0]
         while True:
@@ -158,7 +158,7 @@ class Emulator:
     def _answer(self) -> None:
         connection, _ = self._control.accept()
         with connection:
-            connection.settimeout(0.05)  # a client that does not speak at once must not hold up the frames
+            connection.settimeout(0.05)  # a slow client must not delay the frames
             try:
                 request = json.loads(connection.makefile("rb").readline())
                 connection.sendall((json.dumps(self._reply(request)) + "\n").encode())
@@ -167,34 +167,34 @@ class Emulator:
                     connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
 
     def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        for name, direction, lead_s, ends in request.get("leads", ()):
+        for name, which, lead_s, ends in request.get("leads", ()):
             addresses = [bytes.fromhex(address.replace(":", "")) for address in ends]
-            self.carriers[name, direction].lead(max(0, round(lead_s * 1e9)), addresses)
-        for name, direction, settings in request.get("changes", ()):
-            self.carriers[name, direction].settings = direction_from_json(settings)
-        for direction in ("a_to_b", "b_to_a"):
+            self.directions[name, which].set_lead(max(0, round(lead_s * 1e9)), addresses)
+        for name, which, settings in request.get("changes", ()):
+            self.directions[name, which].settings = direction_from_json(settings)
+        for which in ("a_to_b", "b_to_a"):
             for name in request.get("cut", ()):
-                self.carriers[name, direction].cut(time.monotonic_ns())
-            for name in request.get("mended", ()):
-                self.carriers[name, direction].mend(time.monotonic_ns())
+                self.directions[name, which].cut(time.monotonic_ns())
+            for name in request.get("restored", ()):
+                self.directions[name, which].restore(time.monotonic_ns())
         for route in self._routes:
-            if missed := route.entry.missed():
-                route.carrier.missed(missed)
-        show: dict[str, Any] = {}
-        for (name, direction), carrier in self.carriers.items():
-            if request["operation"] == "account":
-                shown = dataclasses.asdict(carrier.account(time.monotonic_ns()))
+            if missed := route.entry.read_missed():
+                route.direction.count_missed(missed)
+        links: dict[str, Any] = {}
+        for (name, which), direction in self.directions.items():
+            if request["operation"] == "stats":
+                shown = dataclasses.asdict(direction.stats(time.monotonic_ns()))
             else:
-                shown = direction_to_json(carrier.settings)
-            show.setdefault(name, {})[direction] = shown
-        return {"time_s": time.monotonic(), "links": show}
+                shown = direction_to_json(direction.settings)
+            links.setdefault(name, {})[which] = shown
+        return {"time_s": time.monotonic(), "links": links}
 
 
 def main() -> None:
-    """Read the configuration, open the ports, say `ready`, carry frames."""
+    """Read the configuration, open the ports, print `ready`, and forward frames."""
     set_parent_death_signal(signal.SIGTERM)
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle: it stops us in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C and then closes standard input
     configuration = json.loads(sys.stdin.readline())
     realtime = True
     try:
@@ -202,7 +202,7 @@ def main() -> None:
     except OSError:
         realtime = False
     emulator = Emulator(configuration)
-    gc.disable()  # nothing here makes cycles, and a collection would hold up frames
+    gc.disable()  # this process creates no reference cycles, and a collection would delay frames
     print(json.dumps({"event": "ready", "realtime": realtime}), flush=True)
     emulator.run()
 

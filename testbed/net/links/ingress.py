@@ -1,11 +1,11 @@
-"""What comes in at an interface is handed on when its last bit would be there: a frame's own time on the wire.
+"""Serialisation delay on ingress: a frame is delivered when its last bit would arrive.
 
-A shaper lets a frame go when the wire is free; whole it is at the other end its size over the rate later. So each
-receiving interface hands what comes in to a device of its own (IFB) on which netem gives each frame that time, one
-after the other: exactly, however early the shaper was. netem also ends the sending socket's hold on the frame: TCP is
-not to hold back for what waits in switches and links as for its own card's queue (small queues).
+A shaper releases a frame when the wire is free, but the frame is complete at the other end only its size over the rate
+later. So each receiving interface redirects its frames to its own IFB device, where netem with a rate serialises them
+exactly, however early the shaper released them. netem also detaches the frame from its sending socket: TCP Small Queues
+must not count packets that wait in switches and links as if they waited in the sender's own NIC.
 
-Set with `tc`, read back over netlink.
+Settings are made with `tc` and read back over netlink.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from testbed.net.errors import SettingMismatch
-from testbed.net.links.interfaces import Discipline, netem_delay_and_loss, netem_rate, redirect_targets
+from testbed.net.links.interfaces import Qdisc, netem_delay_and_loss, netem_rate, read_redirect_targets
 from testbed.net.links.link_engine import SHARE_TOLERANCE, TOLERANCES
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import Setup
 
-PREFIX = "in-"
+INGRESS_DEVICE_PREFIX = "in-"
 CUT_THROUGH_DEVICE = "early"
-# A cut-through switch needs the header and some time of its own: 0.3 to 0.8 us by data sheets. tc knows no less.
+# Latency of a cut-through switch: 0.3 to 0.8 us by data sheets, rounded up to the microseconds of tc.
 CUT_THROUGH_S = 1e-6
-# What a shaper lets go early waits here: never as much as this, of any rate and of the smallest frames.
-MOST_PACKETS = 1_000_000
-CUT_THROUGH_PREFERENCE, PREFERENCE = 10, 20
-INGRESS = 0xFFFF0000
+# More than the frames that a shaper can release early, at any rate and with the smallest frames.
+QUEUE_LIMIT_PACKETS = 1_000_000
+CUT_THROUGH_PREFERENCE, REDIRECT_PREFERENCE = 10, 20
+INGRESS_PARENT = 0xFFFF0000
 
 
 @dataclass(frozen=True)
 class IngressDelay:
-    """How long frames are held that come in: their size over `rate_bps`, one after the other.
+    """The serialisation delay of an interface's incoming frames, and the faults of a degraded NIC.
 
-    cut_through_to: the network, such as "10.3.0.0/16", frames to which go on at once, as from a cut-through switch.
-    delay_s, loss: what a card that is not well adds, and the share of packets that it loses; it holds all frames then.
+    rate_bps: the rate at which frames are serialised. cut_through_to: a network, such as "10.3.0.0/16", whose frames
+    pass without delay, as in a cut-through switch. delay_s, loss: extra delay and share of packets lost of a degraded
+    NIC, which then apply to all frames.
     """
 
     rate_bps: float
@@ -44,50 +45,54 @@ class IngressDelay:
 
     @property
     def bytes_per_second(self) -> int:
-        """As the kernel keeps it."""
+        """The rate in the kernel's unit."""
         return max(1, round(self.rate_bps / 8))
 
     @property
-    def passes(self) -> str | None:
-        """Where frames go to that are not held."""
+    def bypass_network(self) -> str | None:
+        """The network whose frames bypass the delay; None if all frames are delayed."""
         return None if self.delay_s or self.loss else self.cut_through_to
 
 
-def device(interface: str) -> str:
-    """Where an interface's frames are held."""
-    return PREFIX + interface
+def ingress_device(interface: str) -> str:
+    """Return the name of the IFB device that delays an interface's incoming frames."""
+    return INGRESS_DEVICE_PREFIX + interface
 
 
 def add_ingress_delays(setup: Setup, delays: Mapping[str, IngressDelay]) -> None:
-    """Add what holds the frames that come in at interfaces of one namespace."""
+    """Add the commands that delay the incoming frames of interfaces in one namespace."""
     if any(delay.cut_through_to for delay in delays.values()):
         setup.ip += _device_commands(CUT_THROUGH_DEVICE)
         setup.tc.append(
-            f"qdisc add dev {CUT_THROUGH_DEVICE} root netem limit {MOST_PACKETS} delay {CUT_THROUGH_S * 1e6:g}us"
+            f"qdisc add dev {CUT_THROUGH_DEVICE} root netem limit {QUEUE_LIMIT_PACKETS} delay {CUT_THROUGH_S * 1e6:g}us"
         )
     for interface, delay in delays.items():
-        setup.ip += _device_commands(device(interface))
+        setup.ip += _device_commands(ingress_device(interface))
         setup.tc += [
-            f"qdisc add dev {device(interface)} root {_netem(delay)}",
+            f"qdisc add dev {ingress_device(interface)} root {_netem(delay)}",
             f"qdisc add dev {interface} handle ffff: ingress",
         ]
-        if delay.passes:
-            setup.tc.append(_cut_through(interface, delay.passes))
-        setup.tc.append(_redirect(interface, f"protocol all pref {PREFERENCE} matchall", device(interface)))
+        if delay.bypass_network:
+            setup.tc.append(_cut_through(interface, delay.bypass_network))
+        setup.tc.append(
+            _redirect(
+                interface, f"protocol all pref {REDIRECT_PREFERENCE} matchall", ingress_device(interface)
+            )
+        )
 
 
-def change_command(interface: str, delay: IngressDelay) -> str:
-    """For `tc`: what gives the frames that come in from now on another rate."""
-    return f"qdisc change dev {device(interface)} root {_netem(delay)}"
+def netem_change_command(interface: str, delay: IngressDelay) -> str:
+    """Return the `tc` command that changes the netem of an interface's incoming frames."""
+    return f"qdisc change dev {ingress_device(interface)} root {_netem(delay)}"
 
 
-def change_commands(interface: str, wanted: IngressDelay, now: IngressDelay) -> list[str]:
-    """For `tc`: what changes more than the rate for frames that come in from now on."""
-    commands = [change_command(interface, wanted)]
-    if now.passes and not wanted.passes:
+def ingress_change_commands(interface: str, wanted: IngressDelay, now: IngressDelay) -> list[str]:
+    """Return the `tc` commands that change the ingress delay of an interface from `now` to `wanted`."""
+    commands = [netem_change_command(interface, wanted)]
+    if now.bypass_network and not wanted.bypass_network:
         commands.append(f"filter del dev {interface} parent ffff: pref {CUT_THROUGH_PREFERENCE}")
-    if wanted.passes and not now.passes:
-        commands.append(_cut_through(interface, wanted.passes))
+    if wanted.bypass_network and not now.bypass_network:
+        commands.append(_cut_through(interface, wanted.bypass_network))
     return commands
 
 
@@ -101,11 +106,10 @@ def _device_commands(name: str) -> list[str]:
 
 
 def _netem(delay: IngressDelay) -> str:
-    ills = f" delay {delay.delay_s * 1e6:.3f}us" if delay.delay_s else ""
-    ills += f" loss random {delay.loss * 100:.8f}%" if delay.loss else ""
-    return (
-        f"netem limit {MOST_PACKETS}{ills} rate {delay.bytes_per_second}bps"  # tc's word for bytes per second
-    )
+    faults = f" delay {delay.delay_s * 1e6:.3f}us" if delay.delay_s else ""
+    faults += f" loss random {delay.loss * 100:.8f}%" if delay.loss else ""
+    # in tc `bps` means bytes per second
+    return f"netem limit {QUEUE_LIMIT_PACKETS}{faults} rate {delay.bytes_per_second}bps"
 
 
 def _redirect(interface: str, match: str, to: str) -> str:
@@ -116,27 +120,35 @@ def verify_ingress_delays(
     netlink: Netlink,
     asked: Mapping[str, IngressDelay],
     names: Mapping[int, str],
-    found: Iterable[Discipline],
+    found: Iterable[Qdisc],
 ) -> None:
-    """Read back: every frame in goes to its device, which has the rate. SettingMismatch.
+    """Compare the ingress delays of interfaces with the requested ones.
 
-    names, found: the interfaces of the namespace behind `netlink` by number, and their queueing disciplines.
+    Args:
+        netlink: A socket in the namespace of the interfaces.
+        asked: The requested delays by interface.
+        names: Names of all interfaces in the namespace, by index.
+        found: The qdiscs of these interfaces.
+
+    Raises:
+        SettingMismatch: A delay differs, or frames are redirected to other devices.
     """
     if not asked:
         return
     indexes = {name: index for index, name in names.items()}
     netems = {names[one.index]: one.options for one in found if one.kind == "netem"}
     for interface, delay in asked.items():
-        options = netems.get(device(interface))
+        options = netems.get(ingress_device(interface))
         rate = None if options is None else netem_rate(options)
         if options is None or rate != delay.bytes_per_second:
-            raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, rate)
+            raise SettingMismatch(interface, "ingress rate in bytes/s", delay.bytes_per_second, rate)
         delay_s, loss = netem_delay_and_loss(options)
         if abs(delay_s - delay.delay_s) > TOLERANCES["delay_s"]:
-            raise SettingMismatch(interface, "delay in", delay.delay_s, delay_s)
+            raise SettingMismatch(interface, "ingress delay in s", delay.delay_s, delay_s)
         if abs(loss - delay.loss) > SHARE_TOLERANCE:
-            raise SettingMismatch(interface, "loss in", delay.loss, loss)
-        leads = [names.get(to, "nowhere") for to in redirect_targets(netlink, indexes[interface], INGRESS)]
-        wanted = [*([CUT_THROUGH_DEVICE] if delay.passes else []), device(interface)]
-        if leads != wanted:
-            raise SettingMismatch(interface, "frames in go to", wanted, leads)
+            raise SettingMismatch(interface, "ingress loss", delay.loss, loss)
+        devices = read_redirect_targets(netlink, indexes[interface], INGRESS_PARENT)
+        targets = [names.get(index, "nowhere") for index in devices]
+        wanted = [*([CUT_THROUGH_DEVICE] if delay.bypass_network else []), ingress_device(interface)]
+        if targets != wanted:
+            raise SettingMismatch(interface, "ingress redirect targets", wanted, targets)

@@ -1,6 +1,6 @@
 """Interfaces of a network namespace over rtnetlink: qdiscs, classes, counters, up and down.
 
-Only what somebody here asks for is taken out of the messages.
+It decodes only the attributes that the testbed uses.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.netlink import (
     CLASS,
     FILTER,
-    FORMS,
     LINK,
+    MESSAGE_STRUCTS,
     QDISC,
     ROUTE,
     Netlink,
     Request,
-    attributes,
-    nest,
-    put,
+    encode_attribute,
+    encode_nested,
+    parse_attributes,
 )
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.protocol_counters import ProtocolCounts, read_protocols
+from testbed.net.links.protocol_counters import ProtocolCounts, read_protocol_counts
 
-_EVERY_LINK, _EVERY_ROUTE = FORMS[LINK].pack(0, 0, 0, 0, 0), FORMS[ROUTE].pack(2, *[0] * 8)
-_WITHOUT_STATISTICS = put(29, struct.pack("=I", 1 << 3))  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
-_UP = 1  # IFF_UP
+_ALL_LINKS, _ALL_ROUTES = MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0), MESSAGE_STRUCTS[ROUTE].pack(2, *[0] * 8)
+# IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
+_WITHOUT_STATISTICS = encode_attribute(29, struct.pack("=I", 1 << 3))
+_IFF_UP = 1
 _NUMBER, _WIDE = struct.Struct("=I"), struct.Struct("=Q")
-_TRAFFIC = struct.Struct("=QQQQ")  # the beginning of struct rtnl_link_stats64: packets in, out, bytes in, out
+_TRAFFIC = struct.Struct("=QQQQ")  # start of struct rtnl_link_stats64: packets in, out, bytes in, out
 _SENT = struct.Struct("=QI")  # struct gnet_stats_basic: bytes, packets
-_WAITING = struct.Struct("=III")  # the beginning of struct gnet_stats_queue: qlen, backlog, drops
+_WAITING = struct.Struct("=III")  # start of struct gnet_stats_queue: qlen, backlog, drops
 _HTB_RATES = struct.Struct("=8xI8xI")  # of two struct tc_ratespec
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
-_NETEM_HEAD = struct.Struct("=III")  # the beginning of struct tc_netem_qopt: latency, limit, loss
+_NETEM_HEAD = struct.Struct("=III")  # start of struct tc_netem_qopt: latency, limit, loss
 _NETEM_BYTES = 24  # struct tc_netem_qopt, before its attributes
 _ACTIONS = {b"matchall": 2, b"u32": 7}  # TCA_MATCHALL_ACT, TCA_U32_ACT
 _MIRRED_DEVICE_AT = 24  # of struct tc_mirred
@@ -46,7 +47,7 @@ _MIRRED_DEVICE_AT = 24  # of struct tc_mirred
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface. rx and tx count since it was made, where statistics were asked for. Sizes in bytes."""
+    """A network interface. Counters start at its creation and are 0 where no statistics were requested."""
 
     index: int
     name: str
@@ -61,30 +62,30 @@ class Interface:
 
     @cached_property
     def bridge_port(self) -> Mapping[int, bytes]:
-        """What it is as a bridge's port, by IFLA_BRPORT_; empty where it is none."""
-        info = dict(attributes(self.link_info))
-        return dict(attributes(info.get(5, b""))) if info.get(4) == b"bridge\0" else {}
+        """The IFLA_BRPORT_ attributes; empty if the interface is not a bridge port."""
+        info = dict(parse_attributes(self.link_info))
+        return dict(parse_attributes(info.get(5, b""))) if info.get(4) == b"bridge\0" else {}
 
 
-def interfaces(netlink: Netlink, statistics: bool = False) -> list[Interface]:
-    """All of the namespace."""
+def read_interfaces(netlink: Netlink, statistics: bool = False) -> list[Interface]:
+    """Read all interfaces of a namespace; counters only with `statistics`."""
     found = []
-    for message in netlink.dump(LINK, _EVERY_LINK + (b"" if statistics else _WITHOUT_STATISTICS)):
-        _, _, index, flags, _ = FORMS[LINK].unpack_from(message)
-        told = dict(attributes(message, 16))
-        rx_packets, tx_packets, rx_bytes, tx_bytes = _TRAFFIC.unpack_from(told.get(23, bytes(32)))
+    for message in netlink.dump(LINK, _ALL_LINKS + (b"" if statistics else _WITHOUT_STATISTICS)):
+        _, _, index, flags, _ = MESSAGE_STRUCTS[LINK].unpack_from(message)
+        attrs = dict(parse_attributes(message, 16))
+        rx_packets, tx_packets, rx_bytes, tx_bytes = _TRAFFIC.unpack_from(attrs.get(23, bytes(32)))
         found.append(
             Interface(
                 index,
-                told[3].rstrip(b"\0").decode(),
-                bool(flags & _UP),
-                mtu=_number(told.get(4)),
-                gso_max_segs=_number(told.get(40)),
+                attrs[3].rstrip(b"\0").decode(),
+                bool(flags & _IFF_UP),
+                mtu=_number(attrs.get(4)),
+                gso_max_segs=_number(attrs.get(40)),
                 rx_packets=rx_packets,
                 tx_packets=tx_packets,
                 rx_bytes=rx_bytes,
                 tx_bytes=tx_bytes,
-                link_info=told.get(18, b""),
+                link_info=attrs.get(18, b""),
             )
         )
     return found
@@ -95,8 +96,8 @@ def _number(payload: bytes | None) -> int:
 
 
 @dataclass(frozen=True)
-class Discipline:
-    """A queueing discipline; options and statistics as the kernel has them, counters in frames and bytes."""
+class Qdisc:
+    """A queueing discipline; `options` and `xstats` are the kernel's raw attributes."""
 
     index: int
     handle: int
@@ -108,60 +109,60 @@ class Discipline:
     waiting_packets: int
     waiting_bytes: int
     dropped_packets: int
-    own: bytes  # what only its kind counts
+    xstats: bytes  # counters specific to its kind
 
 
-def disciplines(netlink: Netlink) -> list[Discipline]:
-    """All on all interfaces of the namespace, since the kernel tells of all whatever it is asked for."""
+def read_qdiscs(netlink: Netlink) -> list[Qdisc]:
+    """Read the qdiscs of all interfaces in a namespace; the kernel cannot list those of one interface only."""
     found = []
-    for message in netlink.dump(QDISC, FORMS[QDISC].pack(0, 0, 0, 0, 0)):
-        _, index, handle, parent, _ = FORMS[QDISC].unpack_from(message)
-        told = dict(attributes(message, 20))
-        counted = dict(attributes(told.get(7, b"")))
-        size, packets = _SENT.unpack_from(counted.get(1, bytes(16)))
-        if 8 in counted:  # TCA_STATS_PKT64
-            (packets,) = _WIDE.unpack(counted[8])
-        waiting, waiting_bytes, dropped = _WAITING.unpack_from(counted.get(3, bytes(12)))
-        kind, options = told[1].rstrip(b"\0").decode(), told.get(2, b"")
+    for message in netlink.dump(QDISC, MESSAGE_STRUCTS[QDISC].pack(0, 0, 0, 0, 0)):
+        _, index, handle, parent, _ = MESSAGE_STRUCTS[QDISC].unpack_from(message)
+        attrs = dict(parse_attributes(message, 20))
+        stats = dict(parse_attributes(attrs.get(7, b"")))
+        size, packets = _SENT.unpack_from(stats.get(1, bytes(16)))
+        if 8 in stats:  # TCA_STATS_PKT64
+            (packets,) = _WIDE.unpack(stats[8])
+        waiting, waiting_bytes, dropped = _WAITING.unpack_from(stats.get(3, bytes(12)))
+        kind, options = attrs[1].rstrip(b"\0").decode(), attrs.get(2, b"")
         found.append(
-            Discipline(
+            Qdisc(
                 *(index, handle, parent, kind, options),
                 *(size, packets, waiting, waiting_bytes, dropped),
-                counted.get(4, b""),
+                stats.get(4, b""),
             )
         )
     return found
 
 
 def netem_rate(options: bytes) -> int:
-    """Bytes per second of a netem with these options; 0 where it has no rate."""
-    told = dict(attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(told[8])[0]) if 8 in told else _number(told.get(6))
+    """Return the rate of a netem with these options in bytes per second; 0 if it has none."""
+    attrs = dict(parse_attributes(options, _NETEM_BYTES))
+    return int(_WIDE.unpack(attrs[8])[0]) if 8 in attrs else _number(attrs.get(6))
 
 
 def netem_delay_and_loss(options: bytes) -> tuple[float, float]:
-    """(delay in seconds, share of packets lost at random) of a netem with these options."""
+    """Return the delay in seconds and the share of packets lost at random of a netem with these options."""
     _, _, loss = _NETEM_HEAD.unpack_from(options)
-    told = dict(attributes(options, _NETEM_BYTES))
-    (delay_ns,) = _WIDE.unpack(told[10]) if 10 in told else (0,)  # TCA_NETEM_LATENCY64
+    attrs = dict(parse_attributes(options, _NETEM_BYTES))
+    (delay_ns,) = _WIDE.unpack(attrs[10]) if 10 in attrs else (0,)  # TCA_NETEM_LATENCY64
     return delay_ns / 1e9, loss / 0xFFFFFFFF
 
 
 def netem_seed(options: bytes) -> int | None:
-    """Return the seed of a netem with these options; None before Linux 6.6, where it draws one and does not tell."""
-    told = dict(attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(told[14])[0]) if 14 in told else None  # TCA_NETEM_PRNG_SEED
+    """Return the seed of a netem with these options; None before Linux 6.6, which does not report it."""
+    attrs = dict(parse_attributes(options, _NETEM_BYTES))
+    return int(_WIDE.unpack(attrs[14])[0]) if 14 in attrs else None  # TCA_NETEM_PRNG_SEED
 
 
-def htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:
-    """HTB's classes on an interface by their handles."""
+def read_htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:
+    """Read the HTB classes of an interface by their handles."""
     found = {}
-    for message in netlink.dump(CLASS, FORMS[CLASS].pack(0, index, 0, 0, 0)):
-        _, _, handle, _, _ = FORMS[CLASS].unpack_from(message)
-        told = dict(attributes(message, 20))
-        if told[1] != b"htb\0" or 2 not in told:
+    for message in netlink.dump(CLASS, MESSAGE_STRUCTS[CLASS].pack(0, index, 0, 0, 0)):
+        _, _, handle, _, _ = MESSAGE_STRUCTS[CLASS].unpack_from(message)
+        attrs = dict(parse_attributes(message, 20))
+        if attrs[1] != b"htb\0" or 2 not in attrs:
             continue
-        options = dict(attributes(told[2]))
+        options = dict(parse_attributes(attrs[2]))
         rates = _HTB_RATES.unpack_from(options[1])
         burst, cburst, quantum, _, prio = _HTB_REST.unpack_from(options[1], _HTB_RATES.size)
         rate, ceil = (
@@ -172,31 +173,34 @@ def htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:
     return found
 
 
-def redirect_targets(netlink: Netlink, index: int, parent: int) -> list[int]:
-    """Numbers of the devices that the filters of an interface hand frames to, in the filters' order."""
+def read_redirect_targets(netlink: Netlink, index: int, parent: int) -> list[int]:
+    """Read the indexes of the devices to which an interface's filters redirect frames, in the order of the filters."""
     found = []
-    for message in netlink.dump(FILTER, FORMS[FILTER].pack(0, index, 0, parent, 0)):
-        info = FORMS[FILTER].unpack_from(message)[4]
-        told = dict(attributes(message, 20))
-        kind = told[1].rstrip(b"\0")
-        actions = dict(attributes(told.get(2, b""))).get(_ACTIONS.get(kind, 0), b"")
+    for message in netlink.dump(FILTER, MESSAGE_STRUCTS[FILTER].pack(0, index, 0, parent, 0)):
+        info = MESSAGE_STRUCTS[FILTER].unpack_from(message)[4]
+        attrs = dict(parse_attributes(message, 20))
+        kind = attrs[1].rstrip(b"\0")
+        actions = dict(parse_attributes(attrs.get(2, b""))).get(_ACTIONS.get(kind, 0), b"")
         found += [(info, device) for device in _mirrored(actions)]
     return [device for _, device in sorted(found, key=lambda entry: entry[0])]
 
 
 def _mirrored(actions: bytes) -> Iterator[int]:
-    for _, action in attributes(actions):
-        told = dict(attributes(action))
-        if told.get(1) == b"mirred\0":
-            yield _NUMBER.unpack_from(dict(attributes(told[2]))[2], _MIRRED_DEVICE_AT)[0]
+    for _, action in parse_attributes(actions):
+        attrs = dict(parse_attributes(action))
+        if attrs.get(1) == b"mirred\0":
+            yield _NUMBER.unpack_from(dict(parse_attributes(attrs[2]))[2], _MIRRED_DEVICE_AT)[0]
 
 
-def route_rto_min_ms(netlink: Netlink) -> list[int]:
-    """Of the routes for connections from this host, where one was set (RTAX_RTO_MIN)."""
+def read_route_rto_min_ms(netlink: Netlink) -> list[int]:
+    """Read the minimum RTO in ms of the routes with a source address, 0 where it is not set (RTAX_RTO_MIN).
+
+    Routes without any metric are left out.
+    """
     found = []
-    for message in netlink.dump(ROUTE, _EVERY_ROUTE):
-        told = dict(attributes(message, FORMS[ROUTE].size))
-        if 7 in told and (metrics := dict(attributes(told.get(8, b"")))):  # RTA_PREFSRC, RTA_METRICS
+    for message in netlink.dump(ROUTE, _ALL_ROUTES):
+        attrs = dict(parse_attributes(message, MESSAGE_STRUCTS[ROUTE].size))
+        if 7 in attrs and (metrics := dict(parse_attributes(attrs.get(8, b"")))):  # RTA_PREFSRC, RTA_METRICS
             found.append(_number(metrics.get(13)))
     return found
 
@@ -206,7 +210,7 @@ TICKS_PER_US = 1e3 / 64  # of the kernel's clock for bursts
 
 @dataclass(frozen=True)
 class HtbClass:
-    """As the kernel keeps it: bytes per second, bursts as the ticks that they take, bytes."""
+    """An HTB class in the kernel's units: rates in bytes per second, bursts in ticks at that rate, quantum in bytes."""
 
     rate: int
     ceil: int
@@ -216,15 +220,15 @@ class HtbClass:
     prio: int
 
     @classmethod
-    def told(cls, words: Mapping[str, str]) -> HtbClass:
-        """What `tc` makes of its words for a class."""
-        rate, ceil = (int(words[name].removesuffix("bps")) for name in ("rate", "ceil"))
+    def from_tc_options(cls, options: Mapping[str, str]) -> HtbClass:
+        """Convert the options of a `tc class` command as `tc` does."""
+        rate, ceil = (int(options[name].removesuffix("bps")) for name in ("rate", "ceil"))
         burst, cburst = (
-            # whole microseconds, then whole ticks, as tc reckons
-            int(int(int(words[name]) / over * 1e6) * TICKS_PER_US)
+            # truncated to microseconds and then to ticks, as in tc
+            int(int(int(options[name]) / over * 1e6) * TICKS_PER_US)
             for name, over in (("burst", rate), ("cburst", ceil))
         )
-        return cls(rate, ceil, burst, cburst, int(words["quantum"]), int(words.get("prio", "0")))
+        return cls(rate, ceil, burst, cburst, int(options["quantum"]), int(options.get("prio", "0")))
 
 
 _ROOT, _SHAPER_MAJOR = 0xFFFFFFFF, 1
@@ -232,10 +236,10 @@ _ROOT, _SHAPER_MAJOR = 0xFFFFFFFF, 1
 
 @dataclass(frozen=True)
 class PortCounts:
-    """One interface since it was made.
+    """The counters of one interface since its creation.
 
-    dropped, waiting: frames, by and in its shaper's queues; 0 where it has none. dropped_otherwise: by any other
-    queueing discipline, on its way out or in.
+    `dropped` and `waiting` are frames dropped by and waiting in its shaper's queues, 0 without a shaper.
+    `dropped_otherwise` are frames dropped by other qdiscs, on egress or ingress.
     """
 
     rx_packets: int
@@ -248,50 +252,55 @@ class PortCounts:
 
     @property
     def sent_packets(self) -> int:
-        """Frames that were given to it to send: those that left, that its queues dropped, that wait in them."""
+        """Frames passed to the interface for sending: transmitted, dropped by its queues, or waiting in them."""
         return self.tx_packets + self.dropped + self.waiting
 
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """All interfaces of a namespace by name; `protocols` of a host's."""
+    """The counters of all interfaces in a namespace by name, and of a host's protocols."""
 
     ports: Mapping[str, PortCounts]
     protocols: ProtocolCounts | None = None
 
-    def with_packets(self, sent: int) -> NodeCounts:
-        """The same of a host that has sent so many more than its protocols know of: a card with verbs, or in trains."""
+    def with_sent_packets(self, packets: int) -> NodeCounts:
+        """Return a copy with more packets sent, for those that no protocol counts: from an RDMA NIC, or in trains."""
         assert self.protocols is not None
-        protocols = replace(self.protocols, out_packets=self.protocols.out_packets + sent)
+        protocols = replace(self.protocols, out_packets=self.protocols.out_packets + packets)
         return replace(self, protocols=protocols)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
+        """Convert the JSON form of `dataclasses.asdict` back."""
         ports = {name: PortCounts(**entry) for name, entry in document["ports"].items()}
         protocols = document["protocols"]
         return cls(ports, protocols and ProtocolCounts(**protocols))
 
 
-def read_node(pid: int | None, protocols: bool = False) -> NodeCounts:
-    """Of the network namespace of process `pid` (None: here)."""
+def read_node_counts(pid: int | None, protocols: bool = False) -> NodeCounts:
+    """Read the counters of the network namespace of process `pid` (None: the current one).
+
+    Args:
+        pid: A process in the namespace.
+        protocols: Whether to read those of its protocols, too.
+    """
     with network_namespace(pid), Netlink() as netlink:
-        ports = read_ports(netlink)
-    return NodeCounts(ports, read_protocols(pid) if protocols else None)
+        ports = read_port_counts(netlink)
+    return NodeCounts(ports, read_protocol_counts(pid) if protocols else None)
 
 
-def read_ports(netlink: Netlink) -> dict[str, PortCounts]:
-    """All interfaces: one dump of them and one of the queueing disciplines, whatever their number."""
-    shapers: dict[int, Discipline] = {}
+def read_port_counts(netlink: Netlink) -> dict[str, PortCounts]:
+    """Read the counters of all interfaces with two dumps, one of the interfaces and one of the qdiscs."""
+    shapers: dict[int, Qdisc] = {}
     otherwise: Counter[int] = Counter()
-    for found in disciplines(netlink):
-        # HTB counts what its queues drop as its own, too
+    for found in read_qdiscs(netlink):
+        # HTB's drops include those of its queues
         if found.parent == _ROOT and found.kind == "htb":
             shapers[found.index] = found
         elif found.parent >> 16 != _SHAPER_MAJOR:
             otherwise[found.index] += found.dropped_packets
     ports = {}
-    for link in interfaces(netlink, statistics=True):
+    for link in read_interfaces(netlink, statistics=True):
         shaper = shapers.get(link.index)
         ports[link.name] = PortCounts(
             *(link.rx_packets, link.rx_bytes, link.tx_packets, link.tx_bytes),
@@ -303,55 +312,66 @@ def read_ports(netlink: Netlink) -> dict[str, PortCounts]:
 
 
 _SET_LINK = 19  # RTM_SETLINK
-_IFF_UP = 1  # IFF_UP
 _AF_BRIDGE, _PORT, _ISOLATED = 7, 12, 33  # IFLA_PROTINFO, IFLA_BRPORT_ISOLATED
 
 
 def set_interfaces_up(pid: int | None, names: Iterable[str], up: bool) -> None:
-    """Set interfaces up or down in the network namespace of process `pid` (None: here), and read it back.
+    """Set interfaces up or down and read their state back.
 
-    LinkError, SettingMismatch.
+    Args:
+        pid: A process in their network namespace; None for the current one.
+        names: Names of the interfaces.
+        up: Whether to set them up.
+
+    Raises:
+        LinkError: An interface does not exist, or the kernel refused.
+        SettingMismatch: An interface has not the requested state.
     """
     asked = list(names)
     state = "up" if up else "down"
     with network_namespace(pid), Netlink() as netlink:
-        netlink.carry_out(
+        netlink.execute(
             [
                 Request(
-                    LINK, 0, FORMS[LINK].pack(0, 0, link.index, _IFF_UP * up, _IFF_UP), f"{link.name} {state}"
+                    LINK,
+                    0,
+                    MESSAGE_STRUCTS[LINK].pack(0, 0, link.index, _IFF_UP * up, _IFF_UP),
+                    f"{link.name} {state}",
                 )
-                for link in _of(netlink, asked)
+                for link in _find_interfaces(netlink, asked)
             ]
         )
-        for link in _of(netlink, asked):
+        for link in _find_interfaces(netlink, asked):
             if link.up != up:
-                raise SettingMismatch(link.name, "state", state, "the other")
+                raise SettingMismatch(link.name, "state", state, "up" if link.up else "down")
 
 
 def isolate_bridge_ports(netlink: Netlink, names: Iterable[str], isolated: bool) -> None:
-    """Whether ports of a bridge exchange no frames with those that are isolated as well; read back.
+    """Isolate bridge ports from each other or end that, and read it back; isolated ports exchange no frames.
 
-    LinkError, SettingMismatch.
+    Raises:
+        LinkError: A port does not exist, or the kernel refused.
+        SettingMismatch: A port is not as requested.
     """
     asked = list(names)
-    flag = nest(_PORT, put(_ISOLATED, struct.pack("=B", isolated)))
-    netlink.carry_out(
+    flag = encode_nested(_PORT, encode_attribute(_ISOLATED, struct.pack("=B", isolated)))
+    netlink.execute(
         [
             Request(
-                *(_SET_LINK, 0, FORMS[LINK].pack(_AF_BRIDGE, 0, link.index, 0, 0) + flag),
+                *(_SET_LINK, 0, MESSAGE_STRUCTS[LINK].pack(_AF_BRIDGE, 0, link.index, 0, 0) + flag),
                 f"{link.name} isolated: {isolated}",
             )
-            for link in _of(netlink, asked)
+            for link in _find_interfaces(netlink, asked)
         ]
     )
-    for link in _of(netlink, asked):
+    for link in _find_interfaces(netlink, asked):
         found = link.bridge_port.get(_ISOLATED)
         if found is None or bool(found[0]) != isolated:
             raise SettingMismatch(link.name, "isolated", str(isolated), str(not isolated))
 
 
-def _of(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
-    known = {link.name: link for link in interfaces(netlink)}
+def _find_interfaces(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+    known = {link.name: link for link in read_interfaces(netlink)}
     for name in names:
         if name not in known:
             raise LinkError(f"{name}: no such interface")

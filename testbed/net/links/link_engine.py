@@ -1,8 +1,8 @@
 """The interface of link engines, and the check of requested settings against those in force.
 
-A WAN link is four interfaces in a row. At each end the edge switch's port; between them two interfaces in the WAN
-namespace, where a link engine carries frames from one to the other. All that is asked of a link is the engine's
-business: rate and queue, delay, loss and the rest.
+A WAN link is four interfaces in a row: the port of an edge switch at each end, and their peers in the WAN namespace. A
+link engine forwards frames between the two peers. It applies all settings of the link: rate, queue, delay, loss and the
+other impairments.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class LinkWire:
     """One WAN link as an engine sees it.
 
-    `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers: the ports of
-    the edge switches, or of what else `node_a` and `node_b` name (None: the root namespace). `cut_through_a` and
-    `cut_through_b`: the networks, frames to which reach that end when they begin, not when they are whole; or None.
-    `switch_a` and `switch_b`: the switches that it leads to, which may pause who sends there; None for hosts.
+    `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers. The peers are
+    ports of the nodes `node_a` and `node_b` (None: the edge switches in the root namespace). Frames to the networks
+    `cut_through_a` and `cut_through_b` are delivered at that end when their first bit arrives (None: no such network).
+    `switch_a` and `switch_b` are the switches at the ends, which may pause their senders; None for hosts.
     """
 
     name: str
@@ -44,12 +44,12 @@ class LinkWire:
 
 
 def direction_to_json(direction: Direction) -> dict[str, Any]:
-    """As plain data."""
+    """Convert a direction to plain data for JSON."""
     return asdict(direction)
 
 
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
-    """What `direction_to_json` gave."""
+    """Convert the result of `direction_to_json` back."""
     bursts = data.get("loss_bursts")
     pause = data.get("pause")
     parts = {
@@ -61,39 +61,41 @@ def direction_from_json(data: Mapping[str, Any]) -> Direction:
 
 
 def classes_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[QueueClass, ...]:
-    """Queue classes from what dataclasses.asdict gave of each, after a way through JSON."""
+    """Convert queue classes back from the JSON form of `dataclasses.asdict`."""
     return tuple(QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data)
 
 
 def wire_to_json(wire: LinkWire) -> dict[str, Any]:
-    """As plain data."""
+    """Convert a wire to plain data for JSON."""
     return asdict(wire)
 
 
 def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
-    """What `wire_to_json` gave."""
+    """Convert the result of `wire_to_json` back."""
     directions = {direction: direction_from_json(data[direction]) for direction in ("a_to_b", "b_to_a")}
     return LinkWire(**{**data, **directions})
 
 
 def link_interfaces(wires: Iterable[LinkWire], link: str) -> tuple[str, str]:
-    """The interfaces in the WAN namespace between which frames of this link are carried. KeyError if there is none."""
-    inner = {wire.name: (wire.inner_a, wire.inner_b) for wire in wires}
-    return inner[link]
+    """Return a link's two interfaces in the WAN namespace. Raises KeyError if there is no such link."""
+    return {wire.name: (wire.inner_a, wire.inner_b) for wire in wires}[link]
 
 
 @dataclass(frozen=True)
 class DirectionStats:
-    """One direction's counters since the engine started, in packets unless they say bytes.
+    """The counters of one direction since the engine started, in packets unless the name says bytes.
 
-    What came in, what went out, what was lost at random (`lost`) or because the link was cut (`cut`), dropped by the
-    full queue (`dropped`), lost for want of room or time elsewhere (`overrun`), made twice (`duplicated`), and what is
-    still under way (`held`): in + duplicated = out + lost + cut + dropped + overrun + held. `crossed_packets` came into
-    the WAN namespace, `sent_bytes` are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
-    `queue_counts[i]` counts arrivals that found less than (i + 1) / len(queue_counts) of the queue's limit taken.
-    `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. The
-    switch at the far end has sent `pauses`, for which the sender stood `paused_s`, and held at most `buffer_peak_bytes`
-    of what came; `buffer_drops` it dropped for want of room. None or empty is what an engine cannot tell.
+    They balance: in + duplicated = out + lost + cut + dropped + overrun + held. None or empty means that the engine
+    does not know the value.
+
+    - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: by the full queue. `overrun`: lost for
+      lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight.
+    - `crossed_packets`: entered the WAN namespace. `sent_bytes`: have left the queue.
+    - `queue_bytes`: in the queue now; `queue_peak_bytes`: its maximum. `queue_counts[i]`: arrivals that found less than
+      (i + 1) / len(queue_counts) of the queue's limit in use.
+    - `lateness_counts[i]`: packets released less than `lateness_bounds_s[i]` late; the last entry counts the rest.
+    - `pauses`: pauses sent by the switch at the far end; `paused_s`: how long they stopped the sender.
+      `buffer_peak_bytes`: most that this switch held of the link's packets; `buffer_drops`: dropped by its full buffer.
     """
 
     in_packets: int
@@ -132,92 +134,111 @@ class EngineStats:
 
 
 class LinkEngine(Protocol):
-    """Carries frames across the WAN links of one fabric."""
+    """A link engine: it forwards the frames of one fabric's WAN links."""
 
     name: str
 
     def start(self) -> None:
-        """Begin to carry frames; every setting has been read back when this returns. Raises LinkError."""
+        """Start to forward frames, and read every setting back before returning.
+
+        Raises:
+            LinkError: The links could not be set up.
+            SettingMismatch: A setting differs from what was requested.
+        """
 
     def settings(self) -> dict[tuple[str, str], Direction]:
-        """What each direction is set to, read back from where it is in force."""
+        """Return the settings of each direction, read back from where they are in force."""
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
-        """Set directions anew, in place, and read them back: frames on their way keep their times. Raises LinkError."""
+        """Change the settings of directions in place and read them back; frames in flight keep their timing.
+
+        Raises:
+            LinkError: A setting could not be changed.
+            SettingMismatch: A setting differs from what was requested.
+        """
 
     def compensate(
         self,
         excess_s: Mapping[tuple[str, str], float],
         ends: Mapping[tuple[str, str], Collection[str]],
     ) -> None:
-        """Take off each direction's delay what its path was measured to add. No delay falls below zero.
+        """Reduce each direction's delay by the measured latency of its switches; no delay falls below zero.
 
-        A switch on a path over several links is made up for once, by the link behind it.
+        On a path over several links each switch is compensated for once, by the link after it.
 
         Args:
-            excess_s: Of both switches and the engine between them, by link and direction.
-            ends: Ethernet addresses of those who are at home at the far end. Frames to others go on from there, so half
-                of the excess, about the far switch's, is left to the next link. A direction that is not named has no
-                such others.
+            excess_s: Latency in seconds of both switches and the engine between them, by link and direction.
+            ends: MAC addresses of the hosts at the far end. Frames to other hosts continue over another link. For them
+                only half of the excess is deducted, because the next link deducts that of the switch between. A
+                direction without an entry has only frames to its far end.
         """
 
-    def darken(self, links: Collection[str]) -> None:
-        """Cut links, with what is on its way in them; their ends do not see it. Raises LinkError."""
+    def blackhole(self, links: Collection[str]) -> None:
+        """Cut links and drop the frames in flight, while both ends keep their carrier. Raises LinkError."""
 
     def set_carrier(self, link: str, up: bool) -> None:
-        """Cut a link, with what is on its way in it, or mend it: its ends see it. LinkError.
+        """Take a link's carrier down, dropping the frames in flight, or up again. Raises LinkError.
 
-        One that `darken` has cut may follow, or be mended before anybody saw it.
+        This also works for a link that `blackhole` has cut.
         """
 
-    def account(self) -> EngineStats:
-        """All counters as they are now."""
+    def stats(self) -> EngineStats:
+        """Return all counters as they are now."""
 
-    def seeded(self) -> bool:
-        """Return whether losses and jitter come from the run's seed, as read back. SettingMismatch, LinkError."""
+    def is_seeded(self) -> bool:
+        """Return whether losses and jitter come from the run's seed, as read back.
+
+        Raises:
+            SettingMismatch: A seed differs from what was requested.
+            LinkError: A seed could not be read.
+        """
 
     def verify(self) -> None:
-        """Read back what `settings` does not tell of. SettingMismatch, LinkError."""
+        """Read back the settings that `settings` does not return.
+
+        Raises:
+            SettingMismatch: A setting differs from what was requested.
+            LinkError: A setting could not be read.
+        """
 
     def failure(self) -> str | None:
-        """None while it works; else one sentence on how it ended."""
+        """Return one sentence on how the engine failed; None while it works."""
 
     def stop(self) -> None:
-        """End; harmless when it has ended already."""
+        """Stop the engine; does nothing if it has stopped already."""
 
 
-# How far a kernel's own units may be from what was asked: it keeps whole bytes per second and, for shares, 2^-32;
-# tc shows microseconds, cut off.
+# Rounding in the kernel: it stores whole bytes per second and shares in units of 2^-32; tc truncates to microseconds.
 TOLERANCES = {"rate_bps": 8.0, "delay_s": 1.5e-6, "jitter_s": 1.5e-6}
 SHARE_TOLERANCE = 1e-6
 RATE_TOLERANCE = 1e-6
 
 
 def requested_settings(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:
-    """Every direction's settings, by (link name, direction)."""
+    """Return the settings requested for each direction, by (link name, direction)."""
     return {(wire.name, which): getattr(wire, which) for wire in wires for which in ("a_to_b", "b_to_a")}
 
 
 def compare_settings(
     asked: Mapping[tuple[str, str], Direction], found: Mapping[tuple[str, str], Direction]
 ) -> None:
-    """SettingMismatch names the first setting that is not what was asked."""
+    """Raise SettingMismatch for the first setting that differs from what was requested."""
     for (link, which), direction in asked.items():
         compare_fields(f"link {link} {which}", direction, found[link, which])
 
 
 def compare_fields(where: str, asked: DataclassInstance, found: DataclassInstance) -> None:
-    """SettingMismatch names the first field that is not as asked, within what the kernel's own units allow."""
+    """Raise SettingMismatch for the first field that differs by more than the kernel's rounding."""
     for each in fields(asked):
         wanted, seen = getattr(asked, each.name), getattr(found, each.name)
-        if not _same(each.name, wanted, seen):
+        if not _is_close(each.name, wanted, seen):
             raise SettingMismatch(where, each.name, wanted, seen)
 
 
-def _same(name: str, wanted: object, seen: object) -> bool:
+def _is_close(name: str, wanted: object, seen: object) -> bool:
     if isinstance(wanted, LossBursts) and isinstance(seen, LossBursts):
         return all(
-            _same(each.name, getattr(wanted, each.name), getattr(seen, each.name))
+            _is_close(each.name, getattr(wanted, each.name), getattr(seen, each.name))
             for each in fields(LossBursts)
         )
     if isinstance(wanted, float) and isinstance(seen, float):

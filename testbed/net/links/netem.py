@@ -1,10 +1,10 @@
-"""The `netem` link engine: a two-port kernel bridge in the WAN namespace with netem on each port's way out.
+"""The `netem` link engine: per link, a kernel bridge with two ports in the WAN namespace and netem on their egress.
 
-Rate and queue are HTB's, on the edges' ports, a frame's own time on the wire is taken where it comes in
-(testbed.net.links.ingress). The netem of the fibre sits neither on the shaped interface (HTB and netem on one
-interface hide each other's drops) nor in the sender's namespace (loss there would be seen as local and TCP Small Queues
-would stall). Its packet limit is computed from rate and delay: the default of 1000 packets overruns at 1 Gbit/s beyond
-12 ms. netem lets jitter reorder packets.
+HTB on the edges' ports applies rate and queue. The serialisation delay is added on ingress (testbed.net.links.ingress).
+netem is not on the shaped interface, because HTB and netem on one interface hide each other's drops. It is not in the
+sender's namespace either: loss there counts as local and would stall TCP Small Queues. Its packet limit is computed
+from rate and delay, because the default of 1000 packets overflows at 1 Gbit/s beyond 12 ms. With netem, jitter reorders
+packets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.ingress import (
     IngressDelay,
     add_ingress_delays,
-    change_command,
-    device,
+    ingress_device,
+    netem_change_command,
     verify_ingress_delays,
 )
 from testbed.net.links.interfaces import (
-    Discipline,
     Interface,
-    disciplines,
-    interfaces,
+    Qdisc,
     isolate_bridge_ports,
     netem_seed,
+    read_interfaces,
+    read_qdiscs,
     set_interfaces_up,
 )
 from testbed.net.links.link_engine import (
@@ -43,14 +43,14 @@ from testbed.net.links.link_engine import (
     link_interfaces,
     requested_settings,
 )
-from testbed.net.links.netlink import FORMS, QDISC, Netlink, Request
+from testbed.net.links.netlink import MESSAGE_STRUCTS, QDISC, Netlink, Request
 from testbed.net.links.netns import network_namespace, run_script
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import (
     Shape,
-    named,
+    match_requested_classes,
+    parse_dscp_filters,
     read_counters,
-    read_filters,
     read_shape,
     shape_commands,
     verify_classes,
@@ -63,19 +63,19 @@ TC_H_ROOT = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class _DirectionPorts:
-    """Where one direction's frames come into the WAN namespace, leave it, and are shaped before."""
+    """The interfaces at which one direction's frames enter and leave the WAN namespace, and are shaped before."""
 
     key: tuple[str, str]
     entry: str
     exit: str
     shaper: str
-    node: str | None  # in whose namespace the shaper is
-    cut_through_to: str | None  # frames to which are not held for their own time
+    node: str | None  # the node in whose namespace the shaper is
+    cut_through_to: str | None  # the network whose frames get no serialisation delay
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """What a netem has counted: packets and bytes given out, packets lost; and packets that it holds."""
+    """The counters of one netem: packets and bytes sent, packets lost, packets held."""
 
     out: int = 0
     out_bytes: int = 0
@@ -84,9 +84,14 @@ class _Counts:
 
 
 class NetemEngine:
-    """WAN links by the kernel's own queueing disciplines.
+    """A link engine that uses the kernel's queueing disciplines.
 
-    Process `pid` is in the WAN namespace, `pids[node]` in that of each node that a wire names. `mtu` in bytes.
+    Args:
+        pid: A process in the WAN namespace.
+        pids: A process in the namespace of each node that a wire names.
+        wires: The links.
+        mtu: MTU of the interfaces in bytes.
+        seed: Seed of losses and jitter.
     """
 
     name = "netem"
@@ -98,12 +103,12 @@ class NetemEngine:
         self._mtu = mtu
         self._seed = seed
         self._asked = requested_settings(wires)
-        self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
-        self._dark: set[str] = set()  # links that `darken` has cut
-        self._cut: set[str] = set()  # links that were ever cut, by their names
-        self._counted: dict[tuple[str, str], _Counts] = {}  # by netems that are gone
+        self._duplicating = {key for key, direction in self._asked.items() if direction.duplicate}
+        self._blackholed: set[str] = set()  # names of links that `blackhole` has cut
+        self._ever_cut: set[str] = set()  # names of links
+        self._removed_counts: dict[tuple[str, str], _Counts] = {}  # of netems that were replaced
         self._wan: Netlink | None = None
-        self._ends: dict[str | None, Netlink] = {}
+        self._shaper_netlinks: dict[str | None, Netlink] = {}
 
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
@@ -119,7 +124,7 @@ class NetemEngine:
         return None if node is None else self._pids[node]
 
     def start(self) -> None:
-        """Make the bridges and queueing disciplines, then read every setting back."""
+        """Create the bridges and queueing disciplines, then read every setting back."""
         inner, outer = Setup(), defaultdict[str | None, Setup](Setup)
         for number, wire in enumerate(self._wires):
             bridge = f"br{number}"
@@ -133,7 +138,7 @@ class NetemEngine:
         for ports in self._directions():
             asked = self._asked[ports.key]
             inner.tc.append(f"qdisc add dev {ports.exit} root {self._netem(ports.key, asked)}")
-            outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(asked), self._mtu)
+            outer[ports.node].tc += shape_commands(ports.shaper, Shape.from_direction(asked), self._mtu)
         add_ingress_delays(inner, self._ingress_delays(self._asked))
         inner.apply(self._pid)
         for node, setup in outer.items():
@@ -147,22 +152,23 @@ class NetemEngine:
         before = self.settings()
         for ports in self._directions():
             if ports.key in asked:
-                new, old = asked[ports.key], Shape.of(before[ports.key])
+                new, old = asked[ports.key], Shape.from_direction(before[ports.key])
                 inner.tc.append(f"qdisc change dev {ports.exit} root {self._netem(ports.key, new)}")
-                inner.tc.append(change_command(ports.entry, IngressDelay(new.rate_bps)))
-                outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(new), self._mtu, now=old)
+                inner.tc.append(netem_change_command(ports.entry, IngressDelay(new.rate_bps)))
+                outer[ports.node].tc += shape_commands(
+                    ports.shaper, Shape.from_direction(new), self._mtu, now=old
+                )
         inner.apply(self._pid)
         for node, setup in outer.items():
             setup.apply(self._pid_of(node))
         self._asked.update(asked)
-        self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
+        self._duplicating |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(asked, self.settings())
         self.verify()
 
-    def _ingress_delays(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, IngressDelay]:
-        """How each direction's frames are held where they come in."""
+    def _ingress_delays(self, settings: Mapping[tuple[str, str], Direction]) -> dict[str, IngressDelay]:
         return {
-            ports.entry: IngressDelay(rates[ports.key].rate_bps, ports.cut_through_to)
+            ports.entry: IngressDelay(settings[ports.key].rate_bps, ports.cut_through_to)
             for ports in self._directions()
         }
 
@@ -189,158 +195,166 @@ class NetemEngine:
         return zlib.crc32(f"{self._seed}/{key[0]}/{key[1]}".encode())
 
     def settings(self) -> dict[tuple[str, str], Direction]:
-        """What the kernel's queueing disciplines hold; jitter's distribution, which it does not tell, as asked."""
+        """Return the settings of the kernel's qdiscs.
+
+        The kernel does not return the distribution of jitter; it is the requested one here.
+        """
         shown = json.loads(run_script(self._pid, ["tc -j qdisc show"]))
         qdiscs = {item["dev"]: item["options"] for item in shown if item["kind"] == "netem"}
         found = {}
         for ports in self._directions():
             if ports.exit not in qdiscs:
-                raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+                raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {ports.exit}")
             asked = self._asked[ports.key]
             filters = None
             if asked.classes:
-                filters = read_filters(
+                filters = parse_dscp_filters(
                     run_script(self._pid_of(ports.node), [f"tc filter show dev {ports.shaper}"])
                 )
-            shape = read_shape(self._end(ports.node), ports.shaper, filters)
+            shape = read_shape(self._shaper_netlink(ports.node), ports.shaper, filters)
             found[ports.key] = replace(
                 _direction(qdiscs[ports.exit], shape),
                 jitter_distribution=asked.jitter_distribution,
-                classes=named(shape.classes, asked.classes, shape.rate_bps),
+                classes=match_requested_classes(shape.classes, asked.classes, shape.rate_bps),
             )
-            if asked.queue_packets:  # the kernel keeps no bytes then
+            if asked.queue_packets:  # then the kernel has no limit in bytes
                 found[ports.key] = replace(found[ports.key], queue_bytes=asked.queue_bytes)
         wan = self._wan_netlink()
-        names = {link.index: link.name for link in interfaces(wan)}
-        verify_ingress_delays(wan, self._ingress_delays(found), names, disciplines(wan))
+        names = {link.index: link.name for link in read_interfaces(wan)}
+        verify_ingress_delays(wan, self._ingress_delays(found), names, read_qdiscs(wan))
         return found
 
     def _wan_netlink(self) -> Netlink:
-        """Netlink where the fibres are."""
         if self._wan is None:
             with network_namespace(self._pid):
                 self._wan = Netlink()
         return self._wan
 
-    def _end(self, node: str | None) -> Netlink:
-        """Netlink where a link's end is."""
-        if node not in self._ends:
+    def _shaper_netlink(self, node: str | None) -> Netlink:
+        if node not in self._shaper_netlinks:
             with network_namespace(self._pid_of(node)):
-                self._ends[node] = Netlink()
-        return self._ends[node]
+                self._shaper_netlinks[node] = Netlink()
+        return self._shaper_netlinks[node]
 
-    def darken(self, links: Collection[str]) -> None:
-        """The ports of each one's bridge are isolated from each other; netem, put in anew, has forgotten what it held.
+    def blackhole(self, links: Collection[str]) -> None:
+        """Isolate the ports of each link's bridge, and replace its netems to drop what they hold.
 
-        A port that is disabled instead would be enabled again by the next event on its interface. Over netlink, since
-        starting a program takes its time by the real clock, and waiting for its end a millisecond by the virtual one.
+        A disabled port would be enabled again by the next event on its interface. It uses netlink because starting a
+        program takes time under the real clock, and waiting for its exit takes a millisecond under the virtual one.
         """
         netlink = self._wan_netlink()
-        links_there = interfaces(netlink)
-        qdiscs = self._netems(links_there)
+        wan_interfaces = read_interfaces(netlink)
+        netems = self._netems(wan_interfaces)
         for link in links:
             isolate_bridge_ports(netlink, link_interfaces(self._wires, link), True)
-        self._dark |= set(links)
-        self._cut |= set(links)
-        indexes = {found.name: found.index for found in links_there}
+        self._blackholed |= set(links)
+        self._ever_cut |= set(links)
+        indexes = {found.name: found.index for found in wan_interfaces}
         setup = Setup()
         for ports in (ports for ports in self._directions() if ports.key[0] in links):
-            body = FORMS[QDISC].pack(0, indexes[ports.exit], 0, TC_H_ROOT, 0)
-            netlink.carry_out([Request(QDISC + 1, 0, body, f"delete netem of {ports.exit}")])
-            self._counted[ports.key] = self._counts(ports, qdiscs)
+            body = MESSAGE_STRUCTS[QDISC].pack(0, indexes[ports.exit], 0, TC_H_ROOT, 0)
+            netlink.execute([Request(QDISC + 1, 0, body, f"delete netem of {ports.exit}")])
+            self._removed_counts[ports.key] = self._counts(ports, netems)
             setup.tc.append(
                 f"qdisc add dev {ports.exit} root {self._netem(ports.key, self._asked[ports.key])}"
             )
         setup.apply(self._pid)
 
     def set_carrier(self, link: str, up: bool) -> None:
-        """Take its ports of the bridge down or up; the kernel forgets what a port that goes down holds."""
-        if up and link in self._dark:
+        """Take the ports of the link's bridge down or up; the kernel drops what a port holds when it goes down."""
+        if up and link in self._blackholed:
             isolate_bridge_ports(self._wan_netlink(), link_interfaces(self._wires, link), False)
-            self._dark.discard(link)
+            self._blackholed.discard(link)
         if not up:
-            self._cut.add(link)
+            self._ever_cut.add(link)
         set_interfaces_up(self._pid, link_interfaces(self._wires, link), up)
 
-    def seeded(self) -> bool:
-        """Whether losses and jitter come from the seed: before Linux 6.6 each netem draws a seed of its own.
+    def is_seeded(self) -> bool:
+        """Return whether losses and jitter come from the seed; before Linux 6.6 each netem draws its own.
 
         Raises:
             SettingMismatch: A netem has another seed than it was given.
         """
-        qdiscs = self._netems(interfaces(self._wan_netlink()))
-        held = {ports.key: netem_seed(self._netem_on(ports, qdiscs).options) for ports in self._directions()}
-        if None in held.values():
+        netems = self._netems(read_interfaces(self._wan_netlink()))
+        seeds = {ports.key: netem_seed(self._netem_on(ports, netems).options) for ports in self._directions()}
+        if None in seeds.values():
             return False
-        for key, seed in held.items():
+        for key, seed in seeds.items():
             if seed != self._seed_of(key):
                 raise SettingMismatch(f"link {' '.join(key)}", "seed", self._seed_of(key), seed)
         return True
 
     def verify(self) -> None:
-        """Each class of the shapers is as its commands make it: rates, bursts, quanta; netems have their seeds."""
-        self.seeded()
+        """Read back the rates, bursts and quanta of all shaper classes, and the seeds of the netems."""
+        self.is_seeded()
         for ports in self._directions():
-            verify_classes(self._end(ports.node), ports.shaper, Shape.of(self._asked[ports.key]), self._mtu)
+            verify_classes(
+                self._shaper_netlink(ports.node),
+                ports.shaper,
+                Shape.from_direction(self._asked[ports.key]),
+                self._mtu,
+            )
 
     def compensate(
         self,
         excess_s: Mapping[tuple[str, str], float],
         ends: Mapping[tuple[str, str], Collection[str]],
     ) -> None:
-        """Nothing: on the kernel's path the rest adds microseconds."""
+        """Do nothing: on the kernel's path the switches add only microseconds."""
 
-    def account(self) -> EngineStats:
-        """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`.
+    def stats(self) -> EngineStats:
+        """Return the kernel's counters.
 
-        Frames that vanished count as `cut` on links that were cut: the kernel does not count them itself.
+        netem does not distinguish random losses from overflow: all its drops count as `lost`. The kernel does not count
+        frames dropped by a cut: on links that were ever cut, all missing frames count as `cut`.
         """
-        links = interfaces(self._wan_netlink(), statistics=True)
+        links = read_interfaces(self._wan_netlink(), statistics=True)
         received = {link.name: link.rx_packets for link in links}
-        qdiscs = self._netems(links)
+        netems = self._netems(links)
         shapers = defaultdict[str | None, list[str]](list)
         for ports in self._directions():
             shapers[ports.node].append(ports.shaper)
-        counters = {node: read_counters(self._end(node), own) for node, own in shapers.items()}
+        counters = {node: read_counters(self._shaper_netlink(node), own) for node, own in shapers.items()}
         directions = {}
         for ports in self._directions():
-            shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, qdiscs)
-            if (coming := qdiscs.get(device(ports.entry))) is None:
-                raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {device(ports.entry)}")
-            out, lost = netem.out, netem.lost
-            held = netem.held + coming.waiting_packets
-            came = received[ports.entry]
-            vanished = came - out - lost - held
-            twice = max(0, -vanished) if ports.key in self._doubled else 0
-            cut = max(0, vanished) if ports.key[0] in self._cut else 0
+            shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, netems)
+            if (ingress := netems.get(ingress_device(ports.entry))) is None:
+                raise LinkError(
+                    f"link {' '.join(ports.key)}: netem was removed from {ingress_device(ports.entry)}"
+                )
+            held = netem.held + ingress.waiting_packets
+            arrived = received[ports.entry]
+            missing = arrived - netem.out - netem.lost - held
+            duplicated = max(0, -missing) if ports.key in self._duplicating else 0
+            cut = max(0, missing) if ports.key[0] in self._ever_cut else 0
             directions[ports.key] = DirectionStats(
-                in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
+                in_packets=arrived + shaper.dropped_packets + shaper.waiting_packets,
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
-                crossed_packets=came,
+                crossed_packets=arrived,
                 sent_bytes=shaper.sent_bytes,
-                out_packets=out,
+                out_packets=netem.out,
                 out_bytes=netem.out_bytes,
-                lost=lost,
+                lost=netem.lost,
                 dropped=shaper.dropped_packets,
                 overrun=0,
                 held=held + shaper.waiting_packets,
                 marked=shaper.marked_packets,
-                duplicated=twice,
+                duplicated=duplicated,
                 cut=cut,
                 queue_bytes=shaper.waiting_bytes,
             )
         return EngineStats(time_s=time.monotonic(), directions=directions)
 
-    def _netems(self, links: Iterable[Interface]) -> dict[str, Discipline]:
-        """Each netem in the WAN namespace, which has these links, by its interface."""
+    def _netems(self, links: Iterable[Interface]) -> dict[str, Qdisc]:
+        """Return the netems of the WAN namespace by the names of its interfaces `links`."""
         names = {link.index: link.name for link in links}
-        found = disciplines(self._wan_netlink())
+        found = read_qdiscs(self._wan_netlink())
         return {names[one.index]: one for one in found if one.kind == "netem"}
 
-    def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Discipline]) -> _Counts:
-        """What a direction's netems have counted so far, also those that are gone. LinkError where there is none."""
+    def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> _Counts:
+        """Return the counts of a direction, including those of its replaced netems."""
         netem = self._netem_on(ports, netems)
-        before = self._counted.get(ports.key, _Counts())
+        before = self._removed_counts.get(ports.key, _Counts())
         return _Counts(
             before.out + netem.sent_packets,
             before.out_bytes + netem.sent_bytes,
@@ -349,21 +363,21 @@ class NetemEngine:
         )
 
     @staticmethod
-    def _netem_on(ports: _DirectionPorts, netems: Mapping[str, Discipline]) -> Discipline:
+    def _netem_on(ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> Qdisc:
         if (netem := netems.get(ports.exit)) is None:
-            raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+            raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {ports.exit}")
         return netem
 
     def failure(self) -> str | None:
-        """None: the kernel does not end on its own."""
+        """Return None: the kernel does not stop by itself."""
         return None
 
     def stop(self) -> None:
-        """Bridges and queueing disciplines go with their interfaces."""
-        for netlink in (self._wan, *self._ends.values()):
+        """Close the netlink sockets; bridges and queueing disciplines are removed with their interfaces."""
+        for netlink in (self._wan, *self._shaper_netlinks.values()):
             if netlink is not None:
                 netlink.close()
-        self._wan, self._ends = None, {}
+        self._wan, self._shaper_netlinks = None, {}
 
 
 def _percent(share: float) -> str:
@@ -371,7 +385,7 @@ def _percent(share: float) -> str:
 
 
 def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
-    """What one netem, as `tc -j` shows it, and the shape before it come to."""
+    """Combine the options of a netem, as `tc -j` shows them, and the shape in front of it."""
     delay, bursts = options.get("delay", {}), options.get("loss-gemodel")
 
     def share(kind: str, name: str) -> float:

@@ -1,8 +1,8 @@
-"""A plain socket to the kernel's rtnetlink: batches of requests in one go, dumps as the messages that they are.
+"""A minimal netlink socket: batched requests, and dumps as raw messages.
 
-pyroute2 carries each message through an event loop and makes objects of every attribute, half a millisecond and more
-for each: for one link that does not matter, for some thousand settings under the virtual clock, where each system call
-costs, it is most of what building a network takes.
+pyroute2 passes each message through an event loop and decodes every attribute into objects, which takes half a
+millisecond or more. With thousands of settings under the virtual clock, where each system call costs time, that would
+be most of the time to build a network.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from testbed.net.errors import LinkError
 
-# linux/rtnetlink.h: what a new one of each kind is told by; to be deleted is one more, to ask for all two more
+# linux/rtnetlink.h: RTM_NEW* of each kind; RTM_DEL* is one more, RTM_GET* two more
 LINK, ADDRESS, ROUTE, NEIGHBOUR, RULE, QDISC, CLASS, FILTER = 16, 20, 24, 28, 32, 36, 40, 44
 HEADER = struct.Struct("=IHHII")
-FORMS = {
+MESSAGE_STRUCTS = {
     LINK: struct.Struct("=BxHiII"),
     ADDRESS: struct.Struct("=BBBBI"),
     ROUTE: struct.Struct("=BBBBBBBBI"),
@@ -33,15 +33,15 @@ ACKNOWLEDGE, REPLACE, EXCLUSIVE, CREATE = 0x4, 0x100, 0x200, 0x400  # NLM_F_
 NESTED = 0x8000
 _REQUEST, _DUMP = 0x1, 0x301  # NLM_F_REQUEST, with NLM_F_DUMP
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
-_SOL_NETLINK, _CAPPED_ANSWERS, _WORDS_OF_ERRORS = 270, 10, 11  # NETLINK_CAP_ACK, NETLINK_EXT_ACK
-_ERROR_WORDS, _CAPPED_BYTES = 1, 20  # NLMSGERR_ATTR_MSG, after the code and the request's header
+_SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11  # NETLINK_CAP_ACK, NETLINK_EXT_ACK
+_ERROR_MESSAGE, _ERROR_HEADER_BYTES = 1, 20  # NLMSGERR_ATTR_MSG, after the code and the request's header
 _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER_BYTES = 1 << 17
-_BATCH_BYTES = 1 << 15  # that go to the kernel in one message
+_BATCH_BYTES = 1 << 15  # sent to the kernel at once
 
 
-def attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(type, payload) of each."""
+def parse_attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and payload of each attribute, from offset `at` on."""
     end = len(data)
     while at + 4 <= end:
         length, number = _ATTRIBUTE.unpack_from(data, at)
@@ -51,23 +51,23 @@ def attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def put(number: int, payload: bytes) -> bytes:
-    """An attribute."""
+def encode_attribute(number: int, payload: bytes) -> bytes:
+    """Encode an attribute."""
     return _ATTRIBUTE.pack(len(payload) + 4, number) + payload + bytes(-len(payload) % 4)
 
 
-def nest(number: int, *inner: bytes) -> bytes:
-    """An attribute made of attributes."""
-    return put(number | NESTED, b"".join(inner))
+def encode_nested(number: int, *inner: bytes) -> bytes:
+    """Encode an attribute that contains attributes."""
+    return encode_attribute(number | NESTED, b"".join(inner))
 
 
-def text(words: str) -> bytes:
-    """A string as the kernel takes it."""
+def encode_string(words: str) -> bytes:
+    """Encode a null-terminated string."""
     return words.encode() + b"\0"
 
 
-def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """(kind, flags, the request's number, body) of each message."""
+def parse_messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the kind, flags, sequence number and body of each message."""
     at = 0
     while at + 16 <= len(data):
         length, kind, flags, number, _ = HEADER.unpack_from(data, at)
@@ -79,24 +79,28 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 @dataclass(frozen=True)
 class Request:
-    """Something to be made or changed: its kind, NLM_F_ flags, and the message; `words` for errors."""
+    """A netlink request: message type, NLM_F_ flags, message body, and a description for error messages."""
 
     kind: int
     flags: int
     body: bytes
-    words: str
+    description: str
 
 
 class Netlink:
-    """A socket in the present network namespace, wherever its user goes afterwards. OSError; LinkError as told.
+    """A netlink socket in the current network namespace; the socket stays in it when its user enters another.
 
-    protocol: rtnetlink's, unless told.
+    Args:
+        protocol: The netlink family; 0 is rtnetlink.
+
+    Raises:
+        OSError: The socket cannot be opened.
     """
 
     def __init__(self, protocol: int = 0) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._buffer = bytearray(_BUFFER_BYTES)
-        self._tells_words = False
+        self._has_extended_ack = False
 
     def __enter__(self) -> Netlink:
         return self
@@ -109,25 +113,34 @@ class Netlink:
         self._socket.close()
 
     def fileno(self) -> int:
-        """Of the socket, for ioctl."""
+        """Return the descriptor of the socket, for ioctl."""
         return self._socket.fileno()
 
     def _receive(self) -> bytes:
         size = self._socket.recv_into(self._buffer)
         return bytes(memoryview(self._buffer)[:size])
 
-    def dump(self, kind: int, body: bytes, asked: int | None = None) -> list[bytes]:
-        """All objects of a kind, asked for with this body; none where this kernel has no such kind. OSError.
+    def dump(self, kind: int, body: bytes, request_kind: int | None = None) -> list[bytes]:
+        """Return the messages of all objects of a kind.
 
-        asked: the kind of the request, where it is not rtnetlink's.
+        Args:
+            kind: Message type of the objects.
+            body: Body of the request.
+            request_kind: Message type of the request; None for that of rtnetlink.
+
+        Returns:
+            The message bodies; none if the kernel does not know the kind.
+
+        Raises:
+            OSError: The kernel refused.
         """
-        request = kind + 2 if asked is None else asked
+        request = kind + 2 if request_kind is None else request_kind
         while True:
             self._socket.send(HEADER.pack(16 + len(body), request, _DUMP, 0, 0) + body)
             found: list[bytes] = []
             done = interrupted = False
             while not done:
-                for number, flags, _, message in messages(self._receive()):
+                for number, flags, _, message in parse_messages(self._receive()):
                     interrupted |= bool(flags & _INTERRUPTED)
                     if number == _ERROR:
                         code = -int.from_bytes(message[:4], "little", signed=True)
@@ -141,11 +154,11 @@ class Netlink:
             if not interrupted:
                 return found
 
-    def carry_out(self, requests: Sequence[Request]) -> None:
-        """All of them, in order, in as few messages as they fit into; LinkError names the first that fails."""
-        if not self._tells_words:
-            self._tells_words = True
-            for option in (_CAPPED_ANSWERS, _WORDS_OF_ERRORS):
+    def execute(self, requests: Sequence[Request]) -> None:
+        """Execute requests in order, in as few batches as possible. Raises LinkError for the first that fails."""
+        if not self._has_extended_ack:
+            self._has_extended_ack = True
+            for option in (_CAP_ACK, _EXT_ACK):
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
         first = 0
         while first < len(requests):
@@ -159,7 +172,7 @@ class Netlink:
     def _batch(self, requests: Sequence[Request]) -> None:
         parts = []
         for number, request in enumerate(requests):
-            # who fails answers in any case; when the last one answers, all have been done
+            # a failed request is always answered; the acknowledgement of the last one means that all are done
             flags = request.flags | _REQUEST | (ACKNOWLEDGE if number == len(requests) - 1 else 0)
             size = 16 + len(request.body)
             parts.append(HEADER.pack(size, request.kind, flags, number, 0) + request.body)
@@ -167,14 +180,15 @@ class Netlink:
         self._socket.send(b"".join(parts))
         failed: list[str] = []
         while True:
-            for kind, _, number, body in messages(self._receive()):
+            for kind, _, number, body in parse_messages(self._receive()):
                 if kind != _ERROR:
                     continue
                 code = -int.from_bytes(body[:4], "little", signed=True)
                 if code:
-                    said = dict(attributes(body, _CAPPED_BYTES)).get(_ERROR_WORDS, b"").rstrip(b"\0").decode()
-                    words = os.strerror(code) + (f" ({said})" if said else "")
-                    failed.append(f"{words}\n  while running: {requests[number].words}")
+                    details = dict(parse_attributes(body, _ERROR_HEADER_BYTES)).get(_ERROR_MESSAGE, b"")
+                    message = details.rstrip(b"\0").decode()
+                    reason = os.strerror(code) + (f" ({message})" if message else "")
+                    failed.append(f"{reason}\n  while running: {requests[number].description}")
                 if number == len(requests) - 1:
                     if failed:
                         raise LinkError(f"failed: {failed[0]}")
@@ -182,8 +196,10 @@ class Netlink:
 
 
 def interface_indexes(found: Iterable[bytes]) -> dict[str, int]:
-    """By name, from a dump of LINK."""
+    """Return the indexes of interfaces by name, from a dump of LINK."""
     return {
-        dict(attributes(message, 16))[3].rstrip(b"\0").decode(): FORMS[LINK].unpack_from(message)[2]
+        dict(parse_attributes(message, 16))[3].rstrip(b"\0").decode(): MESSAGE_STRUCTS[LINK].unpack_from(
+            message
+        )[2]
         for message in found
     }

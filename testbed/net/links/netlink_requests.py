@@ -1,8 +1,8 @@
-"""The commands of `ip` and `tc` that every host of a network needs, as requests to the kernel: no program is started.
+"""Encoding of frequent `ip` and `tc` commands as netlink requests, so that no program has to be started.
 
-A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the words that `Setup`
-keeps become netlink messages here, those that hosts have many of; the programs carry out all others. What the kernel
-holds afterwards is the same either way, byte by byte (a test compares).
+A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the commands of `Setup`
+that every host has become netlink requests here, and the programs execute only the others. The resulting state of the
+kernel is the same byte by byte (a test compares).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from testbed.net.links.netlink import (
     CREATE,
     EXCLUSIVE,
     FILTER,
-    FORMS,
     LINK,
+    MESSAGE_STRUCTS,
     NEIGHBOUR,
     QDISC,
     REPLACE,
     Netlink,
     Request,
+    encode_attribute,
+    encode_nested,
+    encode_string,
     interface_indexes,
-    nest,
-    put,
-    text,
 )
 
 _ADD = CREATE | EXCLUSIVE
@@ -44,9 +44,8 @@ _PERMANENT = 0x80  # NUD_PERMANENT
 _EVERY_PROTOCOL = 0x0300  # ETH_P_ALL, in network byte order
 _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 _HTB_GLOBAL = struct.Struct("=IIIII")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
-_HTB_RATE = struct.Struct(
-    "=BBHhHI"
-)  # struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
+# struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
+_HTB_RATE = struct.Struct("=BBHhHI")
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
 _NETEM = struct.Struct("=IIIIII")  # struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter
 _NETEM_RATE = struct.Struct("=IiIi")  # struct tc_netem_rate
@@ -54,27 +53,25 @@ _NETEM_CORRELATIONS = struct.Struct("=III")  # struct tc_netem_corr: of delay, l
 _NETEM_SHARE = struct.Struct("=II")  # struct tc_netem_reorder, tc_netem_corrupt: probability, correlation
 _NETEM_BURSTS = struct.Struct("=IIII")  # struct tc_netem_gemodel: p, r, h, k1
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
-_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # what tc gives HTB for its frames of up to 1600 bytes
-_TABLES = (
-    "usr/lib/tc",
-    "usr/lib/*/tc",
-    "usr/lib64/tc",
-    "usr/share/tc",
-    "lib/tc",
-)  # where iproute2 keeps them
-_MOST = 0xFFFFFFFF  # where a rate has no room in 32 bits, and stands in an attribute of its own
-_REDIRECTED = ["matchall", "action", "mirred", "egress", "redirect"]
+_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # tc uses them for HTB with frames of up to 1600 bytes
+# where iproute2 installs its tables of jitter distributions
+_DISTRIBUTION_FOLDERS = ("usr/lib/tc", "usr/lib/*/tc", "usr/lib64/tc", "usr/share/tc", "lib/tc")
+_UINT32_MAX = 0xFFFFFFFF  # a higher rate needs a 64-bit attribute
+_MATCHALL_REDIRECT = ["matchall", "action", "mirred", "egress", "redirect"]
 _NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
-_NETEM_WORDS = {
-    *("limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"),
-}
+_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"]
 
 Words = Sequence[str]
-Index = Callable[[str], int]
+IndexLookup = Callable[[str], int]
 
 
-class Indexes:
-    """Numbers of the interfaces behind a socket, by name; `flush` is called before the kernel is asked for them."""
+class InterfaceIndexes:
+    """A cached lookup of interface indexes by name, in the namespace of a socket.
+
+    Args:
+        netlink: The socket.
+        flush: Called before the indexes are read from the kernel, to execute the pending requests.
+    """
 
     def __init__(self, netlink: Netlink, flush: Callable[[], None]) -> None:
         self._netlink = netlink
@@ -82,66 +79,79 @@ class Indexes:
         self._known: Mapping[str, int] = {}
 
     def __call__(self, name: str) -> int:
-        """Of an interface that should be there by now; 0, which the kernel refuses, for one that is not."""
+        """Return the index of an interface; 0, which the kernel refuses, if it does not exist."""
         if name not in self._known:
             self._flush()
-            self._known = interface_indexes(self._netlink.dump(LINK, FORMS[LINK].pack(0, 0, 0, 0, 0)))
+            self._known = interface_indexes(
+                self._netlink.dump(LINK, MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0))
+            )
         return self._known.get(name, 0)
 
 
-def translate(program: str, command: str, index: Index) -> Request | None:
-    """What a command of `ip` or `tc` asks of the kernel; None where it takes the program to know."""
+def encode_command(program: str, command: str, index: IndexLookup) -> Request | None:
+    """Encode a command of `ip` or `tc` as a netlink request; return None for commands that only the program knows.
+
+    Args:
+        program: "ip" or "tc".
+        command: The command without the program's name.
+        index: A lookup of interface indexes.
+    """
     words = command.split()
     encode = _ENCODERS.get((program, *words[:2]))
     found = encode(words[2:], index) if encode else None
     return found and Request(*found, f"{program} {command}")
 
 
-def _options(words: Words, *flags: str) -> dict[str, str]:
-    """Names and values; of `flags`, which have none, the name twice."""
-    found, left = {}, iter(words)
-    for word in left:
-        found[word] = word if word in flags else next(left, "")
+def _parse_options(words: Words, *flags: str) -> dict[str, str]:
+    """Parse options into names and values; `flags` have no value and map to themselves."""
+    found, remaining = {}, iter(words)
+    for word in remaining:
+        found[word] = word if word in flags else next(remaining, "")
     return found
 
 
 def _link(flags: int, change: int, *parts: bytes) -> bytes:
-    return FORMS[LINK].pack(0, 0, 0, flags, change) + b"".join(parts)
+    return MESSAGE_STRUCTS[LINK].pack(0, 0, 0, flags, change) + b"".join(parts)
 
 
-def _link_set(words: Words, index: Index) -> tuple[int, int, bytes] | None:
-    options = _options(words, "up")
+def _link_set(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
+    options = _parse_options(words, "up")
     numbers = {"mtu": 4, "gso_max_segs": 40, "txqueuelen": 13}  # IFLA_
     if not {*options} <= {*numbers, "dev", "up"}:
         return None
     up = _UP if "up" in options else 0
-    named = put(3, text(options["dev"]))
+    named = encode_attribute(3, encode_string(options["dev"]))
     parts = [
-        put(number, _NUMBER.pack(int(options[name]))) for name, number in numbers.items() if name in options
+        encode_attribute(number, _NUMBER.pack(int(options[name])))
+        for name, number in numbers.items()
+        if name in options
     ]
     return LINK, 0, _link(up, up, named, *parts)
 
 
-def _link_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+def _link_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
     if words[1:] != ["type", "ifb"]:
         return None
-    return LINK, _ADD, _link(0, 0, put(3, text(words[0])), nest(18, put(1, text("ifb"))))
+    name = encode_attribute(3, encode_string(words[0]))
+    return LINK, _ADD, _link(0, 0, name, encode_nested(18, encode_attribute(1, encode_string("ifb"))))
 
 
-def _address_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
+def _address_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
     address, _, length = words[0].partition("/")
     packed = socket.inet_aton(address)
-    head = FORMS[ADDRESS].pack(socket.AF_INET, int(length or 32), 0, 0, index(_options(words[1:])["dev"]))
-    return ADDRESS, _ADD, head + put(2, packed) + put(1, packed)
+    device = index(_parse_options(words[1:])["dev"])
+    head = MESSAGE_STRUCTS[ADDRESS].pack(socket.AF_INET, int(length or 32), 0, 0, device)
+    return ADDRESS, _ADD, head + encode_attribute(2, packed) + encode_attribute(1, packed)
 
 
-def _neighbour(words: Words, index: Index) -> tuple[int, int, bytes] | None:
-    options = _options(words[1:])
+def _neighbour(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
+    options = _parse_options(words[1:])
     if options.get("nud") != "permanent":
         return None
-    head = FORMS[NEIGHBOUR].pack(socket.AF_INET, index(options["dev"]), _PERMANENT, 0, 0)
-    where = put(1, socket.inet_aton(words[0])) + put(2, bytes.fromhex(options["lladdr"].replace(":", "")))
-    return NEIGHBOUR, CREATE | REPLACE, head + where
+    head = MESSAGE_STRUCTS[NEIGHBOUR].pack(socket.AF_INET, index(options["dev"]), _PERMANENT, 0, 0)
+    mac = bytes.fromhex(options["lladdr"].replace(":", ""))
+    body = head + encode_attribute(1, socket.inet_aton(words[0])) + encode_attribute(2, mac)
+    return NEIGHBOUR, CREATE | REPLACE, body
 
 
 def _handle(word: str) -> int:
@@ -152,10 +162,14 @@ def _handle(word: str) -> int:
 def _traffic_control(
     form: int, index: int, handle: int, parent: int, kind: str, options: bytes, info: int = 0
 ) -> bytes:
-    return FORMS[form].pack(0, index, handle, parent, info) + put(1, text(kind)) + options
+    return (
+        MESSAGE_STRUCTS[form].pack(0, index, handle, parent, info)
+        + encode_attribute(1, encode_string(kind))
+        + options
+    )
 
 
-def _qdisc(flags: int, words: Words, index: Index) -> tuple[int, int, bytes] | None:
+def _qdisc(flags: int, words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
     if words[2:] == ["handle", "ffff:", "ingress"]:
         body = _traffic_control(QDISC, index(words[1]), _INGRESS_HANDLE, _INGRESS, "ingress", b"")
         return QDISC, flags, body
@@ -165,22 +179,22 @@ def _qdisc(flags: int, words: Words, index: Index) -> tuple[int, int, bytes] | N
     if words[at] == "handle":
         handle, at = _handle(words[at + 1]), at + 2
     kind, rest = words[at], words[at + 1 :]
-    options = _options(rest)
+    options = _parse_options(rest)
     encoded = None
     if kind == "htb" and {*options} == {"default"}:
-        told = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
-        encoded = nest(2, put(2, told))
+        htb_options = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
+        encoded = encode_nested(2, encode_attribute(2, htb_options))
     elif kind in ("bfifo", "pfifo") and {*options} == {"limit"}:
-        encoded = put(2, _NUMBER.pack(int(options["limit"])))
+        encoded = encode_attribute(2, _NUMBER.pack(int(options["limit"])))
     elif kind == "netem":
-        encoded = _netem(_grouped(rest, _NETEM_WORDS))
+        encoded = _netem(_group_by_keyword(rest, _NETEM_OPTIONS))
     if encoded is None:
         return None
     return QDISC, flags, _traffic_control(QDISC, index(words[1]), handle, parent, kind, encoded)
 
 
-def _grouped(words: Words, names: Container[str]) -> dict[str, list[str]]:
-    """The words that follow each of `names`, up to the next of them; under an empty name those before the first."""
+def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str]]:
+    """Return the words after each of `names` up to the next one; under "" those before the first."""
     found: dict[str, list[str]] = {}
     values = found.setdefault("", [])
     for word in words:
@@ -192,10 +206,10 @@ def _grouped(words: Words, names: Container[str]) -> dict[str, list[str]]:
 
 
 def _netem(options: Mapping[str, Words]) -> bytes | None:
-    """Encode netem's options, times to the nanosecond: tc 6.1 truncates them to microseconds and ticks of 64 ns.
+    """Encode netem's options, with times in nanoseconds: tc 6.1 truncates them to microseconds and ticks of 64 ns.
 
-    The seed makes losses, jitter and the rest repeatable whatever the installed tc knows. Kernels before Linux 6.6
-    ignore it.
+    The seed makes all random impairments repeatable, even if the installed tc does not know it. Kernels before Linux
+    6.6 ignore it.
     """
     if options[""] or "limit" not in options:
         return None
@@ -204,20 +218,20 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
         return None
     parts = [*delayed, *lost[1]]
     if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
-        if rate > _MOST:
-            parts.append(put(8, _WIDE.pack(rate)))
-        parts.append(put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0)))
+        if rate > _UINT32_MAX:
+            parts.append(encode_attribute(8, _WIDE.pack(rate)))
+        parts.append(encode_attribute(6, _NETEM_RATE.pack(min(rate, _UINT32_MAX), 0, 0, 0)))
     if "distribution" in options:
-        parts.append(put(2, _distribution(options["distribution"][0])))
+        parts.append(encode_attribute(2, _distribution(options["distribution"][0])))
     if "seed" in options:
-        parts.append(put(14, _WIDE.pack(int(options["seed"][0]))))
+        parts.append(encode_attribute(14, _WIDE.pack(int(options["seed"][0]))))
     for number, name in ((3, "reorder"), (4, "corrupt")):
         if name in options:
-            parts.append(put(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
+            parts.append(encode_attribute(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
     gap = 1 if "reorder" in options else 0
     duplicate = _share(options.get("duplicate", ["0%"])[0])
     head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
-    return put(2, head + b"".join(parts))
+    return encode_attribute(2, head + b"".join(parts))
 
 
 def _netem_delay(words: Words | None) -> list[bytes] | None:
@@ -228,16 +242,16 @@ def _netem_delay(words: Words | None) -> list[bytes] | None:
     if not all(word.endswith("us") for word in times):
         return None
     parts = [
-        put(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
+        encode_attribute(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
         for number, word in zip((10, 11), times, strict=False)
     ]
     if correlation:
-        parts.append(put(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
+        parts.append(encode_attribute(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
     return parts
 
 
 def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
-    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K`: what stands in the head, and attributes."""
+    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K` as the field of tc_netem_qopt and attributes."""
     if words is None:
         return 0, []
     model, *shares = words
@@ -245,68 +259,75 @@ def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
         return _share(shares[0]), []
     if model == "gemodel":
         enter, leave, bad, good = map(_share, shares)
-        return 0, [nest(5, put(2, _NETEM_BURSTS.pack(enter, leave, _MOST - bad, good)))]
+        return 0, [
+            encode_nested(5, encode_attribute(2, _NETEM_BURSTS.pack(enter, leave, _UINT32_MAX - bad, good)))
+        ]
     return None
 
 
 def _share(percent: str) -> int:
-    return round(float(percent.removesuffix("%")) / 100 * _MOST)
+    return round(float(percent.removesuffix("%")) / 100 * _UINT32_MAX)
 
 
 @functools.cache
 def _distribution(name: str) -> bytes:
-    """A table of iproute2's for netem's jitter, as 16-bit numbers. LinkError."""
+    """Return one of iproute2's tables of jitter distributions as 16-bit numbers."""
     given = os.environ.get("TC_LIB_DIR")
     folders = (
-        [Path(given)] if given else [folder for glob in _TABLES for folder in sorted(Path("/").glob(glob))]
+        [Path(given)]
+        if given
+        else [folder for glob in _DISTRIBUTION_FOLDERS for folder in sorted(Path("/").glob(glob))]
     )
     for folder in folders:
         with contextlib.suppress(OSError):
             lines = (folder / f"{name}.dist").read_text().splitlines()
             values = [int(word) for line in lines if not line.startswith("#") for word in line.split()]
             return struct.pack(f"={len(values)}h", *values)
-    looked = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _TABLES)
+    searched = ", ".join(map(str, folders)) or " ".join(f"/{glob}" for glob in _DISTRIBUTION_FOLDERS)
     raise LinkError(
-        f"no {name}.dist of iproute2's in {looked}: netem needs it for jitter with this distribution "
-        "(TC_LIB_DIR names another folder)"
+        f"iproute2's {name}.dist is not in {searched}: netem needs it for jitter with this distribution "
+        "(set TC_LIB_DIR to use another folder)"
     )
 
 
-def _class_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
-    options = _options(words[:6])
+def _class_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
+    options = _parse_options(words[:6])
     if words[6] != "htb":
         return None
-    asked = HtbClass.told(_options(words[7:]))
+    asked = HtbClass.from_tc_options(_parse_options(words[7:]))
     wide = b"".join(
-        put(number, _WIDE.pack(rate)) for number, rate in ((6, asked.rate), (7, asked.ceil)) if rate > _MOST
+        encode_attribute(number, _WIDE.pack(rate))
+        for number, rate in ((6, asked.rate), (7, asked.ceil))
+        if rate > _UINT32_MAX
     )
     rates = b"".join(
-        _HTB_RATE.pack(_CELL_LOG, _ETHERNET, 0, _UNALIGNED, 0, min(rate, _MOST))
+        _HTB_RATE.pack(_CELL_LOG, _ETHERNET, 0, _UNALIGNED, 0, min(rate, _UINT32_MAX))
         for rate in (asked.rate, asked.ceil)
     )
-    told = rates + _HTB_REST.pack(asked.burst, asked.cburst, asked.quantum, 0, asked.prio)
+    htb_options = rates + _HTB_REST.pack(asked.burst, asked.cburst, asked.quantum, 0, asked.prio)
     parent, handle = _handle(options["parent"]), _handle(options["classid"])
-    body = _traffic_control(CLASS, index(options["dev"]), handle, parent, "htb", nest(2, wide, put(1, told)))
+    encoded = encode_nested(2, wide, encode_attribute(1, htb_options))
+    body = _traffic_control(CLASS, index(options["dev"]), handle, parent, "htb", encoded)
     return CLASS, _ADD, body
 
 
-def _filter_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:
-    """Of all that comes in, to another device."""
-    if words[2:6] != ["parent", "ffff:", "protocol", "all"] or words[8:13] != _REDIRECTED:
+def _filter_add(words: Words, index: IndexLookup) -> tuple[int, int, bytes] | None:
+    """Encode a filter that redirects all incoming frames to another device."""
+    if words[2:6] != ["parent", "ffff:", "protocol", "all"] or words[8:13] != _MATCHALL_REDIRECT:
         return None
     own, preference, to = index(words[1]), int(words[7]), index(words[14])
-    action = nest(
+    action = encode_nested(
         1,
-        put(1, text("mirred")),
-        nest(2, put(2, _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, to))),
+        encode_attribute(1, encode_string("mirred")),
+        encode_nested(2, encode_attribute(2, _MIRRED.pack(0, 0, _STOLEN, 0, 0, _REDIRECT, to))),
     )
     info = preference << 16 | _EVERY_PROTOCOL
-    options = nest(2, nest(2, action))
+    options = encode_nested(2, encode_nested(2, action))
     body = _traffic_control(FILTER, own, 0, _INGRESS_HANDLE, "matchall", options, info)
     return FILTER, _ADD, body
 
 
-_ENCODERS: dict[tuple[str, ...], Callable[[Words, Index], tuple[int, int, bytes] | None]] = {
+_ENCODERS: dict[tuple[str, ...], Callable[[Words, IndexLookup], tuple[int, int, bytes] | None]] = {
     ("ip", "link", "set"): _link_set,
     ("ip", "link", "add"): _link_add,
     ("ip", "address", "add"): _address_add,

@@ -1,7 +1,7 @@
-"""Network namespaces: enter one for a `with` block, run commands in one, shift its clock for children.
+"""Network namespaces: enter one for a `with` block, or run commands in one; also the clock offset of a time namespace.
 
-A socket belongs for its whole life to the namespace in which it was made, so one process can hold sockets in many
-namespaces: enter, open, leave. `os.setns` exists only from Python 3.12 on; this calls setns(2) itself.
+A socket always belongs to the namespace in which it was created, so one process can hold sockets in many namespaces:
+enter, open, leave. `os.setns` needs Python 3.12; this calls setns(2) itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from testbed.net.errors import LinkError
 CLONE_NEWNET, CLONE_NEWTIME = 0x40000000, 0x00000080
 SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8
 
-_CLOCKS = Path("/proc/self/timens_offsets")
+_CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def set_network_namespace(descriptor: int) -> None:
-    """Move the calling thread into the network namespace behind an open descriptor; OSError when refused."""
+    """Move the calling thread into the network namespace of an open descriptor. Raises OSError when refused."""
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"setns: {os.strerror(error)}")
@@ -40,18 +40,25 @@ def _unshare(namespace: int) -> None:
 
 
 def shift_monotonic_clock(offset_s: float) -> None:
-    """Have this process's children, from now on, see CLOCK_MONOTONIC so much ahead. Once in a process; OSError."""
+    """Shift CLOCK_MONOTONIC for the future children of this process.
+
+    Args:
+        offset_s: How far their clock is ahead of this process's clock, in seconds.
+
+    Raises:
+        OSError: The kernel refused, or this process has called it before.
+    """
     _unshare(CLONE_NEWTIME)
-    # counted from the machine's own clock, from which this process may be ahead already
-    offsets = {line.split()[0]: line.split()[1:] for line in _CLOCKS.read_text().splitlines()}
-    already_s, already_ns = map(int, offsets["monotonic"])
-    seconds, nanoseconds = divmod(round(offset_s * 1e9) + already_ns, 1_000_000_000)
-    _CLOCKS.write_text(f"monotonic {already_s + seconds} {nanoseconds}\n")
+    # offsets are relative to the machine's clock, and this process may have one already
+    offsets = {line.split()[0]: line.split()[1:] for line in _CLOCK_OFFSETS.read_text().splitlines()}
+    own_s, own_ns = map(int, offsets["monotonic"])
+    seconds, nanoseconds = divmod(round(offset_s * 1e9) + own_ns, 1_000_000_000)
+    _CLOCK_OFFSETS.write_text(f"monotonic {own_s + seconds} {nanoseconds}\n")
 
 
 @contextlib.contextmanager
-def _coming_back() -> Iterator[None]:
-    """Wherever the block takes this thread, it is back in its network namespace afterwards."""
+def _restored_network_namespace() -> Iterator[None]:
+    """Run the block, then return this thread to its network namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -64,31 +71,39 @@ def _coming_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def empty_network_namespace() -> Iterator[None]:
-    """Run the block in a new network namespace with nothing in it; it lives on in the sockets opened there. OSError."""
-    with _coming_back():
+    """Run the block in a new, empty network namespace, which lives as long as the sockets opened in it.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    with _restored_network_namespace():
         _unshare(CLONE_NEWNET)
         yield
 
 
 @contextlib.contextmanager
 def network_namespace(pid: int | None) -> Iterator[None]:
-    """Run the block in the network namespace of process `pid` (None: stay here), then come back."""
+    """Run the block in the network namespace of process `pid` (None: in the current one)."""
     if pid is None:
         yield
         return
-    with _coming_back():
-        away = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    with _restored_network_namespace():
+        target = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            set_network_namespace(away)
+            set_network_namespace(target)
         finally:
-            os.close(away)
+            os.close(target)
         yield
 
 
 def namespace_cookie(pid: int) -> int | None:
-    """What tells a process's network namespace from all others since boot; its inode's number is soon another's.
+    """Return the unique id of a process's network namespace; unlike its inode number it is never reused until reboot.
 
-    None where the kernel has no such thing (Linux 5.14 has); OSError when the process has ended.
+    Returns:
+        The id; None before Linux 5.14.
+
+    Raises:
+        OSError: The process has ended.
     """
     with network_namespace(pid), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inside:
         try:
@@ -104,14 +119,22 @@ TIMEOUT_S = 30
 
 
 def command_in_namespace(pid: int | None, arguments: list[str]) -> list[str]:
-    """The command line that runs `arguments` in the namespaces of process `pid` (None: right here)."""
+    """Return the command line that runs `arguments` in the namespaces of process `pid` (None: in the current ones)."""
     return arguments if pid is None else ["mnexec", "-a", str(pid), *arguments]
 
 
 def run_script(pid: int | None, commands: list[str]) -> str:
-    """Run shell commands one after the other, stopping at the first that fails; returns what they printed.
+    """Run shell commands in the namespaces of a process, up to the first that fails.
 
-    Raises LinkError with the command's own words when one fails, prints to standard error, or hangs.
+    Args:
+        pid: The process; None for the current namespaces.
+        commands: The commands.
+
+    Returns:
+        What they wrote to standard output.
+
+    Raises:
+        LinkError: A command failed, wrote to standard error, or exceeded TIMEOUT_S.
     """
     if not commands:
         return ""
@@ -128,10 +151,10 @@ def run_script(pid: int | None, commands: list[str]) -> str:
     except FileNotFoundError as error:
         raise LinkError(f"cannot run {error.filename}: not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise LinkError(f"no end after {TIMEOUT_S} s: {script.strip()}") from error
-    complaint = done.stderr.strip()
-    if done.returncode != 0 or complaint:
+        raise LinkError(f"not finished after {TIMEOUT_S} s: {script.strip()}") from error
+    message = done.stderr.strip()
+    if done.returncode != 0 or message:
         raise LinkError(
-            f"failed ({done.returncode}): {complaint or 'no message'}\n  while running: {script.strip()}"
+            f"failed ({done.returncode}): {message or 'no message'}\n  while running: {script.strip()}"
         )
     return done.stdout

@@ -18,8 +18,8 @@ TIMESPEC = struct.Struct("qq")
 ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
 
 
-def packet_socket(interface: str) -> socket.socket:
-    """For every frame that comes in at an interface of this network namespace, stamped; never waits."""
+def open_packet_socket(interface: str) -> socket.socket:
+    """Open a non-blocking socket for all incoming frames of an interface, with arrival timestamps."""
     made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
     made.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -28,30 +28,37 @@ def packet_socket(interface: str) -> socket.socket:
 
 
 def receive_stamped(receiver: socket.socket) -> tuple[bytes, int]:
-    """The next packet and when the kernel got it, in nanoseconds of CLOCK_REALTIME."""
+    """Receive a packet and return it with its arrival time in nanoseconds of CLOCK_REALTIME."""
     packet, ancillary, _flags, _address = receiver.recvmsg(65_536, ANCILLARY_BYTES)
     seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
     return packet, seconds * 1_000_000_000 + nanoseconds
 
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
-_PROBE = struct.Struct("!iq")  # its number, when it was sent
+_PROBE = struct.Struct("!iq")  # number, time of sending
 PROBE_FRAME_BYTES = 14 + 20 + 8 + _PROBE.size  # Ethernet, IPv4, UDP
-PACKET_TIMEOUT_S = 1.0  # more than any path on Earth takes
+PACKET_TIMEOUT_S = 1.0  # longer than the delay of any path on Earth
 RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
-End = tuple[int, str]  # a process in the namespace, the address there
+Endpoint = tuple[int, str]  # a process in the namespace, the address there
 
 
 @contextlib.contextmanager
 def udp_pair(
-    here: End, there: End, in_flight_bytes: int | None = None
+    here: Endpoint, there: Endpoint, in_flight_bytes: int | None = None
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """(sender, receiver): connected UDP sockets in two namespaces; the kernel stamps what the receiver gets.
+    """Open a connected pair of UDP sockets in two namespaces; the receiver gets the kernel's arrival timestamps.
 
-    The kernel charges a packet to its sender until it has arrived, and lets no more than `in_flight_bytes` be on the
-    way (None: its own default, some 200 kB). Who sends at a rate that something else sets wants room for a long fat
-    link; who sends without a pause is held back by the little there is, and overruns nobody.
+    The kernel charges a packet to its sender until it has arrived. A sender at a fixed rate needs a buffer for the
+    bandwidth-delay product of the path. A sender without a rate is held back by a small buffer and causes no overrun.
+
+    Args:
+        here: The endpoint that sends.
+        there: The endpoint that receives.
+        in_flight_bytes: Send buffer of the sender; None for the kernel's default of about 200 kB.
+
+    Yields:
+        The sender and the receiver.
     """
     with contextlib.ExitStack() as stack:
         with network_namespace(there[0]):
@@ -68,17 +75,26 @@ def udp_pair(
         yield sender, receiver
 
 
-def probe_s(rate_bps: float) -> float:
-    """What a datagram of `one_way_times` takes on a wire of that rate, beside its delay."""
+def probe_transmission_s(rate_bps: float) -> float:
+    """Return the transmission time in seconds of a probe datagram at a rate."""
     return PROBE_FRAME_BYTES * 8 / rate_bps
 
 
-def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -> list[float]:
-    """Seconds from sending to the receiving kernel, of small datagrams one at a time; lost ones are left out.
+def measure_one_way_delays(
+    here: Endpoint, there: Endpoint, packets: int, pause_s: float = 0.001
+) -> list[float]:
+    """Measure the one-way delays of small datagrams, sent one at a time.
 
-    `pause_s` passes between them: the longer, the deeper everything on the way falls asleep again.
+    Args:
+        here: The endpoint that sends.
+        there: The endpoint that receives.
+        packets: How many datagrams to send.
+        pause_s: Pause in seconds between two datagrams; the longer, the more processes on the path have to wake up.
+
+    Returns:
+        Seconds from sending to arrival in the receiving kernel; lost datagrams are left out.
     """
-    times = []
+    delays_s = []
     with udp_pair(here, there) as (sender, receiver):
         receiver.settimeout(PACKET_TIMEOUT_S)
         for number in range(packets):
@@ -87,8 +103,8 @@ def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -
                 while True:
                     packet, arrived_ns = receive_stamped(receiver)
                     arrived_number, sent_ns = _PROBE.unpack(packet)
-                    times.append((arrived_ns - sent_ns) / 1e9)
+                    delays_s.append((arrived_ns - sent_ns) / 1e9)
                     if arrived_number == number:
                         break
             time.sleep(pause_s)
-    return times
+    return delays_s

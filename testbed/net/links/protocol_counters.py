@@ -1,4 +1,4 @@
-"""What a namespace's protocols have counted, read whole from /proc/net; ranks do so, and need no netlink for it."""
+"""Protocol counters of a network namespace, read from /proc/net. Ranks read them, too, so there is no netlink here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ETHERNET_BYTES = 14  # in an interface's count of bytes, not in that of IP
 
 @dataclass(frozen=True)
 class ProtocolCounts:
-    """A namespace's IPv4 since it was made, without what it sends to itself; packets as they are on the wire.
+    """The IPv4 counters of a namespace since its creation, without loopback traffic; packets as on the wire.
 
-    out_packets: those of TCP, UDP and ICMP. out_headers: IP headers in `out_bytes`, where several segments of TCP may
-    share one that the interface takes apart again. in_errors: packets with a wrong checksum, of IP or TCP. delivered:
-    of what came in, what was handed to a protocol. Bytes are those of IP packets.
+    out_packets: packets of TCP, UDP and ICMP. out_headers: IP headers in `out_bytes`; TCP segments may share a header
+    until the interface splits them. in_errors: packets with a wrong IP or TCP checksum. delivered: incoming packets
+    that were passed to a protocol. Bytes are those of IP packets.
     """
 
     out_packets: int
@@ -33,38 +33,38 @@ class ProtocolCounts:
     icmp_in: int
 
 
-def read_protocols(pid: int | None = None) -> ProtocolCounts:
-    """Of the network namespace of process `pid` (None: of this thread)."""
+def read_protocol_counts(pid: int | None = None) -> ProtocolCounts:
+    """Read the counters of the network namespace of process `pid` (None: of the current thread)."""
     folder = Path(f"/proc/{'thread-self' if pid is None else pid}/net")
-    return parse_protocols(*((folder / name).read_text() for name in ("snmp", "netstat", "dev")))
+    return parse_protocol_counts(*((folder / name).read_text() for name in ("snmp", "netstat", "dev")))
 
 
-def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
-    """From the text of these files of /proc/net."""
-    known = {**_tables(snmp), **_tables(netstat)}
+def parse_protocol_counts(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
+    """Parse the contents of these files of /proc/net."""
+    known = {**_parse_tables(snmp), **_parse_tables(netstat)}
     ip, more, tcp, udp, icmp = (known[name] for name in ("Ip", "IpExt", "Tcp", "Udp", "Icmp"))
-    tcp_out = tcp["OutSegs"] + tcp["RetransSegs"]  # Linux keeps these apart
-    # what goes round over the loopback is counted in both directions, and is not on the network
-    round_bytes, round_packets = next(
-        ((int(words[0]), int(words[1])) for name, words in _interfaces(dev) if name == "lo"),
+    tcp_out = tcp["OutSegs"] + tcp["RetransSegs"]  # Linux counts them separately
+    # loopback traffic is counted in both directions, but is not on the network
+    loopback_bytes, loopback_packets = next(
+        ((int(words[0]), int(words[1])) for name, words in _parse_interfaces(dev) if name == "lo"),
         (0, 0),
     )
-    round_bytes -= ETHERNET_BYTES * round_packets
+    loopback_bytes -= ETHERNET_BYTES * loopback_packets
     return ProtocolCounts(
-        # datagrams are counted before they are cut to fit
+        # datagrams are counted before fragmentation
         out_packets=tcp_out
         + udp["OutDatagrams"]
         + icmp["OutMsgs"]
         + ip["FragCreates"]
         - ip["FragOKs"]
-        - round_packets,
-        out_headers=ip["OutRequests"] - round_packets,
-        out_bytes=more["OutOctets"] - round_bytes,
-        in_packets=ip["InReceives"] - round_packets,
-        in_bytes=more["InOctets"] - round_bytes,
+        - loopback_packets,
+        out_headers=ip["OutRequests"] - loopback_packets,
+        out_bytes=more["OutOctets"] - loopback_bytes,
+        in_packets=ip["InReceives"] - loopback_packets,
+        in_bytes=more["InOctets"] - loopback_bytes,
         in_errors=ip["InHdrErrors"] + tcp["InErrs"],
-        # fragments are counted one by one before they are put together again
-        delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - round_packets,
+        # fragments are counted one by one before reassembly
+        delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - loopback_packets,
         tcp_out=tcp_out,
         tcp_in=tcp["InSegs"],
         tcp_resent=tcp["RetransSegs"],
@@ -75,8 +75,8 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
     )
 
 
-def _tables(text: str) -> dict[str, dict[str, int]]:
-    """Pairs of lines, names and figures, that both begin with the protocol's name."""
+def _parse_tables(text: str) -> dict[str, dict[str, int]]:
+    """Parse pairs of lines, names and values, that both start with the name of the protocol."""
     lines = text.splitlines()
     found = {}
     for names, figures in zip(lines[::2], lines[1::2], strict=True):
@@ -85,6 +85,6 @@ def _tables(text: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def _interfaces(text: str) -> list[tuple[str, list[str]]]:
+def _parse_interfaces(text: str) -> list[tuple[str, list[str]]]:
     rows = (line.partition(":") for line in text.splitlines()[2:])
     return [(name.strip(), figures.split()) for name, _, figures in rows]

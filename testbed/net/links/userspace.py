@@ -1,4 +1,4 @@
-"""The `userspace` link engine: starts, asks and stops the emulator's process."""
+"""The `userspace` link engine: it starts, queries and stops the emulator's process."""
 
 from __future__ import annotations
 
@@ -37,26 +37,35 @@ STOP_TIMEOUT_S = 2.0
 ATTEMPTS = 5
 
 
-def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
-    """Ask the emulator for its account or its settings, after changes or leads in `more`. LinkError if mute.
+def send_request(control: Path, operation: str, **more: Any) -> dict[str, Any]:
+    """Send the emulator a request and return its reply.
 
-    It hangs up on who does not speak at once, as this process may on a busy machine: then once more.
+    The emulator closes a connection whose request does not come at once, which happens on a busy machine. Such a
+    request is sent again, up to ATTEMPTS times in all.
+
+    Args:
+        control: The emulator's Unix socket.
+        operation: What to reply with: "stats" or "settings".
+        more: What to do first: `changes`, `leads`, `cut`, `restored`.
+
+    Raises:
+        LinkError: The emulator gave no answer, or reported an error.
     """
-    said = b""
+    answer = b""
     for attempt in range(ATTEMPTS):
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(ANSWER_TIMEOUT_S)
                 connection.connect(str(control))
                 connection.sendall((json.dumps({"operation": operation, **more}) + "\n").encode())
-                said = connection.makefile("rb").readline()
+                answer = connection.makefile("rb").readline()
             break
         except OSError as error:
-            hung_up = isinstance(error, (BrokenPipeError, ConnectionResetError))
-            if not hung_up or attempt == ATTEMPTS - 1:
+            was_closed = isinstance(error, (BrokenPipeError, ConnectionResetError))
+            if not was_closed or attempt == ATTEMPTS - 1:
                 raise LinkError(f"the link engine does not answer: {error}") from error
     try:
-        reply: dict[str, Any] = json.loads(said or b"{}")
+        reply: dict[str, Any] = json.loads(answer or b"{}")
     except ValueError as error:
         raise LinkError(f"the link engine does not answer: {error}") from error
     if "links" not in reply:
@@ -70,7 +79,14 @@ def _directions(reply: Mapping[str, Any]) -> dict[tuple[str, str], Direction]:
 
 
 class UserspaceEngine:
-    """Carries frames in one Python process that lives in the WAN namespace (process `pid`'s)."""
+    """A link engine that forwards frames in one Python process in the WAN namespace.
+
+    Args:
+        pid: A process in the WAN namespace.
+        wires: The links.
+        control: Path of the Unix socket to create for requests.
+        seed: Seed of losses and jitter.
+    """
 
     name = "userspace"
 
@@ -80,27 +96,27 @@ class UserspaceEngine:
         self._control = control
         self._seed = seed
         self._process: subprocess.Popen[str] | None = None
-        self._complaints: IO[str] | None = None
+        self._stderr: IO[str] | None = None
         self.realtime = False
 
     @property
     def process_id(self) -> int | None:
-        """The emulator's process id, once started."""
+        """The process id of the emulator once it is started."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the emulator and compare its settings with what was asked."""
+        """Start the emulator and compare its settings with those requested."""
         configuration = {
             "seed": self._seed,
             "control": str(self._control),
             "links": [wire_to_json(wire) for wire in self._wires],
         }
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
             command_in_namespace(self._pid, [sys.executable, "-m", "testbed.net.links.emulator"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             text=True,
             bufsize=1,
         )
@@ -110,47 +126,48 @@ class UserspaceEngine:
             self._process.stdin.write(json.dumps(configuration) + "\n")
         line = _read_line(self._process.stdout, START_TIMEOUT_S)
         if not line:
-            raise LinkError(f"the link engine did not start: {self.failure() or 'no word within its time'}")
+            reason = self.failure() or f"it was not ready after {START_TIMEOUT_S:g} s"
+            raise LinkError(f"the link engine did not start: {reason}")
         self.realtime = bool(json.loads(line)["realtime"])
         compare_settings(requested_settings(self._wires), self.settings())
 
     def settings(self) -> dict[tuple[str, str], Direction]:
-        """What each direction is set to, as the emulator says."""
-        return _directions(ask(self._control, "settings"))
+        """Return the settings of each direction that the emulator reports."""
+        return _directions(send_request(self._control, "settings"))
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
-        """Set directions anew; frames that the emulator holds keep their times."""
+        """Change the settings of directions; frames that the emulator holds keep their timing."""
         changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
-        compare_settings(asked, _directions(ask(self._control, "settings", changes=changes)))
+        compare_settings(asked, _directions(send_request(self._control, "settings", changes=changes)))
 
-    def darken(self, links: Collection[str]) -> None:
-        """The emulator loses what it holds of the links, and what comes."""
-        ask(self._control, "settings", cut=list(links))
+    def blackhole(self, links: Collection[str]) -> None:
+        """Have the emulator drop the links' frames, those that it holds and those that arrive."""
+        send_request(self._control, "settings", cut=list(links))
 
     def set_carrier(self, link: str, up: bool) -> None:
-        """Take the emulator's interfaces down or up; what it holds of a link that is cut is lost."""
+        """Take the emulator's interfaces down or up; a link that goes down loses the frames held for it."""
         set_interfaces_up(self._pid, link_interfaces(self._wires, link), up)
-        ask(self._control, "settings", **{"mended" if up else "cut": [link]})
+        send_request(self._control, "settings", **{"restored" if up else "cut": [link]})
 
-    def seeded(self) -> bool:
-        """Return True: each direction draws from a generator of its own."""
+    def is_seeded(self) -> bool:
+        """Return True: each direction has its own generators, seeded by the run."""
         return True
 
     def verify(self) -> None:
-        """Nothing: `settings` tells all."""
+        """Do nothing: `settings` returns all settings."""
 
     def compensate(
         self,
         excess_s: Mapping[tuple[str, str], float],
         ends: Mapping[tuple[str, str], Collection[str]],
     ) -> None:
-        """Release every frame earlier by what the switches around its link add."""
+        """Release each frame earlier by the latency of the switches around its link."""
         leads = [(*key, excess, list(ends.get(key, ()))) for key, excess in excess_s.items()]
-        ask(self._control, "settings", leads=leads)
+        send_request(self._control, "settings", leads=leads)
 
-    def account(self) -> EngineStats:
-        """All counters, as the emulator tells them."""
-        reply = ask(self._control, "account")
+    def stats(self) -> EngineStats:
+        """Return all counters that the emulator reports."""
+        reply = send_request(self._control, "stats")
         directions = {}
         for name, both in reply["links"].items():
             for which, item in both.items():
@@ -160,35 +177,37 @@ class UserspaceEngine:
         return EngineStats(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:
-        """How the emulator ended, if it has."""
+        """Return how the emulator ended; None while it runs."""
         if self._process is None:
             return "it was never started"
         code = self._process.poll()
         if code is None:
             return None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        words = self._last_words()
-        return f"the link engine (process {self._process.pid}) {how}" + (f": {words}" if words else "")
+        last_line = self._last_error_line()
+        return f"the link engine (process {self._process.pid}) {how}" + (
+            f": {last_line}" if last_line else ""
+        )
 
-    def _last_words(self) -> str:
-        if self._complaints is None or self._complaints.closed:
+    def _last_error_line(self) -> str:
+        if self._stderr is None or self._stderr.closed:
             return ""
-        self._complaints.seek(0)
-        return (self._complaints.read().strip().splitlines() or [""])[-1]
+        self._stderr.seek(0)
+        return (self._stderr.read().strip().splitlines() or [""])[-1]
 
     def stop(self) -> None:
-        """End the emulator by closing its standard input; kill it if that does not do."""
+        """Stop the emulator by closing its standard input; kill it if it does not exit."""
         process, self._process = self._process, None
         if process is not None:
             close_pipes(process)
             wait_or_kill(process, STOP_TIMEOUT_S)
-        if self._complaints is not None:
-            self._complaints.close()
+        if self._stderr is not None:
+            self._stderr.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._control)
 
 
 def _read_line(stream: IO[str], timeout_s: float) -> str:
-    """One line, or what there is of it when the stream ends or the time is up."""
+    """Read one line; return "" when none comes before the time-out or the end of the stream."""
     readable, _, _ = select.select([stream], [], [], timeout_s)
     return stream.readline() if readable else ""

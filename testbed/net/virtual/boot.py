@@ -1,4 +1,4 @@
-"""Becomes a guest's kernel: limits itself, binds its life to its parent's, then executes. Standard library only.
+"""Launcher of a guest's kernel: it sets limits, dies with its parent, and executes the kernel. Standard library only.
 
 Usage: boot.py CORE PARENT KERNEL ARGUMENT...
 """
@@ -16,14 +16,14 @@ ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def main() -> None:
-    """Never returns."""
+    """Replace this process with the kernel."""
     core, parent, kernel = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A guest is two processes that take turns: on one core a system call of its programs takes 7 us, on two cores 37.
+    # A guest is two processes that alternate: a system call of its programs takes 7 us on one core, 37 us on two.
     os.sched_setaffinity(0, {core})
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The guest's memory grows by a gap that the host's address layout leaves: a random one makes every guest another.
+    # The guest's memory grows by a gap in the host's address layout; with a random layout every guest would differ.
     libc.personality(ADDR_NO_RANDOMIZE)
     if os.getppid() == parent:
         library = os.environ.pop("GUEST_PRELOAD")

@@ -1,4 +1,4 @@
-"""Runs in a guest: tries every feature, prints {feature: "" or why not} as JSON. Standard library only."""
+"""Feature test that runs in a guest: prints {feature: "" or error message} as JSON. Standard library only."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ QDISCS = {
     "pfifo": "limit 10",
     "bfifo": "limit 10000",
 }
-SLEEP_BOUND_NS = 5_000
+SLEEP_TOLERANCE_NS = 5_000
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
 LINKS = ("dummy", "ifb", "veth", "bridge", "macvlan link lo", "vlan", "vxlan", "bond", "vrf", "tun")
 FILTERS = ("matchall", "u32 match u32 0 0", "flower", "basic")
 ACTIONS = ("mirred egress redirect dev lo", "police rate 1mbit burst 10k", "skbedit priority 1", "gact drop")
 
 
-def tried(*command: str) -> str:
-    """Empty when it works, else what it says."""
+def run_command(*command: str) -> str:
+    """Run a command; return "" if it succeeds, else its error message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError:
@@ -51,30 +51,32 @@ def tried(*command: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
 
 
-def link(kind: str) -> str:
-    """Make and remove a network device."""
+def try_link(kind: str) -> str:
+    """Create and remove a network device."""
     if kind == "tun":
-        return tried("ip", "tuntap", "add", "try0", "mode", "tap") or tried("ip", "link", "del", "try0")
+        return run_command("ip", "tuntap", "add", "try0", "mode", "tap") or run_command(
+            "ip", "link", "del", "try0"
+        )
     words = {
         "macvlan link lo": ["add", "link", "d0", "try0", "type", "macvlan"],
         "vlan": ["add", "link", "d0", "try0", "type", "vlan", "id", "5"],
         "vxlan": ["add", "try0", "type", "vxlan", "id", "5", "dev", "d0", "dstport", "4789"],
         "vrf": ["add", "try0", "type", "vrf", "table", "10"],
     }.get(kind, ["add", "try0", "type", kind])
-    return tried("ip", "link", *words) or tried("ip", "link", "del", "try0")
+    return run_command("ip", "link", *words) or run_command("ip", "link", "del", "try0")
 
 
-def qdisc(kind: str, options: str) -> str:
-    """Put it on a device and take it off again."""
-    return tried("tc", "qdisc", "add", "dev", "d0", "root", kind, *options.split()) or tried(
+def try_qdisc(kind: str, options: str) -> str:
+    """Add a qdisc to a device and remove it."""
+    return run_command("tc", "qdisc", "add", "dev", "d0", "root", kind, *options.split()) or run_command(
         "tc", "qdisc", "del", "dev", "d0", "root"
     )
 
 
-def filtering(words: str, action: str) -> str:
-    """A filter with an action on the way in."""
+def try_filter(words: str, action: str) -> str:
+    """Add and remove an ingress filter with an action."""
     parent = ("dev", "d0", "parent", "ffff:")
-    return tried(
+    return run_command(
         "tc",
         "filter",
         "add",
@@ -86,27 +88,27 @@ def filtering(words: str, action: str) -> str:
         *words.split(),
         "action",
         *action.split(),
-    ) or tried("tc", "filter", "del", *parent)
+    ) or run_command("tc", "filter", "del", *parent)
 
 
-def clock() -> str:
-    """Sleeping takes its time within microseconds, computing none; reading the clock and going to sleep cost a little.
+def try_clock() -> str:
+    """Check that computing takes no virtual time, and a sleep its exact time within microseconds.
 
-    Where time does not travel, a sleep is some 50 us late or more.
+    Reading the clock and going to sleep cost a little. Without time travel a sleep is late by 50 us or more.
     """
     began = time.monotonic_ns()
     sum(range(2_000_000))
-    computed = time.monotonic_ns() - began
+    computed_ns = time.monotonic_ns() - began
     began = time.monotonic_ns()
     time.sleep(0.02)
-    slept = time.monotonic_ns() - began
-    if computed > 1000:
-        return f"computing took {computed} ns of virtual time"
-    return "" if abs(slept - 20_000_000) <= SLEEP_BOUND_NS else f"a sleep of 20 ms took {slept} ns"
+    slept_ns = time.monotonic_ns() - began
+    if computed_ns > 1000:
+        return f"computing took {computed_ns} ns of virtual time"
+    return "" if abs(slept_ns - 20_000_000) <= SLEEP_TOLERANCE_NS else f"a sleep of 20 ms took {slept_ns} ns"
 
 
-def multipath_tcp() -> str:
-    """A socket can be made."""
+def try_mptcp() -> str:
+    """Open an MPTCP socket."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).close()
     except OSError as error:
@@ -114,20 +116,20 @@ def multipath_tcp() -> str:
     return ""
 
 
-def namespaces() -> str:
-    """A process can have a network, mounts and process numbers of its own."""
-    return tried("unshare", "--net", "--mount", "--pid", "--fork", "true")
+def try_namespaces() -> str:
+    """Create network, mount and PID namespaces."""
+    return run_command("unshare", "--net", "--mount", "--pid", "--fork", "true")
 
 
-def open_vswitch() -> str:
-    """The kernel's datapath makes a switch, if its tool is installed; else only its configuration is known."""
+def try_open_vswitch() -> str:
+    """Create and remove a switch on the kernel's datapath; without its tool only the configuration is known."""
     if shutil.which("ovs-dpctl") is None:
         return ""
-    return tried("ovs-dpctl", "add-dp", "try0") or tried("ovs-dpctl", "del-dp", "try0")
+    return run_command("ovs-dpctl", "add-dp", "try0") or run_command("ovs-dpctl", "del-dp", "try0")
 
 
-def verbs(kind: str, number: int, program: str, exchange: Callable[[str, str, str], str]) -> str:
-    """Two hosts, each in its namespace, get cards of this kind; where the user has the program they talk."""
+def try_rdma(kind: str, number: int, program: str, exchange: Callable[[str, str, str], str]) -> str:
+    """Give two hosts in namespaces RDMA NICs of this kind; if the program is installed, exchange messages."""
     names = client, server = f"{kind}1", f"{kind}2"
     net = f"10.9.{number}"
     steps = [f"ip netns add {name}" for name in names]
@@ -139,73 +141,79 @@ def verbs(kind: str, number: int, program: str, exchange: Callable[[str, str, st
             f"ip netns exec {name} rdma link add card_{name} type {kind} netdev eth0",
         ]
     for step in steps:
-        if complaint := tried(*step.split()):
-            return f"{step}: {complaint}"
-    time.sleep(0.5)  # until the cards have their interfaces' addresses
-    complaint = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
-    for name in names:  # the card first: while one goes with its namespace no other namespace can be made
-        complaint = (
-            complaint or tried("rdma", "link", "del", f"card_{name}") or tried("ip", "netns", "del", name)
+        if message := run_command(*step.split()):
+            return f"{step}: {message}"
+    time.sleep(0.5)  # until the NICs have the addresses of their interfaces
+    message = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
+    for name in names:  # the NIC first: while a namespace removes one, no other namespace can be created
+        message = (
+            message
+            or run_command("rdma", "link", "del", f"card_{name}")
+            or run_command("ip", "netns", "del", name)
         )
-    return complaint
+    return message
 
 
-def pingpong(client: str, server: str, address: str) -> str:
-    """Messages over a reliable connection, back and forth."""
-    for index in ("0", "1"):  # whether an address of IPv6 comes first
+def run_pingpong(client: str, server: str, address: str) -> str:
+    """Exchange messages over a reliable connection."""
+    for index in ("0", "1"):  # the IPv4 address is the second one if there is an IPv6 address
         command = f"ibv_rc_pingpong -e -g {index} -n 10 -m 4096 -d card_"
-        if not (complaint := served(server, command + server, client, f"{command}{client} {address}")):
+        client_command = f"{command}{client} {address}"
+        message = run_client_and_server(server, command + server, client, client_command)
+        if not message:
             return ""
-    return complaint
+    return message
 
 
-def managed(client: str, server: str, address: str) -> str:
-    """The connection manager connects them; then messages, reads and writes. Without it iWARP has no connections."""
-    return served(server, f"rping -s -a {address} -C 10", client, f"rping -c -a {address} -C 10")
+def run_rping(client: str, server: str, address: str) -> str:
+    """Connect with the connection manager, which iWARP needs, and exchange messages, reads and writes."""
+    return run_client_and_server(
+        server, f"rping -s -a {address} -C 10", client, f"rping -c -a {address} -C 10"
+    )
 
 
-def served(server: str, serving: str, client: str, command: str) -> str:
-    """What a command says in one host, of a server in another."""
-    words = ["ip", "netns", "exec", server, *serving.split()]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+def run_client_and_server(server: str, server_command: str, client: str, command: str) -> str:
+    """Run a server in one host and a client in another; return the result of the client."""
+    words = ["ip", "netns", "exec", server, *server_command.split()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         time.sleep(0.2)
-        complaint = tried("ip", "netns", "exec", client, *command.split())
-        running.kill()
-    return complaint
+        message = run_command("ip", "netns", "exec", client, *command.split())
+        process.kill()
+    return message
 
 
-def no_network() -> str:
-    """There is no way to the host's network."""
+def try_isolation() -> str:
+    """Check that there is no interface to the host's network."""
     others = [name for _, name in socket.if_nameindex() if name not in ("lo", "d0")]
     return f"there are {others}" if any(name.startswith(("eth", "vec", "ens")) for name in others) else ""
 
 
 def main() -> None:
-    """Try them all."""
+    """Try all features and print the results."""
     ctypes.CDLL(None).prctl(29, 1)
     with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:
         available = file.read().split()
-    found = {"virtual clock": clock(), "namespaces": namespaces(), "no way out": no_network()}
-    found["dummy"] = tried("ip", "link", "add", "d0", "type", "dummy") or tried(
+    found = {"virtual clock": try_clock(), "namespaces": try_namespaces(), "no way out": try_isolation()}
+    found["dummy"] = run_command("ip", "link", "add", "d0", "type", "dummy") or run_command(
         "ip", "link", "set", "d0", "up"
     )
     for kind in LINKS:
-        found[kind.split()[0]] = link(kind)
+        found[kind.split()[0]] = try_link(kind)
     for kind, options in QDISCS.items():
-        found[kind] = qdisc(kind, options)
-    found["ingress"] = tried("tc", "qdisc", "add", "dev", "d0", "ingress")
+        found[kind] = try_qdisc(kind, options)
+    found["ingress"] = run_command("tc", "qdisc", "add", "dev", "d0", "ingress")
     for words in FILTERS:
-        found[words.split()[0]] = filtering(words, ACTIONS[0])
+        found[words.split()[0]] = try_filter(words, ACTIONS[0])
     for action in ACTIONS:
-        found[action.split()[0]] = filtering(FILTERS[0], action)
+        found[action.split()[0]] = try_filter(FILTERS[0], action)
     for name in CONGESTION_CONTROLS:
         found[name] = "" if name in available else f"not among {' '.join(available)}"
-    found["Open vSwitch"] = open_vswitch()
-    found["MPTCP"] = multipath_tcp()
-    if os.path.exists("/sys/module/rdma_rxe"):  # not all kernels can have it, nor soft-iWARP
-        found["soft-RoCE"] = verbs("rxe", 9, "ibv_rc_pingpong", pingpong)
-        found["soft-iWARP"] = verbs("siw", 10, "rping", managed)
-    found["socket diagnostics"] = tried("ss", "-tin")
+    found["Open vSwitch"] = try_open_vswitch()
+    found["MPTCP"] = try_mptcp()
+    if os.path.exists("/sys/module/rdma_rxe"):  # older kernels have neither soft-RoCE nor soft-iWARP
+        found["soft-RoCE"] = try_rdma("rxe", 9, "ibv_rc_pingpong", run_pingpong)
+        found["soft-iWARP"] = try_rdma("siw", 10, "rping", run_rping)
+    found["socket diagnostics"] = run_command("ss", "-tin")
     print(json.dumps(found))
 
 

@@ -1,6 +1,6 @@
-"""One guest: boots the kernel over this machine's root file system, runs one command in it, brings out what it said.
+"""A guest: boots the kernel with this machine's root file system and runs one command in it.
 
-The guest's files live in a control folder that goes away with it; its processes are one session, killed as one.
+Its files are in a temporary control folder. Its processes are one session, so that they can be killed together.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pathlib import Path
 from testbed.clock import CLOCK_VARIABLE, CpuTime
 from testbed.errors import BadInput
 from testbed.net.errors import VirtualClockError
-from testbed.net.virtual.guest_memory import MemoryFile, pieces_reason, too_many_pieces
+from testbed.net.virtual.guest_memory import MemoryFile, describe_map_limit, reached_map_limit
 from testbed.net.virtual.kernel_image import SECCOMP_SINCE, KernelImage, parse_version
 
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
-# The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
+# The guest's date at boot, the same in every run so that results do not depend on it.
 EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01
-# Nothing on the guest kernel's command line differs between two people: programs could read it. What does differ is in
-# the folder in which the kernel's process runs, which the guest finds by this constant path. (`mem=`, `uml_dir=` and
-# `seccomp=` are taken off the line before the guest sees it.)
-HERE = "/proc/self/cwd"
+# The guest kernel's command line is the same for all users, because programs can read it. Whatever differs is in the
+# working directory of the kernel's process, which the guest finds at this constant path. (The kernel removes `mem=`,
+# `uml_dir=` and `seccomp=` from the line that programs see.)
+CONTROL_LINK = "/proc/self/cwd"
 PYTHON = "python"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What a guest runs of this machine's, besides Python.
+# Programs of this machine that a guest runs, besides Python.
 GUEST_PROGRAMS = (
     "ovsdb-tool",
     "ovsdb-server",
@@ -49,23 +49,27 @@ GUEST_PROGRAMS = (
 POLL_S = 0.05
 TAIL_LINES = 12
 TAIL_BYTES = 8192
-SMALLEST_MEMORY_BYTES = 256 << 20
+MIN_MEMORY_BYTES = 256 << 20
 DEFAULT_MEMORY_BYTES = 2 << 30
 STALL_TIMEOUT_S = 180.0
 CONTROL_PREFIX = "testbed-guest-"
-# A clock that stands still for so long is looked into.
-PIECES_AFTER_S = 5.0
+# How long the virtual clock may stall before the guest's memory maps are checked.
+MAP_CHECK_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
 class GuestSettings:
-    """How a guest is run.
+    """The settings of a guest.
 
-    `cpu_time`: "free": computing takes no virtual time, and a program that spins stalls the clock; "counted": it takes
-    what it takes on the host. `seed`: of all the kernel's randomness. `core`: the one to stay on; None: the idlest.
-    `stall_timeout_s`: wall time without any virtual time before the guest is given up; `timeout_s`: wall time at most.
-    `writable`: folders of this machine that the guest may change. `open_vswitch`: start its daemons first.
-    `memory_bytes`: at most; `expected_bytes`: for which this machine must have room, None: for as much.
+    - `memory_bytes`: maximum memory. `expected_bytes`: memory for which the host must have room; None: the maximum.
+    - `cpu_time`: "free": computing takes no virtual time, and a program that spins stalls the clock. "counted":
+      computing takes as long as on the host.
+    - `seed`: seed of the kernel's random numbers.
+    - `core`: CPU core to run on; None: the idlest.
+    - `stall_timeout_s`: wall time after which a guest whose virtual clock stands still is killed.
+    - `timeout_s`: maximum wall time.
+    - `writable`: folders of this machine that the guest may change.
+    - `open_vswitch`: whether to start its daemons first.
     """
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
@@ -81,7 +85,7 @@ class GuestSettings:
 
 @dataclass(frozen=True)
 class GuestExit:
-    """How a guest ended: the command's exit status, virtual seconds since boot, wall seconds it took, memory used."""
+    """The result of a guest: exit status of the command, virtual time since boot, wall time, and memory used."""
 
     status: int
     uptime_s: float
@@ -90,12 +94,12 @@ class GuestExit:
 
 
 class Guest:
-    """Runs one command under the virtual clock. `clock_s` is the virtual time since boot while it runs."""
+    """A guest that runs one command under the virtual clock; `clock_s` is the virtual time since boot."""
 
     def __init__(self, image: KernelImage, settings: GuestSettings) -> None:
-        if settings.memory_bytes < SMALLEST_MEMORY_BYTES:
+        if settings.memory_bytes < MIN_MEMORY_BYTES:
             raise VirtualClockError(
-                f"memory: got {settings.memory_bytes >> 20} MiB, expected at least {SMALLEST_MEMORY_BYTES >> 20} MiB"
+                f"memory: got {settings.memory_bytes >> 20} MiB, expected at least {MIN_MEMORY_BYTES >> 20} MiB"
             )
         self.image = image
         self.settings = settings
@@ -108,11 +112,20 @@ class Guest:
         environment: Mapping[str, str],
         stdout: Callable[[str], None],
         stderr: Callable[[str], None],
-        meanwhile: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None] = lambda: None,
     ) -> GuestExit:
-        """Run it to its end, handing on what it says; `meanwhile` is called twenty times a second.
+        """Run a command to its end.
 
-        VirtualClockError when the guest crashes, stalls, or is out of memory, with its last lines.
+        Args:
+            command: The program and its arguments.
+            directory: Its working directory.
+            environment: Environment variables in addition to the guest's own.
+            stdout: Called with what the command writes to standard output.
+            stderr: Called with what the command writes to standard error.
+            on_poll: Called twenty times a second.
+
+        Raises:
+            VirtualClockError: The guest crashed, stalled, or ran out of memory; the message has its last lines.
         """
         _remove_abandoned()
         memory = MemoryFile(self.settings.expected_bytes or self.settings.memory_bytes)
@@ -125,8 +138,8 @@ class Guest:
             self._write_task(control, command, directory, environment)
             process = self._boot(control, memory.folder)
             outputs = [_Tail(control / "stdout", stdout), _Tail(control / "stderr", stderr)]
-            self._watch(process, control, memory, outputs, meanwhile)
-            return self._ended(process, control, time.monotonic() - began_s, memory.used_bytes)
+            self._watch(process, control, memory, outputs, on_poll)
+            return self._read_outcome(process, control, time.monotonic() - began_s, memory.used_bytes)
         finally:
             if process is not None:
                 _kill(process)
@@ -146,10 +159,10 @@ class Guest:
                 "LANG": "C.UTF-8",
                 "PYTHONHASHSEED": "0",
                 "PYTHONDONTWRITEBYTECODE": "1",
-                # the first touch of a page is dear: what was given back is kept for the next who asks
+                # the first access to a page is slow, so malloc keeps freed memory
                 "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
                 "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-                # OpenBLAS would start threads for a machine that it takes to be the host
+                # OpenBLAS would start as many threads as the host has cores
                 "OPENBLAS_NUM_THREADS": "1",
                 CLOCK_VARIABLE: settings.cpu_time,
                 **environment,
@@ -174,9 +187,9 @@ class Guest:
             "printk.devkmsg=on loglevel=4 panic=-1 oops=panic",
             "uml_dir=uml",
             *seccomp_argument(self.image.version),
-            f"init={HERE}/{PYTHON} -- -S -E {HERE}/{INIT.name}",
+            f"init={CONTROL_LINK}/{PYTHON} -- -S -E {CONTROL_LINK}/{INIT.name}",
         ]
-        core = settings.core if settings.core is not None else idlest_cores()[0]
+        core = settings.core if settings.core is not None else list_idlest_cores()[0]
         launcher = [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid())]
         with (control / "console").open("ab") as console:
             return subprocess.Popen(
@@ -201,10 +214,10 @@ class Guest:
         control: Path,
         memory: MemoryFile,
         outputs: Sequence[_Tail],
-        meanwhile: Callable[[], None],
+        on_poll: Callable[[], None],
     ) -> None:
         settings = self.settings
-        began_s = moved_s = looked_s = time.monotonic()
+        began_s = advanced_s = checked_s = time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_S)
             for output in outputs:
@@ -212,32 +225,32 @@ class Guest:
             now_s = time.monotonic()
             clock_s = self._read_clock(process.pid)
             if clock_s != self.clock_s:
-                self.clock_s, moved_s = clock_s, now_s
-            memory.look(process.pid)
-            meanwhile()
-            if now_s - max(moved_s, looked_s) > PIECES_AFTER_S:
-                looked_s = now_s
-                if too_many_pieces(process.pid):
+                self.clock_s, advanced_s = clock_s, now_s
+            memory.attach(process.pid)
+            on_poll()
+            if now_s - max(advanced_s, checked_s) > MAP_CHECK_AFTER_S:
+                checked_s = now_s
+                if reached_map_limit(process.pid):
                     raise VirtualClockError(
-                        f"{pieces_reason()}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+                        f"{describe_map_limit()}, at {self.clock_s:.3f} s of virtual time{_last_lines(control)}"
                     )
-            if now_s - moved_s > settings.stall_timeout_s:
+            if now_s - advanced_s > settings.stall_timeout_s:
                 raise VirtualClockError(
-                    f"the virtual clock has stood still at {self.clock_s:.9f} s for {now_s - moved_s:.0f} s of wall "
-                    "time: a program in the guest spins instead of waiting, or computes very much at once\n"
-                    "where computing should take time, use --cpu-time counted; for more patience --stall-timeout"
-                    + _last_words(control)
+                    f"the virtual clock has stood still at {self.clock_s:.9f} s for {now_s - advanced_s:.0f} s of wall "
+                    "time: a program in the guest spins instead of waiting, or computes for very long\n"
+                    "use --cpu-time counted if computing should take time, or a longer --stall-timeout"
+                    + _last_lines(control)
                 )
             if settings.timeout_s is not None and now_s - began_s > settings.timeout_s:
                 raise VirtualClockError(
-                    f"not done after {settings.timeout_s:g} s of wall time, at {self.clock_s:.3f} s of virtual time"
-                    + _last_words(control)
+                    f"not finished after {settings.timeout_s:g} s of wall time, at {self.clock_s:.3f} s of virtual time"
+                    + _last_lines(control)
                 )
         for output in outputs:
             output.follow()
 
     def _read_clock(self, pid: int) -> float:
-        """Virtual seconds since boot, out of the kernel's own memory; what was read last when it cannot be read."""
+        """Read the virtual time in seconds from the kernel's memory; return the last value if that fails."""
         try:
             memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
             try:
@@ -248,7 +261,7 @@ class Guest:
             return self.clock_s
         return struct.unpack("=q", data)[0] / 1e9 if len(data) == 8 else self.clock_s
 
-    def _ended(
+    def _read_outcome(
         self, process: subprocess.Popen[bytes], control: Path, wall_s: float, used_bytes: int | None
     ) -> GuestExit:
         try:
@@ -257,45 +270,44 @@ class Guest:
             raise VirtualClockError(self._post_mortem(process, control)) from None
         if "failed" in outcome:
             raise VirtualClockError(
-                f"the guest could not be set up:\n{outcome['failed']}{_last_words(control)}"
+                f"the guest could not be set up:\n{outcome['failed']}{_last_lines(control)}"
             )
-        if outcome["status"] == -signal.SIGKILL:  # nobody asks for that: the guest's kernel did
+        if outcome["status"] == -signal.SIGKILL:  # only the guest's kernel sends that
             raise VirtualClockError(self._post_mortem(process, control))
         return GuestExit(outcome["status"], outcome["uptime_s"], wall_s, used_bytes)
 
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
         if "max_map_count" in console:
-            reason = pieces_reason()
+            reason = describe_map_limit()
         elif "ut of memory" in console or "Unable to allocate" in console:
             size = self.settings.memory_bytes >> 20
             reason = f"the guest ran out of memory ({size} MiB): give it more with --memory"
         elif process.returncode == -signal.SIGBUS or "Bus error" in console:
-            reason = "this machine ran out of room for the guest's memory (/dev/shm, or TMPDIR)"
+            reason = "this machine ran out of space for the guest's memory (/dev/shm, or TMPDIR)"
         elif "Kernel panic" in console:
             reason = "the guest's kernel panicked"
         elif process.returncode < 0:
             reason = f"the guest's kernel was killed by signal {-process.returncode}"
         else:
-            reason = f"the guest ended before its time (status {process.returncode})"
-        return f"{reason}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+            reason = f"the guest ended early (status {process.returncode})"
+        return f"{reason}, at {self.clock_s:.3f} s of virtual time{_last_lines(control)}"
 
 
 class _Tail:
-    """Hands on what is added to a file."""
+    """A reader that passes on what is appended to a file."""
 
-    def __init__(self, path: Path, hand_on: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, consume: Callable[[str], None]) -> None:
         self._file = path.open("rb")
-        self._hand_on = hand_on
+        self._consume = consume
 
     def follow(self) -> None:
-        """Whatever has come since."""
         if data := self._file.read():
-            self._hand_on(data.decode(errors="replace"))
+            self._consume(data.decode(errors="replace"))
 
 
-def idlest_cores() -> list[int]:
-    """The cores that this process may use, the idlest in the last moment first."""
+def list_idlest_cores() -> list[int]:
+    """Return the CPU cores that this process may use, the least busy in the last moment first."""
     before = _busy_ticks()
     time.sleep(POLL_S)
     after = _busy_ticks()
@@ -312,19 +324,19 @@ def _busy_ticks() -> dict[int, int]:
     return busy
 
 
-def _last_words(control: Path) -> str:
-    """The last lines of the guest's kernel and of the command, for an error's message."""
-    told = ""
+def _last_lines(control: Path) -> str:
+    """Return the last lines of the guest's kernel and of the command for an error message."""
+    shown = ""
     for name, title in (("console", "kernel"), ("stderr", "command")):
         with contextlib.suppress(OSError):
             text = (control / name).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
             if lines := [line.rstrip() for line in text.splitlines() if line.strip()][-TAIL_LINES:]:
-                told += f"\nthe {title}'s last lines:\n  " + "\n  ".join(lines)
-    return told
+                shown += f"\nthe {title}'s last lines:\n  " + "\n  ".join(lines)
+    return shown
 
 
 def _remove_abandoned() -> None:
-    """Control folders of this user whose makers were killed; their guests ended with them."""
+    """Remove this user's control folders whose processes were killed, and their guests with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{CONTROL_PREFIX}*"):
         owner = folder.name.removeprefix(CONTROL_PREFIX).split("-")[0]
         with contextlib.suppress(OSError):
@@ -333,22 +345,25 @@ def _remove_abandoned() -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole session: the kernel, and the processes that run its programs."""
+    """Kill the whole session: the kernel, and the processes that run its programs."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 SECCOMP_VARIABLE = "TESTBED_GUEST_SECCOMP"
-WORDS = ("auto", "on", "off")
+SECCOMP_MODES = ("auto", "on", "off")
 
 
 def seccomp_argument(version: str) -> list[str]:
-    """The guest kernel's argument for it: as the environment variable says, else where the machine allows it. BadInput.
+    """Return the kernel argument for seccomp mode: that of SECCOMP_VARIABLE, or "auto".
 
-    A kernel that knows no such thing gets none, and traces.
+    Kernels before SECCOMP_SINCE have no such argument and use ptrace.
+
+    Raises:
+        BadInput: The variable has another value.
     """
-    word = os.environ.get(SECCOMP_VARIABLE) or WORDS[0]
-    if word not in WORDS:
-        raise BadInput(where=SECCOMP_VARIABLE, got=word, expected=", ".join(WORDS))
-    return [f"seccomp={word}"] if parse_version(version) >= SECCOMP_SINCE else []
+    mode = os.environ.get(SECCOMP_VARIABLE) or SECCOMP_MODES[0]
+    if mode not in SECCOMP_MODES:
+        raise BadInput(where=SECCOMP_VARIABLE, got=mode, expected=", ".join(SECCOMP_MODES))
+    return [f"seccomp={mode}"] if parse_version(version) >= SECCOMP_SINCE else []

@@ -1,7 +1,7 @@
-"""The first process of a guest: makes the host's read-only root writable in memory, runs one command, switches off.
+"""The init process of a guest: it overlays the host's root with a writable one, runs one command and powers off.
 
-Standard library only, and without `site`. The task is in the folder in which the host runs this guest's kernel.
-Nothing that it or the command does reaches the host, save what is written into the task's writable folders.
+It uses only the standard library, without `site`. Its task is a file in the working directory of the guest's kernel on
+the host. Changes reach the host only in the task's writable folders.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ MNT_DETACH = 2
 PR_SET_TIMERSLACK = 29
 POWER_OFF = 0x4321FEDC
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-MOST_FILES = 65_536  # that a process may have open: a network of 512 hosts is watched by 8,000
-WORK = "/mnt"  # a folder that every root file system has, hidden under memory for the moment
+MAX_OPEN_FILES = 65_536  # per process: watching a network of 512 hosts takes 8,000
+STAGING_FOLDER = "/mnt"  # exists in every root file system; covered by a tmpfs for the moment
 OVS_SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
-SETTINGS = {
+SYSCTLS = {
     "vm/panic_on_oom": "1",
-    # The first frames of a flow wait in a socket of Open vSwitch's until their rule is known. At hundreds of Gbit/s
-    # many come at the same instant, and a socket of the usual size would drop some.
+    # The first frames of a flow wait in a socket of Open vSwitch until their rule is known. At hundreds of Gbit/s many
+    # arrive at the same instant, and a socket buffer of the default size would drop some.
     "net/core/rmem_default": str(64 << 20),
     "net/core/rmem_max": str(1 << 30),
-    "net/core/netdev_max_backlog": str(1 << 20),  # all that is sent at one instant passes through it
+    "net/core/netdev_max_backlog": str(1 << 20),  # holds all frames that are sent at one instant
     "net/core/wmem_max": str(1 << 30),
-    # pages: TCP holds itself back only where the guest's memory ends
+    # in pages: TCP is limited only by the guest's memory
     "net/ipv4/tcp_mem": f"{1 << 24} {1 << 24} {1 << 24}",
 }
-# A bridge of Open vSwitch made in the first ten seconds of a kernel's life can drop every packet.
+# An Open vSwitch bridge created in the first ten seconds after boot can drop every packet.
 OVS_AGE_S = 10.0
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raise for a failed system call."""
+    """Raise OSError for a failed system call."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def mount(kind: str, target: str, options: str = "", flags: int = 0, source: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2). Raises OSError if it fails."""
     arguments = (value.encode() if value is not None else None for value in (source or kind, target, kind))
     check(
         libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind} on {target}"
@@ -61,9 +61,9 @@ def mount(kind: str, target: str, options: str = "", flags: int = 0, source: str
 
 
 def enter_writable_root(folders: list[str]) -> None:
-    """Go to a root whose changes stay in memory; `folders` are the host's own, and changes there reach the host."""
-    mount("tmpfs", WORK)
-    upper, work, root = (f"{WORK}/{name}" for name in ("upper", "work", "root"))
+    """Change to a root whose changes stay in memory, except for those in `folders`, which reach the host."""
+    mount("tmpfs", STAGING_FOLDER)
+    upper, work, root = (f"{STAGING_FOLDER}/{name}" for name in ("upper", "work", "root"))
     for folder in (upper, work, root):
         os.mkdir(folder)
     mount("overlay", root, f"lowerdir=/,upperdir={upper},workdir={work},index=off,metacopy=off")
@@ -86,24 +86,25 @@ def enter_writable_root(folders: list[str]) -> None:
     for folder in folders:
         mount("hostfs", folder.lstrip("/"), folder)
     os.mkdir("run/host")
-    check(libc.syscall(155, b".", b"run/host"), "pivot_root")  # x86-64; there is no other guest
+    pivot_root = 155  # on x86-64, the only architecture of guests
+    check(libc.syscall(pivot_root, b".", b"run/host"), "pivot_root")
     os.chdir("/")
     check(libc.umount2(b"/run/host", MNT_DETACH), "umount the host's root")
     os.rmdir("/run/host")
 
 
-def loopback_up() -> None:
-    """As on any host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+def bring_up_loopback() -> None:
+    """Set the loopback interface up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = bytearray(struct.pack("16sH22x", b"lo", 0))
-        fcntl.ioctl(asker, SIOCGIFFLAGS, request)
+        fcntl.ioctl(sock, SIOCGIFFLAGS, request)
         (flags,) = struct.unpack_from("H", request, 16)
         struct.pack_into("H", request, 16, flags | IFF_UP)
-        fcntl.ioctl(asker, SIOCSIFFLAGS, request)
+        fcntl.ioctl(sock, SIOCSIFFLAGS, request)
 
 
 def start_open_vswitch() -> None:
-    """A database of its own, in memory, and both daemons."""
+    """Create a database in memory and start both daemons of Open vSwitch."""
     folder = "/run/openvswitch"
     os.mkdir(folder)
     database, remote = f"{folder}/conf.db", f"--remote=punix:{folder}/db.sock"
@@ -119,12 +120,14 @@ def start_open_vswitch() -> None:
 
 
 def prepare(task: dict[str, Any]) -> None:
-    """All that must be there before the command starts."""
-    check(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0), "timer slack")  # sleeps end when they should
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
-    loopback_up()
+    """Prepare the guest for the command: limits, loopback, host name, sysctls and Open vSwitch."""
+    check(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0), "timer slack")  # so that sleeps end on time
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[0], MAX_OPEN_FILES)
+    )
+    bring_up_loopback()
     socket.sethostname("guest")
-    for setting, value in SETTINGS.items():
+    for setting, value in SYSCTLS.items():
         with open(f"/proc/sys/{setting}", "w") as file:
             file.write(value)
     if task["open_vswitch"]:
@@ -132,8 +135,8 @@ def prepare(task: dict[str, Any]) -> None:
 
 
 def run(task: dict[str, Any], folder: str) -> int:
-    """The command's exit status, as a shell would give it."""
-    # O_DSYNC: what is written is seen by the host at once, not when the guest's kernel finds time.
+    """Run the command and return its exit code, -n if signal n killed it."""
+    # O_DSYNC: the host sees output at once, not when the guest's kernel writes it back.
     streams = [
         os.open(f"{folder}/{name}", os.O_WRONLY | os.O_APPEND | os.O_DSYNC) for name in ("stdout", "stderr")
     ]
@@ -151,14 +154,14 @@ def run(task: dict[str, Any], folder: str) -> int:
             os.write(2, f"{task['command'][0]}: {error.strerror}\n".encode())
         os._exit(127)
     while True:
-        ended, status = os.wait()  # orphans too: this is process 1
+        ended, status = os.wait()  # reaps orphans, too: this is process 1
         if ended == pid:
             return os.waitstatus_to_exitcode(status)
 
 
 def main() -> None:
-    """Do the task; the switch goes off whatever happens."""
-    folder = os.readlink("/proc/self/cwd")  # /proc is the host's own as yet, and its "self" is the kernel
+    """Execute the task and power off, whatever happens."""
+    folder = os.readlink("/proc/self/cwd")  # /proc is still the host's, and its "self" is the guest's kernel
     outcome: dict[str, Any] = {}
     try:
         with open(f"{folder}/task.json") as file:

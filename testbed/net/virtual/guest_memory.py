@@ -1,4 +1,4 @@
-"""The file that is a guest's memory, and how much of this machine's it takes."""
+"""The file behind a guest's memory, and the host memory that it takes."""
 
 from __future__ import annotations
 
@@ -11,46 +11,56 @@ from pathlib import Path
 from testbed.net.errors import VirtualClockError
 
 SHARED_MEMORY = Path("/dev/shm")
-MOST_PIECES = Path("/proc/sys/vm/max_map_count")
-BLOCK_BYTES = 512  # that stat counts
+MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
+BLOCK_BYTES = 512  # of st_blocks
 
 
 class MemoryFile:
-    """The memory of a guest, in `folder`; held until `close`, for it has no name there and goes with its last holder.
+    """The file behind a guest's memory, in `folder`.
 
-    expected_bytes: for which there must be room: of the file only what is used takes any. VirtualClockError.
+    The guest's kernel unlinks it at once, so it is kept open here until `close`. The file is sparse: only used memory
+    takes space.
+
+    Args:
+        expected_bytes: Space that must be free.
+
+    Raises:
+        VirtualClockError: No folder has that much space.
     """
 
     def __init__(self, expected_bytes: int) -> None:
-        self.folder = _folder_for(expected_bytes)
-        self._held = -1
+        self.folder = _choose_folder(expected_bytes)
+        self._descriptor = -1
 
-    def look(self, pid: int) -> None:
-        """Take hold of it as soon as the guest's kernel, process `pid`, has made it."""
-        if self._held >= 0:
+    def attach(self, pid: int) -> None:
+        """Open the file if the guest's kernel, process `pid`, has created it."""
+        if self._descriptor >= 0:
             return
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 target = os.readlink(link)
                 if target.startswith(f"{self.folder}/") and target.endswith("(deleted)"):
-                    self._held = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+                    self._descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
                     return
 
     @property
     def used_bytes(self) -> int | None:
-        """What was used at most: a guest gives nothing back. None where the file was never found."""
-        return os.fstat(self._held).st_blocks * BLOCK_BYTES if self._held >= 0 else None
+        """Peak memory use, since a guest never returns memory; None if the file was never found."""
+        return os.fstat(self._descriptor).st_blocks * BLOCK_BYTES if self._descriptor >= 0 else None
 
     def close(self) -> None:
-        """Let go of it."""
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
-def too_many_pieces(session: int) -> bool:
-    """Whether one of a guest's programs has as many as this machine allows: a newer kernel does not say so."""
-    most = int(MOST_PIECES.read_text())
+def reached_map_limit(session: int) -> bool:
+    """Return whether a process of a guest has as many memory maps as this machine allows.
+
+    Newer guest kernels print no message about it.
+    """
+    most = int(MAX_MAP_COUNT.read_text())
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             if os.getsid(int(folder.name)) == session and (folder / "maps").read_bytes().count(b"\n") >= most:
@@ -58,15 +68,15 @@ def too_many_pieces(session: int) -> bool:
     return False
 
 
-def pieces_reason() -> str:
-    """In words, with what to do."""
+def describe_map_limit() -> str:
+    """Return the message for a process with too many memory maps."""
     return (
-        "a process of the guest has its memory in more pieces than this machine lets it "
-        f"({MOST_PIECES.read_text().strip()}): raise that with `sysctl vm.max_map_count=1000000`"
+        "a process of the guest has more memory maps than this machine allows "
+        f"({MAX_MAP_COUNT.read_text().strip()}): raise the limit with `sysctl vm.max_map_count=1000000`"
     )
 
 
-def _folder_for(expected_bytes: int) -> Path:
+def _choose_folder(expected_bytes: int) -> Path:
     for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())):
         if (
             folder.is_dir()
@@ -75,6 +85,6 @@ def _folder_for(expected_bytes: int) -> Path:
         ):
             return folder
     raise VirtualClockError(
-        f"no room for the guest's {expected_bytes >> 20} MiB of memory in {SHARED_MEMORY} or "
+        f"no space for the guest's {expected_bytes >> 20} MiB of memory in {SHARED_MEMORY} or "
         f"{tempfile.gettempdir()}: give it less with --memory"
     )

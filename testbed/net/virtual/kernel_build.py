@@ -1,4 +1,4 @@
-"""Build the guest's kernel: configure, compile, locate its clock, boot it, test every feature."""
+"""Build of the guest's kernel: configure, compile, locate its clock, boot it, and test every feature."""
 
 from __future__ import annotations
 
@@ -17,90 +17,97 @@ from pathlib import Path
 from testbed.net.errors import NoKernelError, VirtualClockError
 from testbed.net.virtual.guest import Guest, GuestSettings
 from testbed.net.virtual.kernel_image import (
-    OLDEST,
+    OLDEST_VERSION,
     SECCOMP_SINCE,
     KernelImage,
-    cache_to_write,
     find_image,
     parse_version,
+    read_recipe_file,
     recipe,
-    recipe_text,
+    writable_kernel_folder,
 )
 from testbed.net.virtual.kernel_source import (
     GET_SOURCE,
     PACKAGED,
-    Source,
     fetch_source,
     find_source,
     missing_tools,
+    read_kernel_version,
     unpack,
-    version_of,
 )
 
 CLOCK_SYMBOL = "time_travel_time"
 LOG_LINES = 15
-NEEDED_BYTES = 3 << 30
+REQUIRED_SPACE_BYTES = 3 << 30
 
-# progress(what is done now, share of it from 0 to 1 or None where that is not known)
 Progress = Callable[[str, float | None], None]
+"""Called with the current phase and its completed share from 0 to 1, or None if that is not known."""
 
 
 def build(
     given: Path | None, again: bool, progress: Progress, fetch: bool = True
 ) -> tuple[KernelImage, bool]:
-    """The image for a source, and whether it was built now.
+    """Build the kernel, or find an image that was built before.
 
     Args:
-        given: The source; None: the quickest that this machine can have. That is one from Linux 6.16 on: the
-            distribution's package in /usr/src, or fetched from its archive; else what /usr/src has.
-        again: Build even where there is an image of the same source version and recipe.
+        given: The source. None: the source of the fastest kernel available. Guests are faster from Linux 6.16 on, so
+            that is the distribution's package in /usr/src if it is new enough, else the newest in the distribution's
+            archive, else the package in /usr/src.
+        again: Build even if there is an image of the same source version and recipe.
         progress: Called with each phase.
-        fetch: Whether to look in the distribution's archive.
+        fetch: Whether to use the distribution's archive.
+
+    Returns:
+        The image, and whether it was built now.
 
     Raises:
-        VirtualClockError: No source, no tools, or it cannot be built.
+        VirtualClockError: There is no source, tools are missing, or the build failed.
     """
-    if lacking := missing_tools():
+    if missing := missing_tools():
         raise VirtualClockError(
-            f"building the kernel needs: {' '.join(lacking)} (names of Debian's packages)"
+            f"building the kernel needs: {' '.join(missing)} (names of Debian's packages)"
         )
-    cache = cache_to_write()
+    cache = writable_kernel_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise VirtualClockError(f"{cache}: {error.strerror}; TESTBED_KERNELS names another place") from error
+        raise VirtualClockError(
+            f"{cache}: {error.strerror}; set TESTBED_KERNELS to use another folder"
+        ) from error
     with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
-        if given is None and not again and (quick := _built_quick(cache)):
+        if given is None and not again and (quick := _find_fast_image(cache)):
             return quick, False
-        source = find_source(given) if given else _quickest(Path(scratch), progress, fetch)
-        if not again and (known := _known(source, cache)):
+        source = find_source(given) if given else _find_or_fetch_source(Path(scratch), progress, fetch)
+        if not again and (known := _find_image_of(source, cache)):
             return known, False
-        if shutil.disk_usage(cache).free < NEEDED_BYTES:
-            raise VirtualClockError(f"{cache}: building needs {NEEDED_BYTES >> 30} GiB of free space there")
+        if shutil.disk_usage(cache).free < REQUIRED_SPACE_BYTES:
+            raise VirtualClockError(
+                f"{cache}: building needs {REQUIRED_SPACE_BYTES >> 30} GiB of free space there"
+            )
         return _build(source, Path(scratch), cache, progress), True
 
 
-def _quickest(scratch: Path, progress: Progress, fetch: bool) -> Source:
-    """What /usr/src has, where it is new enough, else what the distribution's archive has. VirtualClockError."""
-    here: Source | None = None
+def _find_or_fetch_source(scratch: Path, progress: Progress, fetch: bool) -> Path:
+    """Return the source in /usr/src if it is new enough, else that in the distribution's archive, else any."""
+    packaged: Path | None = None
     with contextlib.suppress(VirtualClockError):
-        here = find_source(None)
-    if here is not None and (parse_version(here.path.name) >= SECCOMP_SINCE or not fetch):
-        return here
+        packaged = find_source(None)
+    if packaged is not None and (parse_version(packaged.name) >= SECCOMP_SINCE or not fetch):
+        return packaged
     try:
         if not fetch:
-            raise VirtualClockError("not looked for in the distribution's archive")
-        return fetch_source(scratch, SECCOMP_SINCE if here else OLDEST, progress)
+            raise VirtualClockError("the distribution's archive was not searched")
+        return fetch_source(scratch, SECCOMP_SINCE if packaged else OLDEST_VERSION, progress)
     except VirtualClockError as error:
-        if here is None:
+        if packaged is None:
             message = f"no kernel source in {PACKAGED}, and none fetched: {error}"
             raise VirtualClockError(message, hint=GET_SOURCE) from None
-        progress(f"with {here.path.name}, of which guests are slower: {error}", None)
-        return here
+        progress(f"using {packaged.name}, with slower guests: {error}", None)
+        return packaged
 
 
-def _built_quick(cache: Path) -> KernelImage | None:
-    """A kernel from Linux 6.16 on that was built by today's recipe."""
+def _find_fast_image(cache: Path) -> KernelImage | None:
+    """Return the newest image of the current recipe if it is of Linux 6.16 or newer."""
     with contextlib.suppress(NoKernelError):
         image = find_image([cache])
         if parse_version(image.version) >= SECCOMP_SINCE:
@@ -108,13 +115,13 @@ def _built_quick(cache: Path) -> KernelImage | None:
     return None
 
 
-def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
+def _build(source: Path, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
     objects, result = scratch / "objects", scratch / "result"
     objects.mkdir()
     result.mkdir()
-    progress(f"unpacking {source.path.name}", None)
+    progress(f"unpacking {source.name}", None)
     tree = unpack(source, scratch)
-    version = version_of(tree)
+    version = read_kernel_version(tree)
     folder = cache / f"{version}-{recipe()}"
     progress(f"configuring Linux {version}", None)
     configure(tree, objects)
@@ -123,10 +130,10 @@ def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> Ke
     subprocess.run(["strip", "--strip-debug", str(result / "linux")], check=False, capture_output=True)
     shutil.copy2(objects / ".config", result / "config")
     code = scratch / "seeded_random.c"
-    code.write_text(recipe_text("seeded_random.c"))
+    code.write_text(read_recipe_file("seeded_random.c"))
     _run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(result / "seeded_random.so"), str(code)], "compiling")
-    address = clock_address(objects / "linux")
-    progress("booting it, trying every feature", None)
+    address = find_clock_address(objects / "linux")
+    progress("booting it and testing every feature", None)
     checked = try_features(KernelImage(result, version, recipe(), address, ()))
     shutil.rmtree(folder, ignore_errors=True)
     result.chmod(0o755)
@@ -138,26 +145,34 @@ def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> Ke
 
 
 def configure(tree: Path, objects: Path) -> None:
-    """Write `.config`; VirtualClockError names every promised option that this source cannot give."""
-    wanted = [line for line in recipe_text("kernel.config").splitlines() if line.startswith("CONFIG_")]
+    """Write `.config`.
+
+    Args:
+        tree: The kernel source.
+        objects: The build folder.
+
+    Raises:
+        VirtualClockError: The source lacks required options; the message lists them.
+    """
+    wanted = [line for line in read_recipe_file("kernel.config").splitlines() if line.startswith("CONFIG_")]
     seed = objects.parent / "wanted.config"
     seed.write_text("".join(f"{line.replace('=?', '=y')}\n" for line in wanted))
     _run([*_make(tree, objects), "-s", f"KCONFIG_ALLCONFIG={seed}", "allnoconfig"], "configuring")
     got = set((objects / ".config").read_text().splitlines())
-    lacking = [line for line in wanted if not line.endswith(("=?", "=n")) and line not in got]
-    if lacking:
+    missing = [line for line in wanted if not line.endswith(("=?", "=n")) and line not in got]
+    if missing:
         raise VirtualClockError(
-            f"{tree}: this kernel source cannot be configured with: {', '.join(lacking)}\n"
-            "give another: testbed virtual build --source PATH"
+            f"{tree}: this kernel source cannot be configured with: {', '.join(missing)}\n"
+            "use another one: testbed virtual build --source PATH"
         )
 
 
 def _compile(tree: Path, objects: Path, progress: Progress) -> None:
-    """Run make, telling how far it is by the objects it names; their number is known from a run that does nothing."""
+    """Run make; the progress is the number of object files built so far."""
     progress("compiling", 0.0)
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     began_s, seen, lines = time.monotonic(), 0, []
-    expected = 1400  # of Linux 7.3 with this recipe; it only paces the bar
+    expected = 1400  # objects of Linux 7.3 with this recipe; used for the progress bar only
     with subprocess.Popen(
         [*_make(tree, objects), jobs, "linux"],
         stdin=subprocess.DEVNULL,
@@ -165,7 +180,7 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # another folder each time, which is nothing to a compiler
+        # so that ccache ignores the folder, which is another one each time
         env={**os.environ, "CCACHE_BASEDIR": str(objects.parent), "CCACHE_NOHASHDIR": "1"},
     ) as process:
         assert process.stdout is not None
@@ -186,8 +201,8 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
     progress(f"compiled in {time.monotonic() - began_s:.0f} s", 1.0)
 
 
-def clock_address(kernel: Path) -> int:
-    """Where the kernel's process holds its virtual time."""
+def find_clock_address(kernel: Path) -> int:
+    """Return the address of the virtual time in the kernel's process."""
     for line in _run(["nm", str(kernel)], "reading symbols").splitlines():
         fields = line.split()
         if fields[-1] == CLOCK_SYMBOL:
@@ -205,26 +220,26 @@ def _run(command: list[str], doing: str) -> str:
         command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
     )
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_LINES:]
-        raise VirtualClockError(f"{doing} failed: {' '.join(command[:2])} ...\n" + "\n".join(said))
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_LINES:]
+        raise VirtualClockError(f"{doing} failed: {' '.join(command[:2])} ...\n" + "\n".join(lines))
     return done.stdout
 
 
-# An archive's version is inside it, and unpacking takes longer than a start should: what it was is noted beside the
-# image, by the archive's name, size and time.
-def _stamp(source: Source) -> str:
-    status = source.path.stat()
-    return f"{source.path.name} {status.st_size} {status.st_mtime_ns}"
+# The version of an archive is inside it, and unpacking takes long. So an image records its archive's name, size and
+# modification time.
+def _stamp(source: Path) -> str:
+    status = source.stat()
+    return f"{source.name} {status.st_size} {status.st_mtime_ns}"
 
 
-def _note_source(source: Source, folder: Path) -> None:
-    if not source.is_tree:
+def _note_source(source: Path, folder: Path) -> None:
+    if not source.is_dir():
         (folder / "source").write_text(_stamp(source))
 
 
-def _known(source: Source, cache: Path) -> KernelImage | None:
-    if source.is_tree:
-        return KernelImage.read(cache / f"{version_of(source.path)}-{recipe()}")
+def _find_image_of(source: Path, cache: Path) -> KernelImage | None:
+    if source.is_dir():
+        return KernelImage.read(cache / f"{read_kernel_version(source)}-{recipe()}")
     for note in cache.glob("*/source"):
         image = KernelImage.read(note.parent)
         if image is not None and image.recipe == recipe() and note.read_text() == _stamp(source):
@@ -232,24 +247,28 @@ def _known(source: Source, cache: Path) -> KernelImage | None:
     return None
 
 
-PROGRAM = Path(__file__).with_name("features_in_guest.py")
+FEATURES_PROGRAM = Path(__file__).with_name("features_in_guest.py")
 MEMORY_BYTES = 512 << 20
 TIMEOUT_S = 120.0
 
 
 def try_features(image: KernelImage) -> tuple[str, ...]:
-    """The names of the features, all of which work; VirtualClockError names those that do not, with the reason."""
-    said: list[str] = []
-    complaints: list[str] = []
+    """Test all features in a guest and return their names.
+
+    Raises:
+        VirtualClockError: The test failed, or features do not work; the message has the reason of each.
+    """
+    stdout: list[str] = []
+    stderr: list[str] = []
     settings = GuestSettings(memory_bytes=MEMORY_BYTES, timeout_s=TIMEOUT_S, open_vswitch=False)
     guest = Guest(image, settings)
-    command = [sys.executable, "-S", "-E", str(PROGRAM)]
-    ended = guest.run(command, Path("/"), {"TESTBED_UID": str(os.geteuid())}, said.append, complaints.append)
+    command = [sys.executable, "-S", "-E", str(FEATURES_PROGRAM)]
+    result = guest.run(command, Path("/"), {"TESTBED_UID": str(os.geteuid())}, stdout.append, stderr.append)
     try:
-        found: dict[str, str] = json.loads("".join(said))
+        found: dict[str, str] = json.loads("".join(stdout))
     except ValueError:
         raise VirtualClockError(
-            f"the features could not be tried (status {ended.status}): {''.join(complaints) or ''.join(said)}"
+            f"the features could not be tested (status {result.status}): {''.join(stderr) or ''.join(stdout)}"
         ) from None
     if broken := {name: reason for name, reason in found.items() if reason}:
         listed = "\n".join(f"  {name}: {reason}" for name, reason in broken.items())

@@ -1,4 +1,4 @@
-"""Built kernels: where they are stored, their versions, and which one fits."""
+"""Built kernels: where they are stored, their versions, and which one to use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.caches import user_cache
 from testbed.net.errors import NoKernelError
-from testbed.net.virtual.kernel_patches import CHANGES, CHANGES_BEFORE, CHANGES_FROM
+from testbed.net.virtual.kernel_patches import PATCHES, PATCHES_BEFORE, PATCHES_SINCE
 
 CACHE_VARIABLE = "TESTBED_KERNELS"
 SYSTEM_CACHE = Path("/var/cache/scale-across-testbed/kernels")
@@ -25,8 +25,8 @@ MANIFEST = "manifest.json"
 class KernelImage:
     """A kernel that was built and verified.
 
-    `clock_address` is where its process holds the virtual time (int64, nanoseconds). `checked` are the features that
-    were tried in it.
+    `clock_address` is the address of the virtual time (int64, nanoseconds) in its process. `checked` are the features
+    that were tested in it.
     """
 
     folder: Path
@@ -37,30 +37,30 @@ class KernelImage:
 
     @property
     def kernel(self) -> Path:
-        """The kernel, a program."""
+        """Path of the kernel, an executable."""
         return self.folder / "linux"
 
     @property
     def randomness(self) -> Path:
-        """The library that seeds it."""
+        """Path of the library that seeds its random numbers."""
         return self.folder / "seeded_random.so"
 
     @cached_property
     def digest(self) -> str:
-        """The beginning of the SHA-256 of the program and the library that seeds it: one build's, of one compiler."""
+        """Start of the SHA-256 of the kernel and its library, which differs between builds and compilers."""
         found = hashlib.sha256()
         for file in (self.kernel, self.randomness):
             found.update(file.read_bytes())
         return found.hexdigest()[:12]
 
     def write(self) -> None:
-        """Make it found from now on."""
+        """Write the manifest by which the image is found."""
         document = {**asdict(self), "folder": None, "schema": 1}
         (self.folder / MANIFEST).write_text(json.dumps(document, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> KernelImage | None:
-        """The image in a folder; None when there is none, or only half of one."""
+        """Read the image in a folder; None if there is no complete one."""
         try:
             found = json.loads((folder / MANIFEST).read_text())
             image = cls(
@@ -71,65 +71,65 @@ class KernelImage:
         return image if os.access(image.kernel, os.X_OK) and image.randomness.exists() else None
 
 
-def recipe_text(name: str) -> str:
-    """A file of the recipe, from this package."""
+def read_recipe_file(name: str) -> str:
+    """Read a file of the recipe from this package."""
     return (resources.files("testbed.net.virtual") / name).read_text()
 
 
 def recipe() -> str:
-    """What identifies the recipe: a kernel of another one does not fit."""
-    sets = [((), CHANGES), *CHANGES_BEFORE.items(), *CHANGES_FROM.items()]
-    changes = [[before, str(file), lines] for before, of_files in sets for file, lines in of_files.items()]
-    parts = (recipe_text("kernel.config"), recipe_text("seeded_random.c"), json.dumps(changes))
+    """Return the hash of the recipe: configuration, random library, patches. Only kernels of this recipe are used."""
+    sets = [((), PATCHES), *PATCHES_BEFORE.items(), *PATCHES_SINCE.items()]
+    patches = [[version, str(file), lines] for version, files in sets for file, lines in files.items()]
+    parts = (read_recipe_file("kernel.config"), read_recipe_file("seeded_random.c"), json.dumps(patches))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def kernel_folders() -> list[Path]:
-    """Where kernels may be, in the order in which they are looked for."""
+    """Return the folders in which kernels are searched, in this order."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return [Path(chosen)]
     return [user_cache("kernels"), SYSTEM_CACHE]
 
 
-def cache_to_write() -> Path:
-    """Where a kernel built now goes: root's serves all users of the machine."""
+def writable_kernel_folder() -> Path:
+    """Return the folder for a newly built kernel; root's kernels are available to all users of the machine."""
     return kernel_folders()[-1] if os.geteuid() == 0 else kernel_folders()[0]
 
 
 def find_image(folders: Iterable[Path] | None = None) -> KernelImage:
-    """The newest kernel built by today's recipe. NoKernelError."""
-    looked = list(kernel_folders() if folders is None else folders)
+    """Find the newest kernel that was built by the current recipe. Raises NoKernelError if there is none."""
+    searched = list(kernel_folders() if folders is None else folders)
     found = [
         image
-        for folder in looked
-        for entry in _entries(folder)
+        for folder in searched
+        for entry in _list_folder(folder)
         if (image := KernelImage.read(entry)) is not None and image.recipe == recipe()
     ]
     if not found:
-        raise NoKernelError(", ".join(map(str, looked)))
+        raise NoKernelError(", ".join(map(str, searched)))
     return max(found, key=lambda image: parse_version(image.version))
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # not there, or not ours to look into
+    except OSError:  # missing or not readable
         return []
 
 
-OLDEST = (6, 1)
-"""Time travel is older, but nothing older was tried."""
+OLDEST_VERSION = (6, 1)
+"""The oldest tested version; time travel itself is older."""
 SECCOMP_SINCE = (6, 16)
-"""From here on a guest's programs can stop by a filter of their own (seccomp) instead of being traced: quicker."""
-NEWEST_TRIED = (7, 3)
+"""From this version on the kernel can intercept system calls with seccomp instead of ptrace, which is faster."""
+NEWEST_TESTED_VERSION = (7, 3)
 
 
 def parse_version(name: str) -> tuple[int, ...]:
-    """The version in a name such as linux-source-6.1.tar.xz or 6.1.176-rc1; empty for none."""
+    """Parse the version in a name such as linux-source-6.1.tar.xz or 6.1.176-rc1; empty if there is none."""
     found = re.search(r"\d+(?:\.\d+)+", name)
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
 def format_version(version: Sequence[int]) -> str:
-    """As people write it."""
+    """Format a version as text, such as "6.16"."""
     return ".".join(map(str, version))

@@ -1,58 +1,65 @@
-"""Lines of the kernel's source that are changed before it is built: part of the recipe, like the configuration.
+"""Patches of the kernel's source: part of the recipe, like the configuration.
 
-Reading the clock advances it by one count of its counter, so that a program that waits for the time to change does not
-wait for ever; as it comes, the counter counts 256 ns. All ranks share one clock: 64 of them, each reading it some
-hundred times in a step, made the step ten milliseconds longer. And Python reads it whenever a lock is taken, ten times
-for each module that is imported: whatever was imported, or compiled first, moved all that came after. So here a look
-costs nothing. But who spins until something comes (iperf3 does) would spin for ever; so looks that one task takes
-without once having slept cost a microsecond each from the 65,537th on: more than any program takes to start. The
-counter counts nanoseconds.
+Reading the clock
+    By default each reading advances the clock by one count of its counter, 256 ns, so that a program that polls the
+    clock does not loop forever. All ranks share one clock: 64 of them, with some hundred readings per step each, made a
+    step ten milliseconds longer. Python also reads the clock whenever it takes a lock, ten times per imported module,
+    so the set of imported or newly compiled modules shifted everything after it. With the patch a reading is free. A
+    task that reads the clock 65,536 times without sleeping (as iperf3 does) pays one microsecond for each further
+    reading; no program reads it as often while it starts. The counter counts nanoseconds.
 
-As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
-least is one nanosecond. netem rounds a frame's time off to whole nanoseconds, of 180.28 at 400 Gbit/s; here what it
-rounds off goes to the next frame. And which bit of a frame it damages comes from its own seed, like all else.
+Timers and rounding
+    By default no timer expires sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s, so the
+    patched minimum is one nanosecond. netem rounds the time of a frame to whole nanoseconds (180.28 ns at 400 Gbit/s);
+    with the patch the remainder is added to the next frame. The patched netem also draws the bit of a frame to corrupt
+    from its own seed, like its other random decisions.
 
-As it comes, this kernel ticks at 100 Hz, and TCP keeps the time of its timers and CUBIC that of its window in ticks.
-Here it ticks at 1000 Hz, while it is not idle.
+Tick
+    By default this kernel ticks at 100 Hz, and TCP counts its timers and CUBIC its window in ticks. The patched kernel
+    ticks at 1000 Hz while it is not idle.
 
-A processor with AMX keeps 11 kB of registers for a program; as it comes, a kernel before 6.13 knows of 2.7 kB at the
-most, and sets them with a size that such a host refuses: the first program ends with a panic. Here it asks the host how
-many there are, and has room for 12 kB (on its stacks, too: `CONFIG_KERNEL_STACK_ORDER`).
+AMX registers
+    A processor with AMX keeps 11 kB of registers per program. Before 6.13 the kernel supports at most 2.7 kB and sets
+    them with a size that such a host refuses: the first program ends with a panic. The patched kernel asks the host for
+    the size and has room for 12 kB, on its stacks, too (`CONFIG_KERNEL_STACK_ORDER`).
 
-From 6.12 on a system call that fails takes a microsecond as it comes, lest a program try again for ever; Python tries
-some names for each module that it imports, and a rank reads its sockets until there is nothing left. Here it counts as
-a look at the time.
+Failing system calls
+    From 6.12 on a failing system call takes a microsecond, so that a program does not retry forever. Python tries
+    several names per imported module, and a rank reads its sockets until nothing is left. With the patch such a call
+    counts as a reading of the clock.
 
-From 6.16 on every ten-thousandth stop of a program moves the scheduler's clock ahead by a tick, lest a program keep
-others from running for ever; and then that clock stands still until time has caught up, as it comes. A program that
-spins met meanwhile kept its processor for seconds. Here the scheduler's clock stays ahead. And Python's imports make
-some ten thousand stops: how many depends on the user, on what is compiled already, and on whether programs are traced,
-and with it the order in which ranks run. Here it is every 200,000th stop: no program makes as many while it starts.
+Scheduler
+    From 6.16 on every ten-thousandth stop of a program advances the scheduler's clock by a tick, so that a program
+    cannot starve others; by default that clock then stands still until time has caught up. Meanwhile a spinning program
+    kept its processor for seconds. With the patch the scheduler's clock stays ahead. Python's imports cause about ten
+    thousand stops. Their number depends on the user, on what is compiled already and on whether programs are traced,
+    and it changed the order in which ranks run. With the patch the limit is 200,000 stops, more than any program makes
+    while it starts.
 
-Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
-a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
-hours. And a tick that the host brings late counts as a tick, as it comes: half of what was computed on two idle cores,
-nine tenths on busy ones, were not counted. Here all is that has passed until it came.
+Counted computing
+    Where computing is counted, a reading advances the clock by the time that has passed on the host since the last one
+    (at most a second, because a host may sleep). By default that mode notices computing only by its ticks, so a
+    spinning program would wait for hours. By default a late tick counts as one tick, too: half of the computing on two
+    idle cores, and nine tenths on busy ones, were not counted. With the patch all time up to the tick is counted.
 
-The random generator:
-As it comes, the generator mixes the kernel's command line into its pool, and each interrupt: when it came and which
-instruction it interrupted. Where programs stop by a filter (seccomp), the end of each is an interrupt; where they are
-traced (ptrace), it is none. So one program more, or the other way to stop them, changed every number that was drawn
-afterwards. Here neither is mixed in: the pool has what the host gives, which comes from the seed.
+Random generator
+    By default the generator mixes the kernel's command line into its pool, and the time and interrupted instruction of
+    each interrupt. With seccomp the end of each program is an interrupt, with ptrace it is not. So one more program, or
+    the other way of interception, changed all later random numbers. The patched kernel mixes in neither: the pool
+    contains what the host provides, which comes from the seed.
 
-As it comes, programs and the kernel draw from one stream of numbers. A program that draws once more, such as another
-Python, would change every port, sequence number and key that is drawn afterwards, and so would Open vSwitch's names for
-its rows, and with them the order in which it works. Here each process has a stream of its own, by the seed and its
-place in the tree of processes: the second child of the first, say. And each program that starts gets 16 random bytes,
-for its C library: here they are constant.
+    By default programs and the kernel draw from one stream. A program with one more draw, such as another Python,
+    changed all later ports, sequence numbers and keys, also the names of Open vSwitch's rows and with them its order of
+    work. With the patch each process has its own stream, from the seed and its place in the tree of processes (such as
+    the second child of the first). The 16 random bytes that the C library gets at the start of a program are constant.
 
-Soft-RoCE (rxe):
-As it comes, a queue pair may have 128 packets on their way, which is what one building needs: 512 KiB, or 0.2 Gbit/s
-over 10 ms each way. Here it is a parameter of the module, and a quarter of the sequence numbers unless said otherwise,
-which is what reliable connections allow for: an acknowledgement may be half of the numbers behind.
+Soft-RoCE (rxe)
+    By default a queue pair may have 128 packets in flight, enough for one building: 512 KiB, or 0.2 Gbit/s over 10 ms
+    each way. With the patch this is a module parameter. Its default is a quarter of the sequence numbers, the limit of
+    reliable connections: an acknowledgement may be half of the numbers behind.
 
-As it comes before 7.2, rxe looks for routes and listens in the first network namespace only. Here each namespace has a
-socket of its own for its port, 4791, and routes are looked for where the device's interface is.
+    Before 7.2 rxe looks up routes and listens in the first network namespace only. With the patch each namespace has
+    its own socket on port 4791, and routes are looked up in the namespace of the device's interface.
 """
 
 from __future__ import annotations
@@ -61,9 +68,10 @@ from pathlib import Path
 
 from testbed.clock import KERNEL_TICK_HZ
 
-Changes = dict[Path, dict[str, str]]
+Patches = dict[Path, dict[str, str]]
+"""By file: regular expressions and their replacements."""
 
-RANDOM: Changes = {
+RANDOM_PATCHES: Patches = {
     Path("drivers/char/random.c"): {
         r"\t_mix_pool_bytes\(command_line, strlen\(command_line\)\);\n": "",
         # in 6.1 the state is an array, and handed on without `&`
@@ -100,14 +108,14 @@ RANDOM: Changes = {
         )
     },
 }
-"""Of all versions."""
+"""Patches of the random generator for all versions."""
 
-NAMESPACES_SINCE = (7, 2)
-"""The oldest version looked at in which rxe knows namespaces."""
+RXE_NAMESPACES_SINCE = (7, 2)
+"""The oldest version known in which rxe supports namespaces."""
 
 _RXE = Path("drivers/infiniband/sw/rxe")
 
-WINDOW: Changes = {
+RXE_WINDOW_PATCHES: Patches = {
     _RXE / "rxe_req.c": {
         r'#include "rxe_queue\.h"\n': (
             '#include "rxe_queue.h"\n'
@@ -120,7 +128,7 @@ WINDOW: Changes = {
     },
 }
 
-NAMESPACES: Changes = {
+RXE_NAMESPACE_PATCHES: Patches = {
     _RXE / "rxe_net.c": {
         r"static struct rxe_recv_sockets recv_sockets;": (
             "#include <net/netns/generic.h>\n\nstatic unsigned int rxe_sockets_id;"
@@ -170,28 +178,26 @@ NAMESPACES: Changes = {
         ),
     },
 }
-"""Only where the source is older than NAMESPACES_SINCE."""
+"""Patches of rxe for versions before RXE_NAMESPACES_SINCE."""
 
-"""Per file: pattern of each line, and what comes in its place."""
+HOST_REGISTER_SIZE_SINCE = (6, 13)
+"""From this version on the kernel asks the host for the size of the registers."""
 
-FIXED_REGISTERS = (6, 13)
-"""From this version on the kernel asks its host how large the registers are."""
+SCHEDULER_CLOCK_SINCE = (6, 16)
+"""From this version on the scheduler's clock may run ahead and then stand still."""
 
-AHEAD_OF_TIME = (6, 16)
-"""The oldest version in which this is expected of a scheduler whose clock runs ahead, and then stands still."""
+MAX_ITERATIONS = 200_000
+"""Stops of a program without sleeping after which the scheduler's clock advances by a tick."""
 
-MOST_STOPS = 200_000
-"""Of a program that does not sleep, until the scheduler takes it that a tick has passed."""
+SYSCALL_ERROR_DELAY_SINCE = (6, 12)
+"""The oldest tested version in which a failing system call takes time."""
 
-DEAR_ERRORS = (6, 12)
-"""The oldest version tried in which a system call that fails takes time."""
-
-SEEDED_NETEM = (6, 6)
-"""The oldest version in which a netem has a seed."""
+NETEM_SEED_SINCE = (6, 6)
+"""From this version on netem has a seed."""
 
 _USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
-CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
-    FIXED_REGISTERS: {
+PATCHES_BEFORE: dict[tuple[int, int], Patches] = {
+    HOST_REGISTER_SIZE_SINCE: {
         Path("arch/x86/um/user-offsets.c"): {
             r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\);": "DEFINE_LONGS(HOST_FP_SIZE, 12288);"
         },
@@ -206,22 +212,22 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
             ),
         },
     },
-    NAMESPACES_SINCE: NAMESPACES,
+    RXE_NAMESPACES_SINCE: RXE_NAMESPACE_PATCHES,
 }
-"""Only where the source is older than this."""
+"""Patches for versions before the key."""
 
 _CONSTANT = r"\n\tif \(tt_extra_sched_jiffies > 0\)\n\t\ttt_extra_sched_jiffies -= 1;\n"
-CHANGES_FROM: dict[tuple[int, int], Changes] = {
-    AHEAD_OF_TIME: {
+PATCHES_SINCE: dict[tuple[int, int], Patches] = {
+    SCHEDULER_CLOCK_SINCE: {
         Path("arch/um/Kconfig"): {
-            r"(config UML_MAX_USERSPACE_ITERATIONS\n\tint\n(?:\t.*\n)*?\tdefault) 10000\b": rf"\1 {MOST_STOPS}"
+            r"(config UML_MAX_USERSPACE_ITERATIONS\n\tint\n(?:\t.*\n)*?\tdefault) 10000\b": rf"\1 {MAX_ITERATIONS}"
         },
         Path("arch/um/kernel/time.c"): {
             rf"(time_travel_{kind}_timer\(struct time_travel_event \*e\)\n\{{[^}}]*?){_CONSTANT}": r"\1\n"
             for kind in ("periodic", "oneshot")
         },
     },
-    SEEDED_NETEM: {
+    NETEM_SEED_SINCE: {
         Path("net/sched/sch_netem.c"): {
             r"get_random_u32_below\((skb->len|skb_headlen\(skb\))\)": (
                 r"reciprocal_scale(prandom_u32_state(&q->prng.prng_state), \1)"
@@ -229,18 +235,18 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
             r"get_random_u32_below\(8\)": "(prandom_u32_state(&q->prng.prng_state) & 7)",
         }
     },
-    DEAR_ERRORS: {
+    SYSCALL_ERROR_DELAY_SINCE: {
         Path("arch/um/kernel/skas/syscall.c"): {
             r"#include <asm/delay\.h>\n": "#include <linux/timekeeping.h>\n",
             r"\bum_udelay\(1\);": "ktime_get();",
         }
     },
 }
-"""Only where the source is of this version or newer."""
+"""Patches for versions from the key on."""
 
-CHANGES: Changes = {
-    **WINDOW,
-    **RANDOM,
+PATCHES: Patches = {
+    **RXE_WINDOW_PATCHES,
+    **RANDOM_PATCHES,
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {KERNEL_TICK_HZ}"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",

@@ -105,7 +105,7 @@ class ClassfulLinkQueue:
 
     def take(self, agenda: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
         """A frame comes, to that class's queue: whether there is room."""
-        if self._queues.enter(number, QueuedItem(agenda.now_s, size_bytes, leave)) is None:
+        if self._queues.enqueue(number, QueuedItem(agenda.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
         if self._wakes_s > self._wire.free_s:  # else somebody waits for the wire, and it goes on then
@@ -116,14 +116,14 @@ class ClassfulLinkQueue:
         """Let go what may leave now, and wake up when more may."""
         now_s, queues, wire = agenda.now_s, self._queues, self._wire
         while queues.packets:
-            next_s = queues.next_at(max(now_s, wire.free_s))
+            next_s = queues.next_departure(max(now_s, wire.free_s))
             assert next_s is not None
             if next_s > now_s:
                 if next_s < self._wakes_s:
                     self._wakes_s = next_s
                     agenda.at(next_s, partial(self._wake, agenda))
                 return
-            waiting = queues.pop(now_s)
+            waiting = queues.dequeue(now_s)
             waiting.frame(wire.take(now_s, waiting.size))
 
     def _wake(self, agenda: EventQueue) -> None:

@@ -120,7 +120,7 @@ class Network:
     def books(self) -> tuple[int, int]:
         """Packets (dropped by the queue, lost on the way) so far."""
         assert self.fabric.engine is not None
-        books = self.fabric.engine.account().directions[self.link, "a_to_b"]
+        books = self.fabric.engine.stats().directions[self.link, "a_to_b"]
         return books.dropped, books.lost
 
 
