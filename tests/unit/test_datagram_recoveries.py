@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.transport.datagram.controls.base import Limits, Window
-from testbed.comm.transport.datagram.erasure_codes import CODES, Code, code_of
-from testbed.comm.transport.datagram.packets import ACK, Ack, read_ack
+from testbed.comm.transport.datagram.erasure_codes import CODES, Code, get_code
+from testbed.comm.transport.datagram.packets import ACK, Ack, unpack_ack
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure
@@ -173,7 +173,7 @@ def test_acknowledgements_survive_the_wire(low: int, bits: int, path: int, refus
     ack = Ack(path, 7, 5, 3, low, bits, refuses)
     packet = ack.pack(99)
     assert len(packet) <= ACK.size + 38
-    assert read_ack(memoryview(packet)) == ack
+    assert unpack_ack(memoryview(packet)) == ack
 
 
 def test_a_receiver_says_what_it_has() -> None:
@@ -205,7 +205,7 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
 )
 def test_codes_mend_what_they_say_they_mend(data: int, parity: int, seed: int, name: str) -> None:
     rng = np.random.default_rng(seed)
-    code: Code = code_of(name, data, parity)
+    code: Code = get_code(name, data, parity)
     packets = rng.integers(0, 256, (data, 33), dtype=np.uint8)
     rows = code.encode(packets)
     assert rows.shape == (parity, 33)

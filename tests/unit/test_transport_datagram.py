@@ -19,7 +19,7 @@ from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PAR
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.comm.transport.datagram.udp import HEADER_STRIDE, Figures, SegmentationOffload, SendBatch
+from testbed.comm.transport.datagram.udp import HEADER_STRIDE, PerPacket, SegmentationOffload, SendBatch
 from testbed.contrib.conformance.harness import in_threads, raises, wait_requests
 from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
@@ -47,11 +47,11 @@ class LossyOutbox(SendBatch):
         super().__init__()
         self._loses = loses
 
-    def send(self, sock: Any, headers: Figures, payloads: Figures, sizes: Figures) -> int:
+    def send(self, sock: Any, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
         self._spoil(len(headers))
         return super().send(sock, headers, payloads, sizes)
 
-    def send_trains(self, sock: Any, trains: SegmentationOffload, *told: Figures) -> int:
+    def send_trains(self, sock: Any, trains: SegmentationOffload, *told: PerPacket) -> int:
         count = len(told[0])
         if trains.packets > 1 and count > 1:  # else it is `send` that is called
             self._spoil(count)

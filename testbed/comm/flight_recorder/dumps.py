@@ -54,7 +54,7 @@ def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made
         raise DumpError(f"{path}: {error}") from error
 
 
-def validated(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
+def validate_document(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
     """Make a dataclass of a file's document, with all that is in it and of the types that it says.
 
     Args:
@@ -86,7 +86,7 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-_ALL_OF_IT = {"extra": "forbid"}
+_FORBID_EXTRA = {"extra": "forbid"}
 """Fields that there are not, in a file, are an error."""
 
 
@@ -97,7 +97,7 @@ class GroupRecord:
     All its ranks know it by the same number; communicators without a rank in common may share one.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     id: int
     name: str
@@ -111,7 +111,7 @@ class PeerTraffic:
     sent: given to the transport. expected: receives that were posted. received: of these, those that have come.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     sent: int = 0
     sent_bytes: int = 0
@@ -140,7 +140,7 @@ class Entry:
     far it was, where its algorithm says. peers: by number on the transport. error: why it failed.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     group: int
     sequence: int
@@ -179,7 +179,7 @@ class RankDump:
     entries: in the order in which they were scheduled.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     rank: int
     host: str
@@ -192,8 +192,10 @@ class RankDump:
         """Ready for JSON; of entries and peers what is not as its default."""
         document = asdict(self)
         for entry in document["entries"]:
-            entry["peers"] = {str(peer): _said(PeerTraffic, own) for peer, own in entry["peers"].items()}
-        document["entries"] = [_said(Entry, entry) for entry in document["entries"]]
+            entry["peers"] = {
+                str(peer): _drop_defaults(PeerTraffic, own) for peer, own in entry["peers"].items()
+            }
+        document["entries"] = [_drop_defaults(Entry, entry) for entry in document["entries"]]
         return {"schema": SCHEMA, **document}
 
     @classmethod
@@ -201,7 +203,7 @@ class RankDump:
         """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
         if document.get("schema") != SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {SCHEMA}")
-        found = validated(cls, "a dump of a flight recorder", document)
+        found = validate_document(cls, "a dump of a flight recorder", document)
         for place, entry in enumerate(found.entries):
             if entry.state not in STATES:
                 where = f"entries.{place}.state"
@@ -218,7 +220,7 @@ class RankDump:
         return read_document(path, cls.from_document)
 
 
-def _said(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
+def _drop_defaults(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
     """Without what is as if it were not said."""
     usual = {known.name: known.default for known in fields(kind)}
     return {key: value for key, value in own.items() if value != usual[key] and value != {}}
@@ -278,7 +280,7 @@ class NetworkPaths:
         values = {"rates_bps": {}, "one_clock": False, **document}
         if isinstance(values.get("pairs"), list):
             values["pairs"] = [_with_field_names(item) for item in values["pairs"]]
-        return validated(cls, "a file of paths", values)
+        return validate_document(cls, "a file of paths", values)
 
     def write(self, path: Path) -> None:
         """As JSON."""

@@ -29,7 +29,7 @@ VERSION = "2.9"
 PREFIX = "trace_rank_"
 
 # this project's names, and those that process groups give to the recorder
-_NAMES = {
+_TO_PYTORCH = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
     "all_to_all_single": "all_to_all",
@@ -38,7 +38,7 @@ _NAMES = {
     "isend": "send",
     "irecv": "recv",
 }
-_OURS = {theirs: ours for ours, theirs in _NAMES.items()}
+_FROM_PYTORCH = {theirs: ours for ours, theirs in _TO_PYTORCH.items()}
 # as c10::toString has them, and bytes of each
 _DTYPES = {
     "float64": ("Double", 8),
@@ -50,14 +50,14 @@ _DTYPES = {
     "uint8": ("Byte", 1),
     "int8": ("Char", 1),
 }
-_OURS_OF_DTYPE = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
-_WITH_EVENTS = "ccl"
+_DTYPES_FROM_PYTORCH = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
+_EVENT_BACKENDS_SUFFIX = "ccl"
 """How names of libraries end whose recorders look at an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
 
 RETIRED = "retired"
 """State of an operation that its recorder has done with, without saying how it ended."""
 
-BROKEN = (
+PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -91,10 +91,12 @@ def to_pytorch(dump: RankDump) -> dict[str, Any]:
                 "collective_seq_id": count["collective"],
                 "p2p_seq_id": count["message"],
                 "op_id": place + 1,
-                "profiling_name": f"nccl:{_their_name(entry, group, dump.rank)}",
+                "profiling_name": f"nccl:{_pytorch_name(entry, group, dump.rank)}",
                 "time_created_ns": _ns(entry.scheduled_s),
                 **_sizes(entry, max(1, len(group.ranks))),
-                "state": entry.state if entry.state in (SCHEDULED, STARTED, COMPLETED) else _left_in(entry),
+                "state": entry.state
+                if entry.state in (SCHEDULED, STARTED, COMPLETED)
+                else _open_state(entry),
                 "time_discovered_started_ns": _ns(entry.started_s),
                 "time_discovered_completed_ns": _ns(entry.ended_s) if entry.state == COMPLETED else None,
                 "retired": entry.over,
@@ -142,7 +144,7 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
     try:
         groups = {}
         for name, group in document["pg_config"].items():
-            if ranks := ranks_of(group):
+            if ranks := group_ranks(group):
                 groups[name] = GroupRecord(_group_number(name, ranks), group.get("desc") or name, ranks)
         entries = []
         for number, item in enumerate(document["entries"]):
@@ -151,7 +153,7 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
             if name not in groups:
                 groups[name] = GroupRecord(_group_number(name, ()), description or name, ())
             entries.append(_entry(item, groups[name], first))
-    except BROKEN as error:
+    except PARSE_ERRORS as error:
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
         raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {what}") from error
     times = [
@@ -160,7 +162,7 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
     return RankDump(rank, "", max([*times, written_s]), "", tuple(groups.values()), tuple(entries))
 
 
-def ranks_of(group: Mapping[str, Any]) -> tuple[int, ...]:
+def group_ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a group as pg_config says, as a list or its text. ValueError, and others of BROKEN."""
     ranks = group["ranks"]
     found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
@@ -187,7 +189,7 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     sizes, dtypes = item.get("input_sizes") or [], item.get("input_dtypes") or []
     if message and message[1] == "recv":
         sizes, dtypes = item.get("output_sizes") or [], item.get("output_dtypes") or []
-    dtype, size = _OURS_OF_DTYPE.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
+    dtype, size = _DTYPES_FROM_PYTORCH.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
     # JSON has 0 for a time that there is not
     started_ns = item.get("time_discovered_started_ns") or None
     ended_ns = item.get("time_discovered_completed_ns") or None
@@ -196,12 +198,12 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
         raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
     if state != COMPLETED and item.get("retired"):
         # who looks at events knows the end of all that has one
-        state = FAILED if backend.endswith(_WITH_EVENTS) else RETIRED
+        state = FAILED if backend.endswith(_EVENT_BACKENDS_SUFFIX) else RETIRED
     own = message[1] if message else name.split(" ", 1)[0]
     return Entry(
         group.id,
         0 if is_message(item) else item["collective_seq_id"] - first + 1,
-        _OURS.get(own, own),
+        _FROM_PYTORCH.get(own, own),
         state=state,
         dtype=dtype,
         size_bytes=sum(_numel(dims) for dims in sizes) * size,
@@ -221,8 +223,8 @@ def _numel(dims: Any) -> int:
     return found
 
 
-def _their_name(entry: Entry, group: GroupRecord, rank: int) -> str:
-    name = _NAMES.get(entry.name, entry.name)
+def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
+    name = _TO_PYTORCH.get(entry.name, entry.name)
     if entry.sequence or entry.peer is None:
         return name
     ranks = sorted({*group.ranks, rank, entry.peer})
@@ -247,7 +249,7 @@ def _sizes(entry: Entry, members: int) -> dict[str, Any]:
     }
 
 
-def _left_in(entry: Entry) -> str:
+def _open_state(entry: Entry) -> str:
     return SCHEDULED if entry.started_s is None else STARTED
 
 

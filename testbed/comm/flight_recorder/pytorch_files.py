@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.flight_recorder.dumps import COMPLETED, FAILED, DumpError, RankDump
-from testbed.comm.flight_recorder.pytorch import BROKEN, RETIRED, from_pytorch, is_message, ranks_of
+from testbed.comm.flight_recorder.pytorch import PARSE_ERRORS, RETIRED, from_pytorch, group_ranks, is_message
 
 USUAL_NAMES = ("comm_lib_trace_rank_*", "nccl_trace_rank_*", "trace_*")
 
@@ -25,15 +25,15 @@ USUAL_NAMES = ("comm_lib_trace_rank_*", "nccl_trace_rank_*", "trace_*")
 _NAME = re.compile(
     r"(?:.*?(?:[._ ](?P<sign>-))?)??(?P<rank>\d+)(?:\.(?:json|pkl|pickle|bin|dump|txt))?", re.ASCII
 )
-_USUAL = re.compile(r"(?:\w+_)?(?:trace_(?:rank_)?|rank_)\d", re.ASCII)
-_WORDS = (b"pg_config", b"profiling_name", b"collective_seq_id")
+_USUAL_NAME = re.compile(r"(?:\w+_)?(?:trace_(?:rank_)?|rank_)\d", re.ASCII)
+_MARKERS = (b"pg_config", b"profiling_name", b"collective_seq_id")
 _HEAD_BYTES = 1 << 16
-_SHOWN = 8
+_MAX_SHOWN = 8
 
-_EVERYBODY = ("0", "default_pg")
+_WORLD = ("0", "default_pg")
 """Name and description of the group of all ranks."""
 
-_TOGETHER = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+_SYNCHRONISING = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Beginnings of the names of collectives that no rank ends before all have come."""
 
 _COALESCED = "coalesced"
@@ -51,7 +51,7 @@ _ENTRY_FIELDS = {
 }  # fmt: skip
 
 
-def rank_of_name(name: str) -> int | None:
+def parse_rank(name: str) -> int | None:
     """Return the rank that a dump's name ends with, before an ending such as .pkl or .json; None where there is none.
 
     DumpError for a rank below 0, which recorders have before they know theirs.
@@ -66,14 +66,14 @@ def rank_of_name(name: str) -> int | None:
 
 def is_dump(path: Path) -> bool:
     """Return whether a file has the name or the contents of a dump of PyTorch's. OSError."""
-    if _USUAL.match(path.name) and _NAME.fullmatch(path.name):
+    if _USUAL_NAME.match(path.name) and _NAME.fullmatch(path.name):
         return True
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    return head.lstrip()[:1] in (b"\x80", b"{") and any(word in head for word in _WORDS)
+    return head.lstrip()[:1] in (b"\x80", b"{") and any(word in head for word in _MARKERS)
 
 
-def two_of_one_rank(rank: int, one: Path, other: Path) -> DumpError:
+def duplicate_rank_error(rank: int, one: Path, other: Path) -> DumpError:
     """Return the error for two files that claim one rank."""
     return DumpError(
         where=str(one.parent),
@@ -95,23 +95,23 @@ def read_dumps(paths: Iterable[Path]) -> tuple[tuple[RankDump, ...], tuple[str, 
     """
     files: dict[int, Path] = {}
     for path in paths:
-        rank = rank_of_name(path.name)
+        rank = parse_rank(path.name)
         if rank is None:
             hint = "PyTorch ends names with the rank; so can you: the file's own name does not matter else."
             raise DumpError(where=str(path), got="a name without a rank", expected="trace_rank_3", hint=hint)
         if rank in files:
-            raise two_of_one_rank(rank, files[rank], path)
+            raise duplicate_rank_error(rank, files[rank], path)
         files[rank] = path
     documents = {rank: read_document(files[rank]) for rank in sorted(files)}
-    notes = [*_unused(documents.values()), *_complete_groups(documents, files)]
-    first = min((_sequences(documents.values())), default=1)
+    notes = [*_list_unknown_fields(documents.values()), *_complete_groups(documents, files)]
+    first = min((_collective_numbers(documents.values())), default=1)
     dumps = []
     for rank, document in documents.items():
         try:
             dumps.append(from_pytorch(document, rank, files[rank].stat().st_mtime, min(first, 1)))
         except DumpError as error:
             raise DumpError(f"{files[rank]}: {error}") from error
-    found, concluded = _with_results(dumps)
+    found, concluded = _conclude_states(dumps)
     return found, (*notes, *concluded)
 
 
@@ -122,8 +122,8 @@ def read_document(path: Path) -> dict[str, Any]:
         hint = "The rank that wrote it died, or its disk was full."
         raise DumpError(where=str(path), got="an empty file", expected="a dump", hint=hint)
     try:
-        document = _Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
-    except (pickle.UnpicklingError, EOFError, *BROKEN) as error:
+        document = _PlainUnpickler(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+    except (pickle.UnpicklingError, EOFError, *PARSE_ERRORS) as error:
         raise DumpError(f"{path}: not a dump of PyTorch's flight recorder: {error or repr(error)}") from error
     version = str(document.get("version", "")) if isinstance(document, dict) else ""
     if not isinstance(document, dict) or version.partition(".")[0] != "2":
@@ -134,10 +134,10 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(groups, dict) or not isinstance(entries, list):
         got, expected = f"fields {', '.join(map(str, document))}", "pg_config and entries"
         raise DumpError(where=f"{path}: not a dump of PyTorch's flight recorder", got=got, expected=expected)
-    return {**document, "entries": _without_batches(entries)}
+    return {**document, "entries": _merge_batches(entries)}
 
 
-def _without_batches(entries: Sequence[Any]) -> list[Any]:
+def _merge_batches(entries: Sequence[Any]) -> list[Any]:
     """Return entries in which members of batches have their batch's state; the entry that ends a batch goes.
 
     NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled for ever. They have
@@ -145,7 +145,7 @@ def _without_batches(entries: Sequence[Any]) -> list[Any]:
     """
     batches: dict[tuple[Any, ...], dict[str, Any]] = {}
     last: dict[tuple[Any, ...], int] = {}
-    keys = [_batch_of(item) for item in entries]
+    keys = [_batch_key(item) for item in entries]
     for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
         if key is None:
             continue
@@ -173,18 +173,18 @@ _STATE_FIELDS = (
 )
 
 
-def _batch_of(item: Any) -> tuple[Any, ...] | None:
+def _batch_key(item: Any) -> tuple[Any, ...] | None:
     """Return by what members of one batch are known; None where something is missing."""
     try:
         p2p = bool(item["is_p2p"])
         key = (str(item["process_group"]), p2p, item["p2p_seq_id" if p2p else "collective_seq_id"])
         hash(key)
-    except BROKEN:
+    except PARSE_ERRORS:
         return None
     return key
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Takes plain data, and what TorchScript's pickler wraps lists and dictionaries in, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -198,41 +198,41 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
-def _sequences(documents: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+def _collective_numbers(documents: Iterable[Mapping[str, Any]]) -> Iterator[int]:
     """Numbers of collectives: from 1 with PyTorch, from 0 with torchcomms."""
-    for item in _items(documents):
+    for item in _iterate_entries(documents):
         number = item.get("collective_seq_id")
         if isinstance(number, int) and not is_message(item):
             yield number
 
 
-def _items(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _iterate_entries(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (item for document in documents for item in document["entries"] if isinstance(item, dict))
 
 
-def _unused(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _list_unknown_fields(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Fields that no version known here has."""
     documents = list(documents)
     own = {str(name) for document in documents for name in document} - _DUMP_FIELDS
-    of_entries = {str(name) for item in _items(documents) for name in item} - _ENTRY_FIELDS
+    of_entries = {str(name) for item in _iterate_entries(documents) for name in item} - _ENTRY_FIELDS
     for where, found in (
         ("", [name for name in own if not name.endswith(_DUMP_ENDINGS)]),
         ("entries' ", of_entries),
     ):
         if found:
-            yield f"{where}fields that are not known: {', '.join(sorted(found)[:_SHOWN])}"
+            yield f"{where}fields that are not known: {', '.join(sorted(found)[:_MAX_SHOWN])}"
 
 
 def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int, Path]) -> Iterator[str]:
     """Give every group that operations name its ranks, where some dump or who used it tells; in words where."""
-    said = {rank: _said_groups(document, rank, files[rank]) for rank, document in documents.items()}
+    said = {rank: _read_groups(document, rank, files[rank]) for rank, document in documents.items()}
     everybody = {one for own in said.values() for ranks in own.values() for one in ranks}.union(documents)
     users: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, document in documents.items():
         for number, item in enumerate(document["entries"]):
             try:
                 name, description = item["process_group"]
-            except BROKEN as error:
+            except PARSE_ERRORS as error:
                 where = f"{files[rank]}: entry {number}: process_group"
                 raise DumpError(f"{where}: {error or repr(error)}") from error
             if name not in said[rank]:
@@ -242,31 +242,31 @@ def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int
             others = {groups[name] for groups in said.values() if rank in groups.get(name, ())}
             if len(others) == 1:
                 (ranks,) = others
-            elif name == _EVERYBODY[0] or description == _EVERYBODY[1]:
+            elif name == _WORLD[0] or description == _WORLD[1]:
                 ranks = tuple(sorted(everybody))
             else:
                 ranks = tuple(sorted(own))
             group = {"name": name, "desc": description, "ranks": ranks}
             documents[rank]["pg_config"] = {**documents[rank]["pg_config"], name: group}
     if users:
-        shown = ", ".join(sorted(map(str, users))[:_SHOWN])
+        shown = ", ".join(sorted(map(str, users))[:_MAX_SHOWN])
         yield f"ranks of group{'s' * (len(users) > 1)} {shown} are not in the dumps: taken are those that used it"
 
 
-def _said_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
+def _read_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
     """Return the ranks of groups that a dump describes. DumpError, also where its own rank is none of the job's."""
     try:
-        own = {name: ranks for name, group in document["pg_config"].items() if (ranks := ranks_of(group))}
-    except BROKEN as error:
+        own = {name: ranks for name, group in document["pg_config"].items() if (ranks := group_ranks(group))}
+    except PARSE_ERRORS as error:
         raise DumpError(f"{file}: pg_config: {error or repr(error)}") from error
-    world = own.get(_EVERYBODY[0])
+    world = own.get(_WORLD[0])
     if world and rank not in world:
         expected = f"one of the job's, {min(world)} to {max(world)}"
         raise DumpError(where=f"{file}: rank", got=f"{rank}, as its name says", expected=expected)
     return own
 
 
-def _with_results(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
+def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
     """Give a state to what is over without an end, as Gloo leaves all: it failed where a member has not come."""
     reached: dict[tuple[int, int], int] = {}
     twice = 0
@@ -287,7 +287,7 @@ def _with_results(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list
                 continue
             count += 1
             came = all(reached.get((entry.group, rank), 0) >= entry.sequence for rank in members[entry.group])
-            bad = not came and entry.name.startswith(_TOGETHER)
+            bad = not came and entry.name.startswith(_SYNCHRONISING)
             failed += bad
             entries.append(replace(entry, state=FAILED if bad else COMPLETED))
         found.append(replace(dump, entries=tuple(entries)))

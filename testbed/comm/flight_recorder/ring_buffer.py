@@ -113,7 +113,7 @@ class Record:
         """It is over: COMPLETED or FAILED."""
         self.over = True
         if state == FAILED:
-            struct.pack_into("<160s", self._memory, self._at + _ERROR_AT, _cut(error, 160))
+            struct.pack_into("<160s", self._memory, self._at + _ERROR_AT, _encode(error, 160))
         struct.pack_into("<d", self._memory, self._at + _ENDED_AT, now_s)
         struct.pack_into("<I", self._memory, self._at + _STATE_AT, STATES.index(state))
 
@@ -180,7 +180,7 @@ class Recorder:
             return None
         self._number += 1
         at = _HEAD.size + GROUPS_BYTES + slot * (_SLOT.size + self._most * _PEER.size)
-        words = [_cut(*pair) for pair in ((name, 24), (algorithm, 24), (dtype, 12), (op, 8))]
+        words = [_encode(*pair) for pair in ((name, 24), (algorithm, 24), (dtype, 12), (op, 8))]
         times = (now_s, _NEVER, _NEVER)
         head = (self._number, group, sequence, 0, size_bytes, peer, tag)
         _SLOT.pack_into(self._memory, at, *head, *times, 0, 0, 0, *words, b"", b"")
@@ -211,15 +211,15 @@ def read_ring(memory: Any, host: str, time_s: float, ended: str = "") -> RankDum
     lines = bytes(memory[_HEAD.size : _HEAD.size + used]).splitlines()
     groups = [GroupRecord(number, name, tuple(ranks)) for number, name, ranks in map(json.loads, lines)]
     start, stride = _HEAD.size + groups_bytes, _SLOT.size + peers * _PEER.size
-    found = [_entry(memory, start + slot * stride) for slot in range(slots)]
+    found = [_read_entry(memory, start + slot * stride) for slot in range(slots)]
     entries = [entry for number, entry in sorted(found, key=lambda item: item[0]) if number]
     return RankDump(rank, host, time_s, ended, tuple(groups), tuple(entries))
 
 
-def _entry(memory: Any, at: int) -> tuple[int, Entry]:
+def _read_entry(memory: Any, at: int) -> tuple[int, Entry]:
     number, group, sequence, state, size_bytes, peer, tag, *rest = _SLOT.unpack_from(memory, at)
     scheduled_s, started_s, ended_s, count, done, rounds, *texts = rest
-    name, algorithm, dtype, op, phase, error = (_text(text) for text in texts)
+    name, algorithm, dtype, op, phase, error = (_decode(text) for text in texts)
     peers = {}
     for index in range(count):
         own = _PEER.unpack_from(memory, at + _SLOT.size + index * _PEER.size)
@@ -258,11 +258,11 @@ def _entry(memory: Any, at: int) -> tuple[int, Entry]:
     return number, entry
 
 
-def _cut(text: str, size: int) -> bytes:
+def _encode(text: str, size: int) -> bytes:
     return text.encode()[:size]
 
 
-def _text(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 

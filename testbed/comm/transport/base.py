@@ -15,8 +15,8 @@ Below = TypeVar("Below")
 
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
-MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
-MOST_NOTE_BYTES = 4096  # of what a rank tells a peer beside its messages
+MAX_REASON_BYTES = 256  # of what an aborting rank tells its peers
+MAX_NOTE_BYTES = 4096  # of what a rank tells a peer beside its messages
 
 
 class TransportError(TestbedError):
@@ -195,14 +195,14 @@ def unwrap_transport(transport: Transport, kind: type[Below]) -> Below | None:
     return found
 
 
-def reason_bytes(reason: str) -> bytes:
+def encode_reason(reason: str) -> bytes:
     """Why this rank gives up, as it goes to the peers."""
-    return reason.encode()[:MOST_REASON_BYTES]
+    return reason.encode()[:MAX_REASON_BYTES]
 
 
-def aborted_words(data: bytes | bytearray) -> str:
+def describe_abort(data: bytes | bytearray) -> str:
     """Why a peer says that it gave up: text from elsewhere, so made printable."""
-    text = data[:MOST_REASON_BYTES].decode(errors="replace")
+    text = data[:MAX_REASON_BYTES].decode(errors="replace")
     return "it aborted: " + "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -28,7 +28,7 @@ from testbed.comm.transport.wire import (
 
 METHODS = ("star", "ring_hybrid")
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
-_MOST_STRANGERS = 256
+_MAX_UNKNOWN_CALLERS = 256
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class BootstrapCosts:
     entry_s: float = 0.0
 
 
-FREE = BootstrapCosts()
-_LEAST_PAID_S = 0.5e-3  # together, so that addresses that come meanwhile are handled together, too
+NO_COSTS = BootstrapCosts()
+_MIN_SLEEP_S = 0.5e-3  # together, so that addresses that come meanwhile are handled together, too
 
 
-class _Debt:
+class _CostSleeper:
     """Software's time, paid by sleeping."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Debt:
     def owe(self, seconds: float) -> None:
         """Pay once it is worth while."""
         self.owed_s += seconds
-        if self.owed_s >= _LEAST_PAID_S:
+        if self.owed_s >= _MIN_SLEEP_S:
             self.settle()
 
     def settle(self) -> None:
@@ -91,7 +91,7 @@ def bootstrap(
     token: str,
     timeout_s: float = 30.0,
     master_listener: socket.socket | None = None,
-    costs: BootstrapCosts = FREE,
+    costs: BootstrapCosts = NO_COSTS,
 ) -> tuple[Addresses, BootstrapReport]:
     """The addresses of all ranks, in rank order, and what it cost this one.
 
@@ -123,7 +123,7 @@ class _Bootstrap:
     ) -> None:
         self.report = BootstrapReport(method)
         self.costs = costs
-        self.debt = _Debt()
+        self.debt = _CostSleeper()
         self.rank = rank
         self.size = size
         self.master = master
@@ -170,7 +170,7 @@ class _Bootstrap:
         self, entrance: socket.socket, stack: contextlib.ExitStack
     ) -> dict[int, tuple[socket.socket, Address]]:
         """Everybody's connection and address, as they come; strangers are turned away."""
-        entrance.listen(self.size + _MOST_STRANGERS)
+        entrance.listen(self.size + _MAX_UNKNOWN_CALLERS)
         found: dict[int, tuple[socket.socket, Address]] = {}
         with selectors.DefaultSelector() as selector:
             entrance.setblocking(False)
@@ -357,5 +357,5 @@ def open_listener(address: Address, callers: int = 0) -> socket.socket:
         raise TransportError(
             f"bootstrap: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
         ) from None
-    sock.listen(callers + _MOST_STRANGERS)
+    sock.listen(callers + _MAX_UNKNOWN_CALLERS)
     return sock

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from testbed.comm.transport.base import (
-    MOST_NOTE_BYTES,
-    MOST_REASON_BYTES,
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
     Request,
     TransportError,
-    aborted_words,
+    describe_abort,
 )
 from testbed.comm.transport.reassembly import IncomingMessage
 from testbed.comm.transport.stream import NOTHING, Stream
@@ -25,7 +25,7 @@ from testbed.comm.transport.stream import NOTHING, Stream
 FRAME = struct.Struct("<BBHIIIQQQ")
 _SEGMENT, _ACK, _NOTIFY, _GOODBYE, _NOTE = 1, 2, 3, 4, 5
 LAST, FAST = 1, 2
-LEAST_SEGMENT_BYTES = 256
+MIN_SEGMENT_BYTES = 256
 
 MODES = ("dqplb", "spray")
 
@@ -52,7 +52,7 @@ class StripeSettings:
     def __post_init__(self) -> None:
         bounds = {
             "connections": (1, 255),
-            "segment_bytes": (LEAST_SEGMENT_BYTES, 1 << 30),
+            "segment_bytes": (MIN_SEGMENT_BYTES, 1 << 30),
             "outstanding": (1, 1 << 16),
         }
         for name, (least, most) in bounds.items():
@@ -79,7 +79,7 @@ class _Frame(NamedTuple):
     total: int
 
 
-class Outgoing:
+class OutgoingMessage:
     """A message that is being cut: how much is cut off, how much the kernel does not have yet."""
 
     __slots__ = ("cut", "left", "number", "request", "segments")
@@ -104,7 +104,7 @@ class ChannelOwner(Protocol):
     def on_acknowledged(self, count: int) -> None:
         """So many segments have come."""
 
-    def on_sent(self, out: Outgoing, size_bytes: int) -> None:
+    def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
         """The kernel has another part of a message."""
 
     def incoming(
@@ -145,14 +145,14 @@ class Channel(Stream):
         super().attach(sock, watch)
         self.pair.pump()
 
-    def segment(self, out: Outgoing, flags: int, sequence: int, start: int, end: int) -> None:
+    def segment(self, out: OutgoingMessage, flags: int, sequence: int, start: int, end: int) -> None:
         """Send a part of a message."""
         request = out.request
         total = len(request.view)
         header = FRAME.pack(_SEGMENT, flags, 0, sequence, out.number, end - start, request.tag, start, total)
         self.queue(header, request.view[start:end], out)
 
-    def notify(self, out: Outgoing) -> None:
+    def notify(self, out: OutgoingMessage) -> None:
         """Say of how many segments a message was made."""
         request = out.request
         total = len(request.view)
@@ -172,7 +172,7 @@ class Channel(Stream):
 
     # ---- what the stream tells
 
-    def _sent(self, what: Outgoing, size_bytes: int) -> None:
+    def _sent(self, what: OutgoingMessage, size_bytes: int) -> None:
         self.pair.on_sent(what, size_bytes)
 
     def _goodbye(self, reason: bytes) -> bytes:
@@ -192,9 +192,9 @@ class Channel(Stream):
             return self._acknowledged(frame.segments)
         if frame.kind == _NOTIFY:
             return self._announced(frame)
-        if frame.kind == _GOODBYE and frame.length <= MOST_REASON_BYTES:
+        if frame.kind == _GOODBYE and frame.length <= MAX_REASON_BYTES:
             return self._begin_farewell(frame.length)
-        if frame.kind == _NOTE and frame.length <= MOST_NOTE_BYTES:
+        if frame.kind == _NOTE and frame.length <= MAX_NOTE_BYTES:
             self._told = bytearray(frame.length)
             self._target = memoryview(self._told)
             return True
@@ -208,7 +208,7 @@ class Channel(Stream):
         if into is None:
             self._wait()
             return False
-        many = len(into.segments) > total // LEAST_SEGMENT_BYTES
+        many = len(into.segments) > total // MIN_SEGMENT_BYTES
         if into.received + length > total or into.ended or many:
             words = f"it sent more than the {total} bytes of message {frame.message}, or too many segments"
             return self._refuse(words)
@@ -253,7 +253,7 @@ class Channel(Stream):
 
     def _arrived(self) -> None:
         if self._farewell is not None:
-            self._end(aborted_words(self._farewell))
+            self._end(describe_abort(self._farewell))
             return
         if self._told is not None:
             told, self._told = bytes(self._told), None

@@ -19,7 +19,7 @@ from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, Hello, make_
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
-_MAX_STRANGERS = 256
+_MAX_UNKNOWN_CALLERS = 256
 _IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 
@@ -27,7 +27,7 @@ StreamKey = tuple[int, ConnectionKey]
 """A peer, and which of the connections with it."""
 
 
-class Connecting:
+class Connector:
     """What is under way until connections stand.
 
     stream_at: gives the stream of a which, begun if need be. came: is told a peer and its incarnation, as it said.
@@ -103,7 +103,7 @@ class Connecting:
                     f"rank {self._rank}: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
                 ) from None
         self._sockets.apply(listener)
-        listener.listen(self._size + _MAX_STRANGERS)
+        listener.listen(self._size + _MAX_UNKNOWN_CALLERS)
         self._loop.watch(listener, select.EPOLLIN, self._on_caller)
         self._listener = listener
 
@@ -175,7 +175,7 @@ class Connecting:
         except OSError:  # it has gone already
             return
         # as many as there are ranks may come at once, and some strangers; those that this rank dials count too
-        if len(self._handshakes) >= 2 * self._size + _MAX_STRANGERS:
+        if len(self._handshakes) >= 2 * self._size + _MAX_UNKNOWN_CALLERS:
             self.refused += 1
             sock.close()
             return

@@ -19,7 +19,7 @@ from testbed.clock import clock_here
 # The kernel may add a thousandth of the time asked for, save for real-time processes, which ranks are in a guest. Where
 # it has no exact epoll: that counts milliseconds; select is exact but slower.
 _EXACT_BELOW_S = 0.003
-_EARLY = 0.998
+_EARLY_SHARE = 0.998
 PR_SET_TIMERSLACK = 29
 
 Handler = Callable[[int], None]
@@ -50,7 +50,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._exact = ExactPoll(self._epoll.fileno())
-        self._early = 1.0 if clock_here() == "free" else _EARLY
+        self._early = 1.0 if clock_here() == "free" else _EARLY_SHARE
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
         self._handlers: dict[int, Handler] = {self._bell: self._on_bell}
@@ -144,7 +144,7 @@ Events = list[tuple[int, int]]
 
 _EPOLL_PWAIT2 = 441  # Linux 5.11; the same number on all processors
 _SIGNAL_SET_BYTES = 8
-_MOST_EVENTS = 64
+_MAX_EVENTS = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -167,13 +167,13 @@ class ExactPoll:
     """Waits on one epoll instance, by its descriptor. `works` says whether this kernel has the call."""
 
     def __init__(self, descriptor: int) -> None:
-        self._events = (_Event * _MOST_EVENTS)()
+        self._events = (_Event * _MAX_EVENTS)()
         self._time = _Time()
         self._arguments = (
             ctypes.c_long(_EPOLL_PWAIT2),
             ctypes.c_long(descriptor),
             ctypes.byref(self._events),
-            ctypes.c_long(_MOST_EVENTS),
+            ctypes.c_long(_MAX_EVENTS),
             ctypes.byref(self._time),
             None,
             ctypes.c_long(_SIGNAL_SET_BYTES),

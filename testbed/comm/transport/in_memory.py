@@ -17,14 +17,14 @@ from testbed.comm.transport.base import (
     PeerLost,
     Request,
     TrafficClass,
-    aborted_words,
     address_error,
     check_traffic_class,
     check_writable,
-    reason_bytes,
+    describe_abort,
+    encode_reason,
 )
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 
 _CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
 _BELL = -2  # nothing came: somebody wants `progress` to return
@@ -58,7 +58,7 @@ class MemoryTransport:
         self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
         self._lost: dict[int, PeerLost] = {}
         self._closed = False
-        self.exposed = Exposed()
+        self.exposed = ExposedWindows()
         self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
             deque()
         )  # other ranks' threads append here
@@ -112,7 +112,7 @@ class MemoryTransport:
                     self.on_note(peer, payload)
                 continue
             if tag == _CLOSED:
-                self._lose(peer, aborted_words(payload) if payload else "it closed its end", not payload)
+                self._lose(peer, describe_abort(payload) if payload else "it closed its end", not payload)
                 continue
             if is_put(tag):
                 request = self.exposed.place(peer, tag, len(payload))
@@ -136,7 +136,7 @@ class MemoryTransport:
 
     def abort(self, reason: str) -> None:
         """See Transport."""
-        self._end(reason_bytes(reason), "this rank has aborted")
+        self._end(encode_reason(reason), "this rank has aborted")
 
     def close(self) -> None:
         """See Transport."""

@@ -21,10 +21,10 @@ from testbed.comm.transport.base import (
 
 _CONTROL = struct.Struct("<QQ")
 NOTE_BYTES = _CONTROL.size
-MOST_NOTES = 100_000  # that wait for what they are about
+MAX_PENDING_NOTES = 100_000  # that wait for what they are about
 _CLOSE_TIMEOUT_S = 2.0
 
-Line = tuple[int, TrafficClass]
+PairKey = tuple[int, TrafficClass]
 
 
 class Wrapper:
@@ -64,16 +64,16 @@ class Layer(Wrapper):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self._later: deque[Callable[[], None]] = deque()
-        self._listening: dict[Line, TransportError | None] = {}
+        self._listening: dict[PairKey, TransportError | None] = {}
         self._notes_sent: dict[int, int] = dict.fromkeys(inner.counters, 0)
         self._notes_received = dict(self._notes_sent)
         self._copied = dict(self._notes_sent)
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
+    def on_note(self, line: PairKey, tag: int, number: int) -> None:
         """A note has come."""
         raise NotImplementedError
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
+    def on_lost(self, line: PairKey, error: TransportError) -> None:
         """No notes will come any more."""
         raise NotImplementedError
 
@@ -143,20 +143,20 @@ class Layer(Wrapper):
         while self._later:
             self._later.popleft()()
 
-    def _note(self, line: Line, tag: int, number: int) -> None:
+    def _note(self, line: PairKey, tag: int, number: int) -> None:
         """Send a note."""
         self._notes_sent[line[0]] += 1
         note = memoryview(_CONTROL.pack(tag, number))
         self.inner.isend(line[0], CONTROL_TAG, note, line[1])
 
-    def _listen(self, line: Line) -> TransportError | None:
+    def _listen(self, line: PairKey) -> TransportError | None:
         """Have notes of this line heard; the error that ended it, if it has ended."""
         if line not in self._listening:
             self._listening[line] = None
             self._hear(line)
         return self._listening[line]
 
-    def _hear(self, line: Line) -> None:
+    def _hear(self, line: PairKey) -> None:
         buffer = memoryview(bytearray(_CONTROL.size))
 
         def heard(request: Request) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from testbed.comm.transport.base import Request, TransportError
 
-_MOST_MESSAGES = 100_000
+_MAX_MESSAGES = 100_000
 
 
 class Staged:
@@ -52,7 +52,7 @@ class Mailbox:
 
     def has_room(self, length: int, most_bytes: int) -> bool:
         """Whether a message of `length` bytes may be staged; of empty ones, too, there may only be so many."""
-        return self.staged_bytes + length <= most_bytes and self.staged_messages < _MOST_MESSAGES
+        return self.staged_bytes + length <= most_bytes and self.staged_messages < _MAX_MESSAGES
 
     def stage(self, tag: int, length: int) -> Staged:
         """Room for a message of `length` bytes that came before its receive."""

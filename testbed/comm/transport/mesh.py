@@ -28,11 +28,11 @@ from testbed.comm.transport.base import (
     address_error,
     check_traffic_class,
     check_writable,
-    reason_bytes,
+    encode_reason,
 )
-from testbed.comm.transport.connector import Connecting, StreamKey
+from testbed.comm.transport.connector import Connector, StreamKey
 from testbed.comm.transport.event_loop import EventLoop, StallDetector, set_timer_slack
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 from testbed.comm.transport.sockets import (
     MeshSettings,
     SocketOptions,
@@ -81,7 +81,7 @@ class Mesh:
         self.now_s = time.monotonic()
         self.settings = settings
         self.stall_detector: StallDetector | None = None
-        self.exposed = Exposed()
+        self.exposed = ExposedWindows()
         self._counters = PeerCounterMap(rank, self.size)
         self._streams: dict[StreamKey, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
@@ -92,7 +92,7 @@ class Mesh:
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
         self.incarnations: dict[int, int] = {}
-        self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at, self._came)
+        self._connecting = Connector(rank, addresses, settings, self._loop, self._stream_at, self._came)
         try:
             with settings.sockets.make() as trial:
                 settings.sockets.apply(trial)
@@ -261,7 +261,7 @@ class Mesh:
     def abort(self, reason: str) -> None:
         """See Transport."""
         for stream in self._streams.values():
-            sock = stream.farewell(reason_bytes(reason)) if stream.lost is None else None
+            sock = stream.farewell(encode_reason(reason)) if stream.lost is None else None
             if sock is not None:
                 self._leftover.append(sock)
         self.on_peer_lost = None  # it knows

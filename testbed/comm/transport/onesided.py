@@ -44,7 +44,7 @@ def is_put(tag: int) -> bool:
     return _ONE_SIDED <= tag < _PUTS_END and tag & (1 << _WINDOW_BIT) - 1 < _OFFSETS
 
 
-class Exposed:
+class ExposedWindows:
     """A rank's memory that peers may write into, by the numbers that they know it by."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class Exposed:
 class OneSided(Protocol):
     """A transport whose `isend` takes tags of puts and signals, and whose `irecv` those of signals."""
 
-    exposed: Exposed
+    exposed: ExposedWindows
 
 
-def one_sided(transport: Transport) -> Transport | None:
+def find_one_sided(transport: Transport) -> Transport | None:
     """What under a transport's layers takes puts and signals; None where nothing does.
 
     Ways of handing messages over have no part in them: what is written needs no receive, no announcement and no slot.

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 
 MESSAGE_MASK = (1 << 32) - 1
 # a message may be so much ahead of the oldest that has not begun to come: sanity, not flow control
-MOST_AHEAD = 1 << 20
+MAX_AHEAD = 1 << 20
 
 
 class IncomingMessage(Staged):
@@ -39,7 +39,7 @@ class Reassembler:
     """What comes from one peer, of one class of traffic."""
 
     def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: Exposed
+        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
     ) -> None:
         self.rank = rank
         self.peer = peer
@@ -96,7 +96,7 @@ class Reassembler:
                 return None
             return into
         ahead = (number - self._next_match) & MESSAGE_MASK
-        if ahead >= MOST_AHEAD:
+        if ahead >= MAX_AHEAD:
             self.fail(f"it sent message {number} when {self._next_match} was next")
             return None
         put = self.exposed.place(self.peer, tag, total) if is_put(tag) else None
@@ -125,7 +125,7 @@ class Reassembler:
         self.counters.messages_received += 1
         self.counters.bytes_received += into.total
         # matched, or else to be matched still
-        if (into.number - self._next_match) & MESSAGE_MASK >= MOST_AHEAD:
+        if (into.number - self._next_match) & MESSAGE_MASK >= MAX_AHEAD:
             self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
         if is_one_sided(into.tag):
             self._tell_one_sided()

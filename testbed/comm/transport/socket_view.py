@@ -12,7 +12,7 @@ from testbed.comm.transport.sockets import SocketOptions, WireCounts
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class Unobserved:
+class NoSocketView:
     """In place of a mesh, where a transport of somebody's own has none: records of its connections stay empty."""
 
     counts_payload = False
@@ -49,9 +49,9 @@ class Unobserved:
         return "its transport does not tell how its connections stand"
 
 
-Observed = Mesh | Unobserved
+SocketView = Mesh | NoSocketView
 
 
-def observed(transport: Transport) -> Observed:
+def find_socket_view(transport: Transport) -> SocketView:
     """The mesh that a transport is, or that is under its layers."""
-    return unwrap_transport(transport, Mesh) or Unobserved()
+    return unwrap_transport(transport, Mesh) or NoSocketView()

@@ -36,13 +36,13 @@ _TCP_INFO = (
 )
 _TCP_INFO_BYTES = 216
 _LAST_DATA_RECEIVED = 52
-_GLANCE = struct.Struct("=68xI8xI16xI16xQ")  # of these rtt, congestion window, retransmits, bytes_acked
+_SNAPSHOT = struct.Struct("=68xI8xI16xI16xQ")  # of these rtt, congestion window, retransmits, bytes_acked
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 # of asm-generic/socket.h
 _SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of whatever width
-FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}  # with which root may pass the machine's limits
+FORCED_OPTIONS = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}  # with which root may pass the machine's limits
 # of linux/mptcp.h
 _SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
@@ -181,7 +181,7 @@ def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, size)
     if sock.getsockopt(socket.SOL_SOCKET, option) // 2 < size:
         with contextlib.suppress(PermissionError):  # root may pass the machine's limit
-            sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size)
+            sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size)
     in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own needs
     if in_use < size:
         name, limit = ("send", "wmem_max") if option == socket.SO_SNDBUF else ("receive", "rmem_max")
@@ -193,11 +193,11 @@ def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
 def _set_pacing(sock: socket.socket, rate_bps: float) -> None:
     size = max(1, round(rate_bps / 8))
     sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, size.to_bytes(8, sys.byteorder))
-    if (in_use := _pacing(sock)) != size:
+    if (in_use := _read_pacing(sock)) != size:
         raise TransportError(f"pacing: asked for {size} bytes/s, the kernel uses {in_use}")
 
 
-def _pacing(sock: socket.socket) -> int:
+def _read_pacing(sock: socket.socket) -> int:
     return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
@@ -217,15 +217,15 @@ def describe_connection(sock: socket.socket) -> dict[str, Any]:
             more["subflows"] = subflows(sock)
     for name, option in (("send_buffer_bytes", socket.SO_SNDBUF), ("receive_buffer_bytes", socket.SO_RCVBUF)):
         more[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
-    if (pacing := _pacing(sock)) < _UNPACED:
+    if (pacing := _read_pacing(sock)) < _UNPACED:
         more["pacing_bps"] = pacing * 8
     return {"congestion_control": congestion_control(sock), **figures, **more}
 
 
 def snapshot_connection(sock: socket.socket) -> dict[str, float]:
     """The part of `describe_connection` that changes all the time, and quickly; seconds, segments, bytes."""
-    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _GLANCE.size)
-    rtt_us, window, retransmits, acked = _GLANCE.unpack(raw)
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SNAPSHOT.size)
+    rtt_us, window, retransmits, acked = _SNAPSHOT.unpack(raw)
     return {
         "rtt_s": rtt_us / 1e6,
         "congestion_window_segments": window,
@@ -310,11 +310,11 @@ def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:
 
 # of struct tcp_info in linux/tcp.h: last_data_recv (milliseconds ago, by the kernel's ticks), bytes_received, segs_out,
 # segs_in, bytes_sent (those sent again count again)
-_INFO = struct.Struct("=52xI72xQII56xQ")
+_WIRE_COUNTS = struct.Struct("=52xI72xQII56xQ")
 # of linux/mptcp.h: struct mptcp_subflow_data goes before one tcp_info for each subflow
 _SOL_MPTCP, _MPTCP_TCPINFO = 284, 2
-_SUBFLOWS = struct.Struct("=IIII")
-_MOST_SUBFLOWS = 16
+_SUBFLOW_DATA = struct.Struct("=IIII")
+_MAX_SUBFLOWS = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -347,26 +347,28 @@ class WireCounts(NamedTuple):
 def read_wire_counts(sock: socket.socket) -> WireCounts:
     """Of this connection. OSError when it is closed."""
     if sock.proto == IPPROTO_MPTCP:
-        return _by_subflow(sock)
-    return _read(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+        return _read_subflow_counts(sock)
+    return _unpack_wire_counts(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WIRE_COUNTS.size))
 
 
-def _read(raw: bytes) -> WireCounts:
-    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _INFO.unpack(raw.ljust(_INFO.size, b"\0"))
+def _unpack_wire_counts(raw: bytes) -> WireCounts:
+    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _WIRE_COUNTS.unpack(
+        raw.ljust(_WIRE_COUNTS.size, b"\0")
+    )
     return WireCounts(1, segments_out, segments_in, bytes_out, bytes_in, quiet_ms / 1e3)
 
 
-def _by_subflow(sock: socket.socket) -> WireCounts:
+def _read_subflow_counts(sock: socket.socket) -> WireCounts:
     """Of all subflows that an MPTCP connection has now; Python's own getsockopt cannot say what it wants to know."""
-    room = ctypes.create_string_buffer(_SUBFLOWS.size + _MOST_SUBFLOWS * _INFO.size)
-    _SUBFLOWS.pack_into(room, 0, _SUBFLOWS.size, 0, 0, _INFO.size)
+    room = ctypes.create_string_buffer(_SUBFLOW_DATA.size + _MAX_SUBFLOWS * _WIRE_COUNTS.size)
+    _SUBFLOW_DATA.pack_into(room, 0, _SUBFLOW_DATA.size, 0, 0, _WIRE_COUNTS.size)
     length = ctypes.c_uint(len(room))
     if _libc.getsockopt(sock.fileno(), _SOL_MPTCP, _MPTCP_TCPINFO, room, ctypes.byref(length)) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    _, subflows, _, size = _SUBFLOWS.unpack_from(room)
-    offsets = range(_SUBFLOWS.size, _SUBFLOWS.size + min(subflows, _MOST_SUBFLOWS) * size, size)
+    _, subflows, _, size = _SUBFLOW_DATA.unpack_from(room)
+    offsets = range(_SUBFLOW_DATA.size, _SUBFLOW_DATA.size + min(subflows, _MAX_SUBFLOWS) * size, size)
     total = WireCounts()
     for offset in offsets:
-        total = total.plus(_read(room.raw[offset : offset + size]))
+        total = total.plus(_unpack_wire_counts(room.raw[offset : offset + size]))
     return total

@@ -24,8 +24,8 @@ _STAGE_BYTES = 16 * 1024
 # the kernel wakes a rank when so much of a payload has come, or all the rest: not for every packet. No more than this
 # share of the receive buffer, or the kernel is slow to widen the window for a long path; less is not worth a call
 _LOW_WATER_SHARE = 16
-_LOW_WATER_MOST_BYTES = 256 * 1024
-_LOW_WATER_LEAST_BYTES = 16 * 1024
+_LOW_WATER_MAX_BYTES = 256 * 1024
+_LOW_WATER_MIN_BYTES = 16 * 1024
 # payloads for which the receive buffer is taken to be as large as it was
 _ROOM_KNOWN_FOR = 16
 # after so much from one peer others have their turn
@@ -33,7 +33,7 @@ _TURN_BYTES = 1024 * 1024
 
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
-_GONE = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+_CLOSED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
 
 NOTHING = memoryview(b"")
 
@@ -184,7 +184,7 @@ class Stream:
             if mask & _READ and not self._paused:
                 self._read()
                 self._set_low_water()
-            elif mask & _GONE:
+            elif mask & _CLOSED:
                 self.fail(self._reason(None))
 
     def fail(self, reason: TransportError | str) -> None:
@@ -217,7 +217,7 @@ class Stream:
 
     def _rewatch(self) -> None:
         if self.sock is not None:
-            self._watch((_GONE if self._paused else _READ) | (_WRITE if self._outgoing else 0))
+            self._watch((_CLOSED if self._paused else _READ) | (_WRITE if self._outgoing else 0))
 
     # ---- sending
 
@@ -339,13 +339,13 @@ class Stream:
         if sock is None or sock.proto == IPPROTO_MPTCP:  # there it may sleep for ever with less in hand
             return
         wanted = 1
-        if target is not None and len(target) >= _LOW_WATER_LEAST_BYTES:
+        if target is not None and len(target) >= _LOW_WATER_MIN_BYTES:
             if not self._room_known_for:
                 self._room_known_for = _ROOM_KNOWN_FOR
                 self._room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _LOW_WATER_SHARE
             self._room_known_for -= 1
-            wanted = min(len(target), self._room, _LOW_WATER_MOST_BYTES)
-        if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_LEAST_BYTES):
+            wanted = min(len(target), self._room, _LOW_WATER_MAX_BYTES)
+        if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_MIN_BYTES):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._low_water = wanted
 

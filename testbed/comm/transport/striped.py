@@ -15,9 +15,9 @@ from testbed.comm.transport.base import (
     TrafficClass,
     TransportError,
 )
-from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
+from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, OutgoingMessage, StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.onesided import ExposedWindows
 from testbed.comm.transport.reassembly import (
     MESSAGE_MASK,
     SEQUENCES,
@@ -106,7 +106,7 @@ class StripedPair(Reassembler):
         settings: StripeSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
         window: SharedWindow | None = None,
     ) -> None:
         super().__init__(rank, peer, max_staged_bytes, counters, exposed)
@@ -119,8 +119,8 @@ class StripedPair(Reassembler):
         self._next_message = 0
         self._next_sequence = 0
         self._next_channel = 0
-        self._waiting: deque[Outgoing] = deque()  # not cut up entirely
-        self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
+        self._waiting: deque[OutgoingMessage] = deque()  # not cut up entirely
+        self._unsent: dict[int, OutgoingMessage] = {}  # all that the kernel does not have entirely
         # incoming
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
 
@@ -144,7 +144,7 @@ class StripedPair(Reassembler):
         if self.lost is not None:
             request.fail(self.lost)
             return
-        out = Outgoing(request, self._next_message)
+        out = OutgoingMessage(request, self._next_message)
         self._next_message = (self._next_message + 1) & MESSAGE_MASK
         self._unsent[out.number] = out
         if out.left <= self.settings.fast_bytes:
@@ -219,7 +219,7 @@ class StripedPair(Reassembler):
             self._window.give(count)
         self.pump()
 
-    def on_sent(self, out: Outgoing, size_bytes: int) -> None:
+    def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
         """The kernel has another part of a message."""
         out.left -= size_bytes
         self.counters.header_bytes_sent += FRAME.size
@@ -295,7 +295,7 @@ class StripedPair(Reassembler):
             out.request.fail(reason)
 
 
-class Waiting(Protocol):
+class WindowUser(Protocol):
     """A pair that has something to send."""
 
     def pump(self, most: int | None = None) -> None:
@@ -307,9 +307,9 @@ class SharedWindow:
 
     def __init__(self, limit: int) -> None:
         self.free = limit
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[WindowUser] = deque()
 
-    def take(self, pair: Waiting, *, in_turn: bool) -> bool:
+    def take(self, pair: WindowUser, *, in_turn: bool) -> bool:
         """Whether the pair may send a segment now; if not it is told when. in_turn: whether this is its turn."""
         if not self.free or (self._waiting and not in_turn):
             self.wait(pair)
@@ -317,7 +317,7 @@ class SharedWindow:
         self.free -= 1
         return True
 
-    def wait(self, pair: Waiting) -> None:
+    def wait(self, pair: WindowUser) -> None:
         """Behind all others that wait."""
         if pair not in self._waiting:
             self._waiting.append(pair)

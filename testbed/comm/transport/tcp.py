@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
     MAX_TAG,
-    MOST_NOTE_BYTES,
-    MOST_REASON_BYTES,
     PeerCounters,
     Request,
     TrafficClass,
     TransportError,
-    aborted_words,
+    describe_abort,
 )
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import Exposed, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_put
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG, ConnectionKey
@@ -83,7 +83,7 @@ class Connection(Stream):
     header_bytes = HEADER_BYTES
 
     def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: Exposed
+        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
     ) -> None:
         super().__init__(rank, peer)
         self.exposed = exposed
@@ -174,7 +174,7 @@ class Connection(Stream):
         return True
 
     def _begin_note(self, length: int) -> bool:
-        if length > MOST_NOTE_BYTES:
+        if length > MAX_NOTE_BYTES:
             self.fail(f"its note announces {length} bytes")
             return False
         self._told = bytearray(length)
@@ -195,7 +195,7 @@ class Connection(Stream):
         if length == 0:
             self._end("it closed its end", orderly=True)
             return False
-        if length > MOST_REASON_BYTES:
+        if length > MAX_REASON_BYTES:
             self._end(f"its goodbye announces {length} bytes")
             return False
         self._farewell = bytearray(length)
@@ -213,7 +213,7 @@ class Connection(Stream):
         self._into = None
         if into is None:
             assert self._farewell is not None
-            self._end(aborted_words(self._farewell))
+            self._end(describe_abort(self._farewell))
             return
         counters = self.counters
         counters.messages_received += 1

@@ -31,7 +31,7 @@ from testbed.comm.transport.bootstraps import BOOTSTRAPS
 from testbed.comm.transport.bootstraps import Job as BootstrapJob
 from testbed.comm.transport.kinds import transport_kind
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.socket_view import Observed, observed
+from testbed.comm.transport.socket_view import SocketView, find_socket_view
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.spec.keywords import BDP, PLANNED
 
@@ -256,7 +256,7 @@ class JoinedRank:
     costs: of operations; None where they have none.
     """
 
-    sockets: Observed
+    sockets: SocketView
     transport: Transport
     bootstrap: BootstrapReport
     costs: OperationCosts | None = None
@@ -292,7 +292,7 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
     )
     wiring.sockets.try_out(settings.sockets)
     transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])
-    sockets = observed(transport)
+    sockets = find_socket_view(transport)
     if bootstrap.connects_all and isinstance(sockets, Mesh):
         sockets.connect()
         report.connections += len(sockets.counters)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.bootstrap import BootstrapReport
 from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
-from testbed.comm.transport.bootstraps.star import exchange
+from testbed.comm.transport.bootstraps.star import exchange_addresses
 from testbed.comm.transport.wire import Address
 
 
@@ -17,4 +17,4 @@ class RingHybrid(Bootstrap):
     @staticmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """Round the ring."""
-        return exchange("ring_hybrid", job)
+        return exchange_addresses("ring_hybrid", job)

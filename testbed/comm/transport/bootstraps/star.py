@@ -9,7 +9,7 @@ from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
 from testbed.comm.transport.wire import Address
 
 
-def exchange(method: str, job: Job) -> tuple[Sequence[Address], BootstrapReport]:
+def exchange_addresses(method: str, job: Job) -> tuple[Sequence[Address], BootstrapReport]:
     """By one of the methods of `bootstrap`."""
     rank, master, addresses, token, timeout_s = job
     return bootstrap(method, rank, len(addresses), master, addresses[rank], token, timeout_s)
@@ -24,4 +24,4 @@ class Star(Bootstrap):
     @staticmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """Through rank 0 alone."""
-        return exchange("star", job)
+        return exchange_addresses("star", job)

@@ -8,16 +8,16 @@ from bisect import bisect_right
 import numpy as np
 
 from testbed.comm.transport.base import PeerCounters, Request, buffer_address
-from testbed.comm.transport.datagram.erasure_codes import Bytes, Words, code_of
-from testbed.comm.transport.datagram.packets import ASKS, DATA, DATA_KIND, PARITY, PARITY_KIND, Data
+from testbed.comm.transport.datagram.erasure_codes import Bytes, Words, get_code
+from testbed.comm.transport.datagram.packets import ACK_REQUESTED, DATA, DATA_KIND, PARITY, PARITY_KIND, Data
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import Item, Parity, Recovery
-from testbed.comm.transport.datagram.udp import BATCH, Figures, PacketRun
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.datagram.udp import BATCH, PacketRun, PerPacket
+from testbed.comm.transport.onesided import ExposedWindows
 from testbed.comm.transport.reassembly import MESSAGE_MASK, IncomingMessage, Reassembler
 
 _STEPS = np.arange(BATCH)
-_ASKS = np.uint64(ASKS << 8)
+_ACK_REQUESTED = np.uint64(ACK_REQUESTED << 8)
 _DATA_SIZES = np.full(BATCH, DATA.size)
 
 
@@ -73,7 +73,13 @@ class SendBuffer:
         own = self._message_of(number)
         size = self._payload_bytes
         offset = (number - own.first) * size
-        header = PARITY_KIND if parity else DATA_KIND, ASKS if asks else 0, path, self._secret, serial
+        header = (
+            PARITY_KIND if parity else DATA_KIND,
+            ACK_REQUESTED if asks else 0,
+            path,
+            self._secret,
+            serial,
+        )
         DATA.pack_into(room, at, *header, own.number, number, own.tag, offset, own.total)
         if not isinstance(item, Parity):
             return DATA.size, own.address + offset, min(size, own.total - offset)
@@ -83,7 +89,7 @@ class SendBuffer:
 
     def write_run(
         self, words: Words, numbers: range, path: int, serial: int, asking: slice
-    ) -> tuple[Figures, Figures, Figures]:
+    ) -> tuple[PerPacket, PerPacket, PerPacket]:
         """Write headers of packets of data in a row to `words`, of an outbox, as far as they are of one message.
 
         Of each the size of its header, the payload's address and size, as `Outbox.send` wants them. asking: which of
@@ -97,8 +103,8 @@ class SendBuffer:
         words = words[:count]
         # as DATA has them: kind, flags, path, secret; serial, message; number; tag; offset; size of the message
         words[:, 0] = DATA_KIND | path << 16 | self._secret << 32
-        words[asking, 0] |= _ASKS
-        words[-1, 0] |= _ASKS
+        words[asking, 0] |= _ACK_REQUESTED
+        words[-1, 0] |= _ACK_REQUESTED
         words[:, 1] = steps + (serial | own.number << 32)
         words[:, 2] = steps + first
         words[:, 3] = own.tag
@@ -119,8 +125,8 @@ class SendBuffer:
         if rows is None:
             assert self._code is not None
             size = max(1, min(self._payload_bytes, own.total))
-            data = rows_of(own.view, offset, item.data, size)
-            rows = code_of(self._code, item.data, item.parity).encode(data)
+            data = pad_rows(own.view, offset, item.data, size)
+            rows = get_code(self._code, item.data, item.parity).encode(data)
             own.parity = {item.first: rows}
         return rows
 
@@ -153,7 +159,7 @@ class SendBuffer:
             self._left -= count
 
 
-def rows_of(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
+def pad_rows(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
     """(rows, size): a message's bytes from `offset` on as packets of one size, a copy; zeros behind its end."""
     found = np.zeros(rows * size, np.uint8)
     there = np.frombuffer(view, np.uint8)[offset : offset + rows * size] if view else found[:0]
@@ -170,7 +176,7 @@ class ReceiveBuffer(Reassembler):
         peer: int,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
         paths: int,
         in_order: bool,
         code: str | None,
@@ -237,7 +243,7 @@ class ReceiveBuffer(Reassembler):
     def on_parity(self, header: Data, rest: memoryview, marked: bool) -> None:
         """A packet of parity has come; rest: what is behind its DATA header."""
         receiver = self.receiver
-        receiver.came(header.path, header.serial, marked, bool(header.flags & ASKS))
+        receiver.came(header.path, header.serial, marked, bool(header.flags & ACK_REQUESTED))
         data, parity, number = PARITY.unpack_from(rest)
         try:
             kept = header, bytes(rest[PARITY.size :])
@@ -259,10 +265,10 @@ class ReceiveBuffer(Reassembler):
         into = self.begin(header.message, header.tag, header.total)
         if into is None:
             return
-        data = rows_of(into.view, header.offset, group.data, size)
+        data = pad_rows(into.view, header.offset, group.data, size)
         parity = {number: np.frombuffer(row, np.uint8) for number, (_, row) in group.has.items()}
         assert self._code is not None
-        code_of(self._code, group.data, group.parity).mend(data, lost, parity)
+        get_code(self._code, group.data, group.parity).mend(data, lost, parity)
         for number in lost:
             offset = header.offset + number * size
             length = min(size, header.total - offset)

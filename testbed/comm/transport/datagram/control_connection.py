@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.comm.transport.base import PeerCounters, TransportError
-from testbed.comm.transport.datagram.packets import MOST_PATHS
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.datagram.packets import MAX_PATHS
+from testbed.comm.transport.onesided import ExposedWindows
 from testbed.comm.transport.tcp import Connection
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, NOTE_TAG
 
@@ -32,7 +32,7 @@ class ControlConnection(Connection):
         rank: int,
         peer: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
         on_attach: Callable[[], None],
         on_ports: OnPorts,
         on_end: Callable[[TransportError], None],
@@ -62,7 +62,7 @@ class ControlConnection(Connection):
         tag, length = HEADER.unpack_from(stage, start)
         if tag in {GOODBYE_TAG, NOTE_TAG}:
             return super()._begin(stage, start)
-        most = _SECRET.size + MOST_PATHS * _PORT.size
+        most = _SECRET.size + MAX_PATHS * _PORT.size
         if tag != PORTS_TAG or not _SECRET.size <= length <= most or length % _PORT.size:
             self.fail(f"it sent a message of {length} bytes where only ports, notes and goodbyes belong")
             return False

@@ -23,15 +23,17 @@ Words = NDArray[np.uint64]
 
 _POLYNOMIAL = 0x11D
 _LANES = 8  # parity packets that one gather serves
-MOST_PACKETS = 256  # of a group, data and parity
+MAX_GROUP_PACKETS = 256  # of a group, data and parity
 
 
 class Code(ABC):
     """A code for groups of `data` packets, of one length, and `parity` more."""
 
     def __init__(self, data: int, parity: int) -> None:
-        if data < 1 or parity < 1 or data + parity > MOST_PACKETS:
-            raise ValueError(f"code: got {data} + {parity} packets, expected 1 + 1 to {MOST_PACKETS} in all")
+        if data < 1 or parity < 1 or data + parity > MAX_GROUP_PACKETS:
+            raise ValueError(
+                f"code: got {data} + {parity} packets, expected 1 + 1 to {MAX_GROUP_PACKETS} in all"
+            )
         self.data, self.parity = data, parity
 
     @abstractmethod
@@ -100,7 +102,7 @@ CODES: dict[str, type[Code]] = {"mds": Mds, "xor": Xor}
 
 
 @lru_cache(maxsize=64)
-def code_of(name: str, data: int, parity: int) -> Code:
+def get_code(name: str, data: int, parity: int) -> Code:
     """One of CODES; the same object for the same figures."""
     return CODES[name](data, parity)
 

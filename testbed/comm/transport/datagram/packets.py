@@ -22,14 +22,14 @@ ACK = struct.Struct("<BBHIIIIQ")
 CREDIT = struct.Struct("<BBHIQ")
 
 DATA_KIND, PARITY_KIND, ACK_KIND, WANTED_KIND, GRANTED_KIND = 1, 2, 3, 4, 5
-ASKS = 1  # a flag of data and parity: acknowledge at once
-REFUSES = 1  # a flag of an acknowledgement: what came was not the next, and is dropped
+ACK_REQUESTED = 1  # a flag of data and parity: acknowledge at once
+NAK = 1  # a flag of an acknowledgement: what came was not the next, and is dropped
 
 # in IPv4 and UDP, and the Ethernet header that links count
 UDP_HEADERS_BYTES, ETHERNET_HEADER_BYTES = 28, 14
-MOST_PATHS = 256
+MAX_PATHS = 256
 # numbers that may be known to have come above one that has not, at most: an acknowledgement has a bit for each
-MOST_AHEAD = 8192
+MAX_AHEAD = 8192
 
 
 class Data(NamedTuple):
@@ -63,13 +63,13 @@ class Ack(NamedTuple):
 
     def pack(self, secret: int) -> bytes:
         """As bytes."""
-        flags = REFUSES if self.refuses else 0
+        flags = NAK if self.refuses else 0
         head = ACK.pack(ACK_KIND, flags, self.path, secret, self.heard, self.came, self.marked, self.low)
         return head + self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
 
-def read_ack(packet: memoryview) -> Ack:
+def unpack_ack(packet: memoryview) -> Ack:
     """The inverse of Ack.pack, of a packet long enough. Its kind and secret have been looked at."""
     _, flags, path, _, heard, came, marked, low = ACK.unpack_from(packet)
-    bits = int.from_bytes(packet[ACK.size : ACK.size + MOST_AHEAD // 8], "little")
-    return Ack(path, heard, came, marked, low, bits, bool(flags & REFUSES))
+    bits = int.from_bytes(packet[ACK.size : ACK.size + MAX_AHEAD // 8], "little")
+    return Ack(path, heard, came, marked, low, bits, bool(flags & NAK))

@@ -27,13 +27,13 @@ from testbed.comm.transport.datagram.packets import (
     UDP_HEADERS_BYTES,
     WANTED_KIND,
     Data,
-    read_ack,
+    unpack_ack,
 )
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item
-from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, sender_for
+from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, make_sender
 from testbed.comm.transport.datagram.spraying import Spray
 from testbed.comm.transport.datagram.udp import coalesce_packets
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.onesided import ExposedWindows
 
 # until a card whose queue was full is tried again: by the real clock when a third of the shortest has gone
 NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
@@ -49,7 +49,7 @@ class DatagramPair(ReceiveBuffer):
         settings: DatagramSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
         outbox: udp.SendBatch,
         inbox: udp.ReceiveBatch,
         granter: Granter,
@@ -111,7 +111,7 @@ class DatagramPair(ReceiveBuffer):
         self._trains = udp.SegmentationOffload(DATA.size + self._payload_bytes, route.line_bps)
         if clock_here() != "free":
             self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / route.line_bps)
-        self._sender = sender_for(settings, frame_bytes, round_trip_s, route)
+        self._sender = make_sender(settings, frame_bytes, round_trip_s, route)
         kind = RECOVERIES[settings.recovery]
         self._out = SendBuffer(self._payload_bytes, self.secret, kind.code, self.counters)
         waiting, self._waiting = self._waiting, []
@@ -230,7 +230,7 @@ class DatagramPair(ReceiveBuffer):
         self,
         path: int,
         send: Callable[[], int],
-        told: Sequence[udp.Figures],
+        told: Sequence[udp.PerPacket],
         note: Callable[[int], object],
     ) -> bool:
         """Have the kernel send, and note how many packets it took; whether it was all.
@@ -302,7 +302,7 @@ class DatagramPair(ReceiveBuffer):
         if self.lost is not None:
             return
         sock = self.sockets[path]
-        if mask & udp.BAD:
+        if mask & udp.ERROR:
             udp.drain_errors(sock)
         if mask & udp.WRITE and path in self._full:
             self._full.discard(path)
@@ -357,7 +357,7 @@ class DatagramPair(ReceiveBuffer):
 
     def _on_ack(self, packet: memoryview) -> None:
         assert self._sender is not None
-        ack, now_s = read_ack(packet), self._clock()
+        ack, now_s = unpack_ack(packet), self._clock()
         try:
             self._sender.heard(ack, now_s)
         except ValueError as error:

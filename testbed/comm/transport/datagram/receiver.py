@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.comm.transport.datagram.erasure_codes import code_of
-from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.erasure_codes import get_code
+from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 
 # of a path's packets one in so many is acknowledged where its sender asks for none
 ACK_EVERY = 16
 
 
 @dataclass
-class Seen:
+class PathCounts:
     """Of one path: the latest serial, packets come, packets marked, packets since the last acknowledgement."""
 
     heard: int = -1
@@ -42,7 +42,7 @@ class Receiver:
         self.mended = 0
         self._in_order = in_order
         self._code = code
-        self._paths: dict[int, Seen] = {}
+        self._paths: dict[int, PathCounts] = {}
         self._due: dict[int, None] = {}  # paths to acknowledge, in order
         self._refused_at = -1  # for which next packet the sender has been told that others are refused
         self._refuses = False
@@ -58,13 +58,13 @@ class Receiver:
         if self._in_order or number == low:
             return number == low and not self.bits & ((1 << count) - 1)
         ahead = number - low
-        return 0 < ahead <= MOST_AHEAD - count and not self.bits >> ahead & ((1 << count) - 1)
+        return 0 < ahead <= MAX_AHEAD - count and not self.bits >> ahead & ((1 << count) - 1)
 
     def came(self, path: int, serial: int, marked: bool, asks: bool, count: int = 1) -> None:
         """Something came on a path, whatever becomes of it. serial: of the last of so many packets."""
         seen = self._paths.get(path)
         if seen is None:
-            seen = self._paths[path] = Seen()
+            seen = self._paths[path] = PathCounts()
         seen.heard = max(seen.heard, serial)
         seen.came += count
         seen.since += count
@@ -93,7 +93,7 @@ class Receiver:
 
     def parity(self, first: int, data: int, parity: int, number: int, payload: Any = None) -> None:
         """A packet of a group's parity has come; it is kept where something of the group is missing. ValueError."""
-        if number >= parity or first + data > self.low + MOST_AHEAD:
+        if number >= parity or first + data > self.low + MAX_AHEAD:
             raise ValueError(f"parity {number} of {parity} for {data} packets from {first}")
         if not self.missing(first, data):
             return
@@ -121,7 +121,7 @@ class Receiver:
         if group is None:
             return ()
         lost = self.missing(first, group.data)
-        code = code_of(self._code, group.data, group.parity)
+        code = get_code(self._code, group.data, group.parity)
         return lost if code.mendable(lost, sorted(group.has)) else ()
 
     def mend(self, first: int, lost: Sequence[int], path: int) -> None:
@@ -145,7 +145,7 @@ class Receiver:
         return found
 
     @property
-    def seen(self) -> dict[int, Seen]:
+    def seen(self) -> dict[int, PathCounts]:
         """By path."""
         return self._paths
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RTO_ROUND_TRIPS = 3.0  # as SDR-RDMA's evaluation has it (arXiv:2505.05366)
-LEAST_RTO_S = 1e-4
+MIN_RTO_S = 1e-4
 # by the real clock a peer may not get a processor for so long
-LATE_PEER_RTO_S = 50e-3
-_MOST_DOUBLINGS = 6
+REAL_TIME_MIN_RTO_S = 50e-3
+_MAX_BACKOFFS = 6
 _SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # of the newest sample, as in RFC 6298
 
 
@@ -17,7 +17,7 @@ class RttEstimator:
     """smoothed_s: before the first sample a guess. least_s: the shortest of all samples. least_rto_s: of time-outs."""
 
     smoothed_s: float
-    least_rto_s: float = LEAST_RTO_S
+    least_rto_s: float = MIN_RTO_S
     variation_s: float = 0.0
     least_s: float = 0.0
     samples: int = 0
@@ -39,4 +39,4 @@ class RttEstimator:
         once_s = max(
             RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, self.least_rto_s
         )
-        return once_s * (1 << min(self.doublings, _MOST_DOUBLINGS))
+        return once_s * (1 << min(self.doublings, _MAX_BACKOFFS))

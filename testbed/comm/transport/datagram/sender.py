@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from testbed.clock import clock_here
-from testbed.comm.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Control, Credits, Limits
-from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.controls import CONTROLS, MIN_WINDOW_PACKETS, Control, Credits, Limits
+from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Feedback, Item, Recovery
-from testbed.comm.transport.datagram.rtt_estimator import LATE_PEER_RTO_S, LEAST_RTO_S, RttEstimator
+from testbed.comm.transport.datagram.rtt_estimator import MIN_RTO_S, REAL_TIME_MIN_RTO_S, RttEstimator
 
 # of a sender's rate, what a late timer may catch up with: by the real clock timers come tens of microseconds late
 BURST_S = 100e-6
 # an acknowledgement is asked for so many times in a window, and every so many packets at least
-ASKS_PER_WINDOW = 8
-ASK_EVERY = 16
+ACKS_PER_WINDOW = 8
+REQUEST_ACK_EVERY = 16
 
 
 class Sender:
@@ -91,7 +91,11 @@ class Sender:
     @property
     def _ask_every(self) -> int:
         window = self.control.window_packets
-        return ASK_EVERY if window == math.inf else min(ASK_EVERY, max(1, int(window) // ASKS_PER_WINDOW))
+        return (
+            REQUEST_ACK_EVERY
+            if window == math.inf
+            else min(REQUEST_ACK_EVERY, max(1, int(window) // ACKS_PER_WINDOW))
+        )
 
     def sent(self, item: Item, path: int, now_s: float) -> int:
         """It was sent; its serial."""
@@ -173,19 +177,19 @@ class Route(NamedTuple):
     peers: int
 
 
-def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
+def make_sender(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
     """A sender of packets of so many bytes, as links count them. round_trip_s: a first guess."""
     window_bytes, line_bps, path_bps, empty_s, peers = route
     exact = clock_here() == "free"
-    host_s, least_rto_s, least_packets, late_packets = 0.0, LEAST_RTO_S, LEAST_PACKETS, 0.0
+    host_s, least_rto_s, least_packets, late_packets = 0.0, MIN_RTO_S, MIN_WINDOW_PACKETS, 0.0
     if not exact:
-        host_s, least_rto_s = LATE_HOST_S, LATE_PEER_RTO_S
-        least_packets = max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
-        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MOST_AHEAD / 8)
+        host_s, least_rto_s = LATE_HOST_S, REAL_TIME_MIN_RTO_S
+        least_packets = max(MIN_WINDOW_PACKETS, LATE_HOST_PACKETS / peers)
+        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MAX_AHEAD / 8)
     if settings.window_bytes is not None:
         least_packets, late_packets, path_bps = 1.0, 0.0, 0.0
     # a packet is heard of when all that goes with it has left, and takes as long as the empty path at least
-    least_rto_s = max(least_rto_s, ASK_EVERY * packet_bytes * 8 / line_bps)
+    least_rto_s = max(least_rto_s, REQUEST_ACK_EVERY * packet_bytes * 8 / line_bps)
     if empty_s < math.inf:
         round_trip_s = max(round_trip_s, empty_s)
     limits = Limits(

@@ -15,7 +15,7 @@ from testbed.comm.transport.datagram.packets import Ack
 DENY_AFTER = 2  # losses within so many packets of the path, and round trips, of each other
 WINDOW_PACKETS, WINDOW_ROUND_TRIPS = 16, 4.0
 FIRST_PROBE_ROUND_TRIPS = 8.0
-MOST_PROBE_ROUND_TRIPS = 1024.0
+MAX_PROBE_ROUND_TRIPS = 1024.0
 
 
 class State(Enum):
@@ -91,7 +91,7 @@ class Spray:
             path.lost_s, path.lost_at = now_s, path.seen
             if path.state is State.DENIED:
                 if path.probe_s == math.inf:  # else it was sent before
-                    path.pause = min(2 * path.pause, MOST_PROBE_ROUND_TRIPS)
+                    path.pause = min(2 * path.pause, MAX_PROBE_ROUND_TRIPS)
                     path.probe_s = now_s + path.pause * round_trip_s
             elif path.losses >= DENY_AFTER:
                 path.state = State.DENIED

@@ -27,7 +27,7 @@ from testbed.comm.transport.sockets import (
 )
 from testbed.comm.transport.wire import ConnectionKey
 
-_SHORTER_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
+_HEADER_SAVING_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
 _FIRST_ROUND_TRIP_S = 0.05  # where TCP does not tell
 _UNSET_WINDOW_SHARE = 4  # of the receive buffer, where nobody says how large a window should be
 
@@ -55,7 +55,7 @@ class DatagramTransport(Mesh):
         self._outbox = udp.SendBatch()
         self._marks = CONTROLS[self.datagrams.control].marks
         self._inbox = udp.ReceiveBatch(self._marks)
-        self._granter = Granter(settings.port_bps, udp.MOST_MTU_BYTES + ETHERNET_HEADER_BYTES)
+        self._granter = Granter(settings.port_bps, udp.MAX_MTU_BYTES + ETHERNET_HEADER_BYTES)
         # reading it is a system call in a guest, where it stands still between two calls of `progress` anyway
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
         self._due_s = math.inf  # no pair wants to be looked at before
@@ -241,7 +241,12 @@ class DatagramTransport(Mesh):
             return None
         for (peer, _), pair in self._pairs.items():
             sent, came = pair.datagrams_out - pair.datagrams_cut, pair.datagrams_in
-            own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
+            own = (
+                sent,
+                came,
+                pair.bytes_out - sent * _HEADER_SAVING_BYTES,
+                pair.bytes_in - came * _HEADER_SAVING_BYTES,
+            )
             found[peer] = found.get(peer, WireCounts()).plus(WireCounts(0, *own))
         return found
 

@@ -25,28 +25,28 @@ from testbed.comm.transport.base import TrafficClass, TransportError, buffer_add
 from testbed.comm.transport.datagram.packets import (
     ACK,
     ACK_KIND,
-    ASKS,
+    ACK_REQUESTED,
     CREDIT,
     DATA,
     DATA_KIND,
     HEADER_ROOM,
-    MOST_AHEAD,
-    REFUSES,
+    MAX_AHEAD,
+    NAK,
     UDP_HEADERS_BYTES,
     WORDS,
     Data,
 )
-from testbed.comm.transport.sockets import FORCED, SocketSettings
+from testbed.comm.transport.sockets import FORCED_OPTIONS, SocketSettings
 
 BATCH = 64  # packets of one call
-MOST_MTU_BYTES = 9216  # and whole words of eight bytes
+MAX_MTU_BYTES = 9216  # and whole words of eight bytes
 LOOPBACK_MTU_BYTES = 9000  # in place of the 64 kB that the loopback interface allows
 RECEIVE_BUFFER_BYTES = 8 * 1024**2
 # what waits in the card's queue, as the kernel counts it: by the real clock a rank may be late to fill it up again
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
 
 # of trains: what shapers let go at once by the real clock (testbed.net.links.shaping), what one IPv4 packet holds
-TRAIN_S, MOST_TRAIN_BYTES = 0.002, 65507
+TRAIN_S, MAX_TRAIN_BYTES = 0.002, 65507
 HEADER_STRIDE = 64  # from one packet's room for its header to the next in an outbox
 
 # of linux/in.h
@@ -67,10 +67,10 @@ _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
 _SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
 _UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
 # of kernels that cannot, or not for cards that do not sum up (before Linux 6.11)
-_NO_TRAINS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+_NO_SEGMENTATION = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Figures = Sequence[int] | NDArray[np.int64]
+PerPacket = Sequence[int] | NDArray[np.int64]
 """One of each of a call's packets."""
 
 
@@ -87,7 +87,7 @@ class SegmentationOffload:
     def __init__(self, packet_bytes: int, card_bps: float) -> None:
         self.packets = 1
         if clock_here() != "free":
-            at_once = min(TRAIN_S * card_bps / 8, MOST_TRAIN_BYTES) / packet_bytes
+            at_once = min(TRAIN_S * card_bps / 8, MAX_TRAIN_BYTES) / packet_bytes
             self.packets = max(1, min(BATCH, int(at_once)))
         self.control = np.zeros(1, _SEGMENT)
         self.control["bytes"], self.control["level"] = _SEGMENT_BYTES, socket.IPPROTO_UDP
@@ -115,9 +115,9 @@ class SendBatch:
         self,
         sock: socket.socket,
         trains: SegmentationOffload,
-        headers: Figures,
-        payloads: Figures,
-        sizes: Figures,
+        headers: PerPacket,
+        payloads: PerPacket,
+        sizes: PerPacket,
     ) -> int:
         """As `send`, of packets in a row that are all of one size but for the last."""
         count, each = len(headers), trains.packets
@@ -132,14 +132,14 @@ class SendBatch:
         messages["control"] = trains.control.ctypes.data
         messages["control_bytes"] = trains.control.itemsize
         took: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
-        if took < 0 and ctypes.get_errno() in _NO_TRAINS:
+        if took < 0 and ctypes.get_errno() in _NO_SEGMENTATION:
             trains.packets = 1
             return self.send(sock, headers, payloads, sizes)
         packets = min(count, self._taken(took) * each)
         self.cut += packets - took
         return packets
 
-    def send(self, sock: socket.socket, headers: Figures, payloads: Figures, sizes: Figures) -> int:
+    def send(self, sock: socket.socket, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
         """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
 
         BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
@@ -147,7 +147,7 @@ class SendBatch:
         self._lay(headers, payloads, sizes)
         return self._taken(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
 
-    def _lay(self, headers: Figures, payloads: Figures, sizes: Figures) -> None:
+    def _lay(self, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> None:
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
         self._parts["base"][:count, 1] = payloads
@@ -170,7 +170,7 @@ class ReceiveBatch:
     """Room for what one call receives; one for all sockets of a thread."""
 
     def __init__(self, marks: bool) -> None:
-        room = MOST_MTU_BYTES
+        room = MAX_MTU_BYTES
         self._memory = np.zeros(BATCH * room, np.uint8)
         self.rows = self._memory.reshape(BATCH, room)  # where packets lie, of so many `sizes`
         self.words = self._memory.view("<u8").reshape(BATCH, -1)
@@ -237,8 +237,8 @@ def make_socket(
         window_bytes = settings.window_bytes or 0
         receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)
         send_bytes = settings.send_buffer_bytes or (EXACT_SEND_BUFFER_BYTES if exact else SEND_BUFFER_BYTES)
-        _widen(sock, socket.SO_RCVBUF, receive_bytes)
-        _widen(sock, socket.SO_SNDBUF, send_bytes)
+        _set_buffer(sock, socket.SO_RCVBUF, receive_bytes)
+        _set_buffer(sock, socket.SO_SNDBUF, send_bytes)
         sock.bind(local)
         sock.connect(remote)
     except BaseException:
@@ -250,7 +250,7 @@ def make_socket(
 def payload_bytes(sock: socket.socket) -> int:
     """What a packet of data carries at most, by the path's MTU."""
     mtu_bytes = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    if mtu_bytes > MOST_MTU_BYTES:
+    if mtu_bytes > MAX_MTU_BYTES:
         mtu_bytes = LOOPBACK_MTU_BYTES
     return mtu_bytes - UDP_HEADERS_BYTES - HEADER_ROOM
 
@@ -258,25 +258,25 @@ def payload_bytes(sock: socket.socket) -> int:
 def drain_errors(sock: socket.socket) -> None:
     """Take what the network has complained of: who is not there any more is known by other ways."""
     with contextlib.suppress(OSError):
-        for _ in range(MOST_AHEAD):
+        for _ in range(MAX_AHEAD):
             sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
 
 
-def _widen(sock: socket.socket, option: int, size_bytes: int) -> None:
+def _set_buffer(sock: socket.socket, option: int, size_bytes: int) -> None:
     """As wide as may be: root may pass the machine's limit."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size_bytes)
     except PermissionError:
         sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
 
-READ, WRITE, BAD = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
+READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
 
 
-MANY = 5  # packets from which on it is quicker to look at all at once
+MIN_VECTORISED = 5  # packets from which on it is quicker to look at all at once
 _FLAGS = np.uint64(0xFF00)  # of a header's first word
 _SAME = ~_FLAGS
-_ASKS = np.uint64(ASKS << 8)
+_ACK_REQUESTED = np.uint64(ACK_REQUESTED << 8)
 
 
 class PacketRun(NamedTuple):
@@ -308,13 +308,17 @@ def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun],
         kind = packet[0]
         if kind == DATA_KIND and size >= DATA.size:
             header = Data._make(DATA.unpack_from(packet))
-            packets, asks = _in_a_row(inbox, at) if count - at >= MANY else (1, header.flags & ASKS > 0)
+            packets, asks = (
+                _count_run(inbox, at)
+                if count - at >= MIN_VECTORISED
+                else (1, header.flags & ACK_REQUESTED > 0)
+            )
             serial = header.serial + packets - 1
             runs.append(PacketRun(header, at, packets, serial, asks, inbox.marked[at]))
             position = at + packets
         elif kind == ACK_KIND and size >= ACK.size:
             _, flags, path, _, _, came, _, low = ACK.unpack_from(packet)
-            which: object = (path, at) if flags & REFUSES else path
+            which: object = (path, at) if flags & NAK else path
             known = acks.get(which)
             if known is None or known[0] <= (came, low):
                 acks[which] = (came, low), packet
@@ -323,7 +327,7 @@ def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun],
     return runs, others, [packet for _, packet in acks.values()]
 
 
-def _in_a_row(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
+def _count_run(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
     """How many packets, from one of data on, follow each other; whether one of them asks for an acknowledgement."""
     size, marked = inbox.sizes[at], inbox.marked[at]
     end = at + 1
@@ -336,4 +340,4 @@ def _in_a_row(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
     steps = np.array([0, 1, 1, 0, size - DATA.size, 0], np.uint64)
     follow = (words[1:] - words[:-1] == steps).all(axis=1)
     packets = len(words) if follow.all() else 1 + int(follow.argmin())
-    return packets, bool((flags[:packets] & _ASKS).any())
+    return packets, bool((flags[:packets] & _ACK_REQUESTED).any())

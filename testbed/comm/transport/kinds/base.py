@@ -189,7 +189,7 @@ TRANSPORTS: Registry[type[TransportKind]] = Registry(
 """All that have a name. Each registers where it stands: `@TRANSPORTS.register("tcp")`."""
 
 
-def source_of(thing: type) -> Path:
+def source_file(thing: type) -> Path:
     """The file that a class stands in."""
     return Path(getattr(sys.modules[thing.__module__], "__file__", None) or thing.__module__)
 
@@ -197,5 +197,5 @@ def source_of(thing: type) -> Path:
 def transport_kind(name: str, options: Mapping[str, Any]) -> TransportKind:
     """Of a name, or of FILE.py:NAME. options: emulated. PluginError, with the file's line that raised."""
     kind = TRANSPORTS.find(name)
-    with attribute_errors(f"transport {name}", source_of(kind)):
+    with attribute_errors(f"transport {name}", source_file(kind)):
         return kind(**options)

@@ -25,7 +25,7 @@ from testbed.comm.transport.wire import ConnectionKey
 from testbed.plugins import PluginError
 from testbed.spec.scale import Scale
 
-MOST_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
+MAX_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
 
 
 @TRANSPORTS.register("rdma")
@@ -47,7 +47,7 @@ class Rdma(StripingKind):
                 where="transport.stripes", got="together with transport rdma", expected=expected
             )
         self.stripes = {
-            name: replace(one, fast_bytes=min(one.fast_bytes, MOST_FAST_BYTES))
+            name: replace(one, fast_bytes=min(one.fast_bytes, MAX_FAST_BYTES))
             for name, one in self.stripes.items()
         }
 

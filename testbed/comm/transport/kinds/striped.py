@@ -17,7 +17,7 @@ from testbed.spec.scale import Scale
 PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
 SAME_BUILDING = "same_building"  # holds for zones of it of which nothing is said
 WINDOWS = ("outstanding", "together")  # of StripeSettings
-LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
+MIN_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
 class StripingKind(TransportKind):
@@ -47,7 +47,7 @@ class StripingKind(TransportKind):
             own = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
             for window in WINDOWS:
                 if (most := stripe.get(window)) is not None:
-                    own[window] = max(min(most, LEAST_OUTSTANDING), round(most * share))
+                    own[window] = max(min(most, MIN_OUTSTANDING), round(most * share))
             found[name] = asdict(StripeSettings(**own))
         return {"stripes": found}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from testbed.comm.transport.base import BEST_EFFORT, Request, TrafficClass, Transport, TransportError
-from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
+from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
 
 
@@ -18,8 +18,8 @@ class RendezvousTransport(Layer):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._announced: dict[Line, dict[int, int]] = {}  # how many receives by tag wait for a send
-        self._waiting: dict[Line, dict[int, deque[Request]]] = {}  # sends that wait for a receive
+        self._announced: dict[PairKey, dict[int, int]] = {}  # how many receives by tag wait for a send
+        self._waiting: dict[PairKey, dict[int, deque[Request]]] = {}  # sends that wait for a receive
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport; done only after the peer has asked for it."""
@@ -54,13 +54,13 @@ class RendezvousTransport(Layer):
         """See Layer."""
         return any(self._waiting.values())
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
+    def on_note(self, line: PairKey, tag: int, number: int) -> None:
         """A receive of this tag has been posted."""
         waiting = self._waiting.get(line, {})
         queue = waiting.get(tag)
         if queue is None:
             announced = self._announced.setdefault(line, {})
-            if len(announced) < MOST_NOTES:
+            if len(announced) < MAX_PENDING_NOTES:
                 announced[tag] = announced.get(tag, 0) + 1
             return
         request = queue.popleft()
@@ -74,7 +74,7 @@ class RendezvousTransport(Layer):
         for line in [line for line in self._announced if line[0] == peer]:
             del self._announced[line]
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
+    def on_lost(self, line: PairKey, error: TransportError) -> None:
         """Nobody will ask for what waits."""
         for queue in self._waiting.pop(line, {}).values():
             for request in queue:

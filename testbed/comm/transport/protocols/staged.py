@@ -17,7 +17,7 @@ from testbed.comm.transport.base import (
     check_writable,
 )
 from testbed.comm.transport.host_costs import Slots
-from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
+from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.mailbox import WrongLength, wrong_length
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
 
@@ -42,11 +42,11 @@ class StagedTransport(Layer):
         self.slots = slots
         self.announced = announced
         # by line and tag, of which slots the receiver has said that they are free, and no chunk has gone into yet
-        self._free: Counter[tuple[Line, int]] = Counter()
+        self._free: Counter[tuple[PairKey, int]] = Counter()
         # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
-        self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
-        self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
-        self._windows: dict[tuple[Line, int], _Window] = {}  # where slots are announced
+        self._sends: dict[tuple[PairKey, int], deque[_Chunks]] = {}
+        self._receives: dict[tuple[PairKey, int], deque[_Chunks]] = {}
+        self._windows: dict[tuple[PairKey, int], _Window] = {}  # where slots are announced
         # whole messages, and prefixes as headers
         self._tally = {peer: PeerCounters() for peer in inner.counters}
         self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
@@ -107,10 +107,12 @@ class StagedTransport(Layer):
             )
         return found
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
+    def on_note(self, line: PairKey, tag: int, number: int) -> None:
         """The receiver has freed slots, of the oldest message of this tag that waits for one."""
         key = line, tag
-        if key in self._sends or (self.announced and (key in self._free or len(self._free) < MOST_NOTES)):
+        if key in self._sends or (
+            self.announced and (key in self._free or len(self._free) < MAX_PENDING_NOTES)
+        ):
             self._free[key] += number
             self._fill_slots(line, tag)
 
@@ -120,7 +122,7 @@ class StagedTransport(Layer):
         for key in [key for key in self._free if key[0][0] == peer]:
             del self._free[key]
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
+    def on_lost(self, line: PairKey, error: TransportError) -> None:
         """No slot will become free."""
         for other, tag in [key for key in self._sends if key[0] == line]:
             for chunks in self._sends.pop((other, tag)):
@@ -128,13 +130,13 @@ class StagedTransport(Layer):
 
     # ---- sending
 
-    def _begin_send(self, line: Line, tag: int) -> None:
+    def _begin_send(self, line: PairKey, tag: int) -> None:
         """The first message of this tag in turn has all slots."""
         if not self.announced:
             self._free[line, tag] = min(self.slots, self._sends[line, tag][0].count)
         self._fill_slots(line, tag)
 
-    def _fill_slots(self, line: Line, tag: int) -> None:
+    def _fill_slots(self, line: PairKey, tag: int) -> None:
         queue = self._sends.get((line, tag))
         while queue and self._free[line, tag]:
             self._free[line, tag] -= 1
@@ -144,7 +146,7 @@ class StagedTransport(Layer):
         if not self._free[line, tag]:
             del self._free[line, tag]
 
-    def _next_send(self, line: Line, tag: int) -> None:
+    def _next_send(self, line: PairKey, tag: int) -> None:
         queue = self._sends.get((line, tag))
         if queue and queue[0].begun == queue[0].count:
             queue.popleft()
@@ -153,7 +155,7 @@ class StagedTransport(Layer):
             else:
                 del self._sends[line, tag]
 
-    def _send_chunk(self, line: Line, chunks: _Chunks) -> None:
+    def _send_chunk(self, line: PairKey, chunks: _Chunks) -> None:
         peer, traffic = line
         request = chunks.request
         start, end = chunks.next_bounds()
@@ -176,13 +178,13 @@ class StagedTransport(Layer):
 
     # ---- receiving
 
-    def _begin_receive(self, line: Line, tag: int) -> None:
+    def _begin_receive(self, line: PairKey, tag: int) -> None:
         """The first chunk tells whether the message is what is expected; then there is room for others."""
         chunks = self._receives[line, tag][0]
         self._receive_chunk(line, chunks)
         self._next_receive(line, tag)
 
-    def _announce(self, line: Line, tag: int) -> None:
+    def _announce(self, line: PairKey, tag: int) -> None:
         """Say of as many slots as there are that they are free, for chunks that are waited for."""
         window = self._windows[line, tag]
         number = min(window.waiting, self.slots - window.free)
@@ -193,7 +195,7 @@ class StagedTransport(Layer):
         if not window.free:
             del self._windows[line, tag]
 
-    def _next_receive(self, line: Line, tag: int) -> None:
+    def _next_receive(self, line: PairKey, tag: int) -> None:
         queue = self._receives.get((line, tag))
         if queue and (queue[0].begun == queue[0].count or queue[0].request.done):
             queue.popleft()
@@ -202,7 +204,7 @@ class StagedTransport(Layer):
             else:
                 del self._receives[line, tag]
 
-    def _receive_chunk(self, line: Line, chunks: _Chunks) -> None:
+    def _receive_chunk(self, line: PairKey, chunks: _Chunks) -> None:
         peer, traffic = line
         request = chunks.request
         start, end = chunks.next_bounds()

@@ -44,17 +44,17 @@ _STATUS = {
     13: "the peer has no room to receive, again and again",
 }
 _ACK_UNIT_S = 4.096e-6
-_MOST_EXPONENT = 31
-_RETRIES = _FOR_EVER = 7  # the most; of a receiver without room it means for ever
-_LEAST_RNR_TIMER = 1  # 10 us
+_MAX_EXPONENT = 31
+_RETRIES = _UNLIMITED = 7  # the most; of a receiver without room it means for ever
+_MIN_RNR_TIMER = 1  # 10 us
 _COMPLETIONS = 1 << 14
-_AT_ONCE = 64
+_POLL_BATCH = 64
 _WRITES = 1 << 32  # numbers of work from here on are writes, below slots
 
 # of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
 _COUNTERS = ("rcvd_pkts", "completer_retry_err", "out_of_seq_request", "duplicate_request")
 
-_making = threading.Lock()  # descriptors of completion channels are told by what is new
+_opening = threading.Lock()  # descriptors of completion channels are told by what is new
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class CardSettings:
 def timeout_exponent(timeout_s: float) -> int:
     """The least time that a card knows and that is not less. 0 is for ever, to a card, and never given."""
     return next(
-        (n for n in range(1, _MOST_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MOST_EXPONENT
+        (n for n in range(1, _MAX_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MAX_EXPONENT
     )
 
 
@@ -126,7 +126,7 @@ class VerbsCard:
 
     def _open(self, device: Any, cq: Any) -> None:
         """The device, and a channel of completions; a device has such a descriptor, too."""
-        with _making:
+        with _opening:
             self._context = device.Context(name=self.settings.name)
             before = _event_descriptors()
             self._channel = cq.CompChannel(self._context)
@@ -188,9 +188,9 @@ class VerbsCard:
             self._queue.req_notify()
         found: list[Completion] = []
         while True:
-            count, entries = self._queue.poll(_AT_ONCE)
+            count, entries = self._queue.poll(_POLL_BATCH)
             found += [one for entry in entries if (one := self._completion(entry)) is not None]
-            if count < _AT_ONCE:
+            if count < _POLL_BATCH:
                 return found
 
     def _completion(self, entry: Any) -> Completion | None:
@@ -285,9 +285,9 @@ class VerbsQueuePair:
             wanted.dest_qp_num = peer.number
             wanted.path_mtu = card._mtu
             wanted.max_rd_atomic = wanted.max_dest_rd_atomic = 1
-            wanted.min_rnr_timer = _LEAST_RNR_TIMER
+            wanted.min_rnr_timer = _MIN_RNR_TIMER
             wanted.timeout = timeout_exponent(card.settings.ack_timeout_s)
-            wanted.retry_cnt, wanted.rnr_retry = _RETRIES, _FOR_EVER
+            wanted.retry_cnt, wanted.rnr_retry = _RETRIES, _UNLIMITED
             wanted.ah_attr = addr.AHAttr(port_num=1, is_global=True, gr=route, dlid=0)
             self._made.to_rts(wanted)
         except Exception as error:

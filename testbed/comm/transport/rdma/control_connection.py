@@ -10,8 +10,8 @@ from testbed.comm.transport.base import TransportError
 from testbed.comm.transport.tcp import Connection
 from testbed.comm.transport.wire import HEADER
 
-WHERE_TAG, READY_TAG = 2**64 - 4, 2**64 - 5  # above all tags of messages
-MOST_BYTES = 64 * 1024
+ENDPOINTS_TAG, READY_TAG = 2**64 - 4, 2**64 - 5  # above all tags of messages
+MAX_BYTES = 64 * 1024
 
 
 class ControlConnection(Connection):
@@ -36,7 +36,7 @@ class ControlConnection(Connection):
     def tell_where(self, where: dict[str, Any]) -> None:
         """Where this rank's queue pairs are."""
         data = json.dumps(where).encode()
-        self.queue(HEADER.pack(WHERE_TAG, len(data)), memoryview(data), None)
+        self.queue(HEADER.pack(ENDPOINTS_TAG, len(data)), memoryview(data), None)
 
     def tell_ready(self) -> None:
         """They are connected to the peer's."""
@@ -44,9 +44,9 @@ class ControlConnection(Connection):
 
     def _begin(self, stage: bytearray, start: int) -> bool:
         tag, length = HEADER.unpack_from(stage, start)
-        if tag not in (WHERE_TAG, READY_TAG):
+        if tag not in (ENDPOINTS_TAG, READY_TAG):
             return super()._begin(stage, start)
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             self.fail(f"it announces {length} bytes on its queue pairs")
             return False
         self._said = tag, bytearray(length)

@@ -15,7 +15,7 @@ from testbed.comm.transport.base import TransportError
 DEVICES = Path("/sys/class/infiniband")
 WINDOW = Path("/sys/module/rdma_rxe/parameters/max_unacked_psns")
 _APPEARS_S, _LOOK_S = 2.0, 0.002  # a card takes an interface's addresses when the kernel finds time
-_MOST_ADDRESSES = 4
+_MAX_ADDRESSES = 4
 
 _known: dict[str, tuple[str, int]] = {}  # for all ranks of a process
 
@@ -39,7 +39,7 @@ def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
     """All IPv4 addresses of all cards, which stand there as mapped ones of IPv6."""
     found: dict[str, tuple[str, int]] = {}
     for device in sorted(devices.iterdir()) if devices.exists() else ():
-        for index in range(_MOST_ADDRESSES):
+        for index in range(_MAX_ADDRESSES):
             try:
                 gid = (device / "ports/1/gids" / str(index)).read_text().strip()
                 kind = (device / "ports/1/gid_attrs/types" / str(index)).read_text().strip()
@@ -61,20 +61,20 @@ def set_window(packets: int) -> None:
 
 
 PACKAGED = Path("/usr/lib/python3/dist-packages/pyverbs/__init__.py")
-LACKING = "RDMA needs pyverbs, libibverbs and its providers (Debian: python3-pyverbs ibverbs-providers)"
+MISSING = "RDMA needs pyverbs, libibverbs and its providers (Debian: python3-pyverbs ibverbs-providers)"
 
 
 def import_pyverbs(module: str) -> ModuleType:
     """One of its modules. ImportError says what is lacking."""
     try:
         if "pyverbs" not in sys.modules and importlib.util.find_spec("pyverbs") is None:
-            _take_packaged()
+            _import_packaged()
         return importlib.import_module(f"pyverbs.{module}")
     except ImportError as error:
-        raise ImportError(f"{LACKING}: {error}") from None
+        raise ImportError(f"{MISSING}: {error}") from None
 
 
-def _take_packaged() -> None:
+def _import_packaged() -> None:
     """Of the distribution's packages this one alone: others would come before this Python's own."""
     if not PACKAGED.exists():
         raise ImportError(f"no {PACKAGED.parent}")

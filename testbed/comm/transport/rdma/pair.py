@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 from testbed.comm.transport.rdma import wire
 from testbed.comm.transport.rdma.fast_path import FastPath
 from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegionCache
@@ -35,7 +35,7 @@ class RdmaPair:
         settings: StripeSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
     ) -> None:
         self.rank, self.peer = rank, peer
         self.settings = settings

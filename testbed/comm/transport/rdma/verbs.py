@@ -116,7 +116,7 @@ class Card(Protocol):
         """Let go of all that belongs to it."""
 
 
-def owner_of(view: memoryview) -> Any:
+def find_owner(view: memoryview) -> Any:
     """What the memory of a view belongs to, through arrays that are parts of others."""
     owner: Any = view.obj
     while True:
@@ -161,7 +161,7 @@ class RegionCache:
     def piece(self, view: memoryview) -> RegisteredPiece:
         """Of a view that is not empty. TransportError."""
         address, size_bytes = buffer_address(view), len(view)
-        kept = self._of_owner(owner_of(view))
+        kept = self._of_owner(find_owner(view))
         if kept is not None and kept[0] <= address <= address + size_bytes <= kept[0] + kept[1]:
             return RegisteredPiece(address, kept[2])
         region = self._register(address, size_bytes, not view.readonly)

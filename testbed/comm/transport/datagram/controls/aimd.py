@@ -9,7 +9,7 @@ from testbed.comm.transport.datagram.recoveries.base import Feedback
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 FIRST_PACKETS = 10.0
-LEAST_PACKETS = 2.0
+MIN_WINDOW_PACKETS = 2.0
 DECREASE = 0.5
 
 
@@ -26,7 +26,7 @@ class Aimd(Control):
         """See Control; of the losses of one round trip the first counts."""
         if news.late:
             self._cut(now_s)
-            self.window_packets = LEAST_PACKETS
+            self.window_packets = MIN_WINDOW_PACKETS
         elif news.lost and now_s - self._cut_s > self.round_trips.smoothed_s:
             self._cut(now_s)
         elif self.window_packets < self._threshold:
@@ -36,4 +36,4 @@ class Aimd(Control):
 
     def _cut(self, now_s: float) -> None:
         self._cut_s = now_s
-        self.window_packets = self._threshold = max(LEAST_PACKETS, self.window_packets * DECREASE)
+        self.window_packets = self._threshold = max(MIN_WINDOW_PACKETS, self.window_packets * DECREASE)

@@ -14,7 +14,7 @@ from testbed.comm.transport.datagram.recoveries.base import Feedback
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 # of a window that does not change: as TCP's first one (RFC 6928)
-LEAST_PACKETS = 10.0
+MIN_WINDOW_PACKETS = 10.0
 GROWTH = 1 / 8  # of a window, each round trip
 
 
@@ -33,7 +33,7 @@ class Limits:
     line_bps: float = math.inf
     rate_scale: float = 1.0
     host_s: float = 0.0
-    least_packets: float = LEAST_PACKETS
+    least_packets: float = MIN_WINDOW_PACKETS
     late_packets: float = 0.0
     path_bps: float = 0.0
     round_trip_s: float = math.inf

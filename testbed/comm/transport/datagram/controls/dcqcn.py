@@ -21,8 +21,8 @@ COUNTER_BYTES = 10e6
 FAST_STEPS = 5
 STEP_BPS = 40e6
 HYPER_STEP_BPS = 10 * STEP_BPS
-LEAST_BPS = 100e6
-LOOKS = 4  # at the timers, for each packet that waits for its turn
+MIN_RATE_BPS = 100e6
+TIMER_CHECKS_PER_PACKET = 4  # at the timers, for each packet that waits for its turn
 
 
 class Dcqcn(Control):
@@ -46,7 +46,7 @@ class Dcqcn(Control):
         if news.marked and now_s - self._noticed_s >= NOTICE_S:
             self._noticed_s = now_s
             self.target_bps = self.rate_bps
-            self.rate_bps = max(LEAST_BPS * self.limits.rate_scale, self.rate_bps * (1 - self.alpha / 2))
+            self.rate_bps = max(MIN_RATE_BPS * self.limits.rate_scale, self.rate_bps * (1 - self.alpha / 2))
             self.alpha = (1 - GAIN) * self.alpha + GAIN
             self._alpha_s = self._timer_s = now_s
             self._timer_steps = self._counter_steps = 0
@@ -71,7 +71,7 @@ class Dcqcn(Control):
         if not self._slow:
             return math.inf
         packet_s = self.limits.packet_bytes * 8 / self.rate_bps
-        return max(self._timer_s + TIMER_S, now_s + packet_s / LOOKS)
+        return max(self._timer_s + TIMER_S, now_s + packet_s / TIMER_CHECKS_PER_PACKET)
 
     def _pass(self, now_s: float) -> None:
         """Catch up with the timers."""

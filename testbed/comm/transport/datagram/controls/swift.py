@@ -17,11 +17,11 @@ from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 INCREASE = 1.0
 DECREASE = 0.8
-MOST_DECREASE = 0.5
-LEAST_PACKETS, MOST_PACKETS = 0.1, math.inf
+MAX_DECREASE = 0.5
+MIN_WINDOW_PACKETS, MAX_WINDOW_PACKETS = 0.1, math.inf
 # of flow scaling: the target is longer by up to `RANGE_SHARE` of the queueing target, between these windows
 RANGE_SHARE = 5.0
-RANGE_LEAST_PACKETS, RANGE_MOST_PACKETS = 0.1, 100.0
+RANGE_MIN_PACKETS, RANGE_MAX_PACKETS = 0.1, 100.0
 QUEUE_S = 25e-6  # htsim has 20 us, and a share of it for each hop
 QUEUE_PACKETS = 8.0  # what it is at least, at line rate: emulated rates are lower than the paper's
 FIRST_PACKETS = 10.0
@@ -38,14 +38,14 @@ class Swift(Control):
         self._started = True
         packet_s = limits.packet_bytes * 8 / limits.line_bps
         self._queue_s = max(QUEUE_S, QUEUE_PACKETS * packet_s)
-        low, high = 1 / math.sqrt(RANGE_LEAST_PACKETS), 1 / math.sqrt(RANGE_MOST_PACKETS)
+        low, high = 1 / math.sqrt(RANGE_MIN_PACKETS), 1 / math.sqrt(RANGE_MAX_PACKETS)
         self._scaling = RANGE_SHARE * self._queue_s / (low - high)
         self._offset = -self._scaling * high
 
     @property
     def target_s(self) -> float:
         """The round trip aimed for."""
-        scaled_s = self._scaling / math.sqrt(max(self.window_packets, LEAST_PACKETS)) + self._offset
+        scaled_s = self._scaling / math.sqrt(max(self.window_packets, MIN_WINDOW_PACKETS)) + self._offset
         within_s = min(max(scaled_s, 0.0), RANGE_SHARE * self._queue_s)
         base_s = min(self.limits.round_trip_s, self.round_trips.least_s)
         return base_s + self.limits.host_s + self._queue_s + within_s
@@ -55,14 +55,14 @@ class Swift(Control):
         may_cut = now_s - self._cut_s >= self.round_trips.smoothed_s
         before = self.window_packets
         if news.late:
-            self.window_packets *= 1 - MOST_DECREASE
+            self.window_packets *= 1 - MAX_DECREASE
         elif news.round_trip_s is not None and news.round_trip_s >= self.target_s:
             if may_cut:
                 over = (news.round_trip_s - self.target_s) / news.round_trip_s
-                self.window_packets *= max(1 - DECREASE * over, 1 - MOST_DECREASE)
+                self.window_packets *= max(1 - DECREASE * over, 1 - MAX_DECREASE)
         elif news.lost:
             if may_cut:
-                self.window_packets *= 1 - MOST_DECREASE
+                self.window_packets *= 1 - MAX_DECREASE
         elif self._started:
             self.window_packets += news.acked
         elif self.window_packets >= 1:
@@ -72,7 +72,7 @@ class Swift(Control):
         if self.window_packets < before:
             self._cut_s = now_s
             self._started = False
-        self.window_packets = max(self.window_packets, LEAST_PACKETS)
+        self.window_packets = max(self.window_packets, MIN_WINDOW_PACKETS)
         slow = self.window_packets < 1
         round_trip_s = max(self.round_trips.smoothed_s, 1e-9)
         bits = self.window_packets * self.limits.packet_bytes * 8

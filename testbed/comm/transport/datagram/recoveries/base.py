@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
@@ -153,7 +153,7 @@ class Recovery(ABC):
     @property
     def _limit(self) -> int:
         """Numbers below may be sent: they are there, and not too far ahead of what has come."""
-        return min(self.end, self.low + MOST_AHEAD)
+        return min(self.end, self.low + MAX_AHEAD)
 
     def _again(self, most: int) -> list[int]:
         """What is lost, lowest number first."""
