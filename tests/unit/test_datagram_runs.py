@@ -105,7 +105,7 @@ def test_of_a_paths_acknowledgements_the_latest_counts_and_every_refusal() -> No
         Ack(0, 5, 6, 0, 5, 0),
         Ack(0, 3, 4, 0, 3, 0),  # came late
         Ack(1, 1, 2, 0, 5, 1),
-        Ack(0, 6, 7, 0, 5, 0, refuses=True),
+        Ack(0, 6, 7, 0, 5, 0, nak=True),
     ]
     grant = CREDITS.pack(GRANTED_KIND, 0, 0, SECRET, 9)
     _, others, acks = coalesce_packets(filled([*(ack.pack(SECRET) for ack in told), grant]), SECRET)
@@ -147,7 +147,7 @@ def test_where_the_kernel_makes_no_trains_packets_go_one_by_one(monkeypatch: pyt
         assert outbox.send_trains(sock, trains, [48] * 64, [0] * 64, [952] * 64) == 64
     assert trains.packets == 1
     assert kernel.calls == [1, 64]
-    assert outbox.cut == 0
+    assert outbox.segmented == 0
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def over_datagrams(
     def make(rank: int) -> DatagramTransport:
         transport = places.datagram(rank, **options)
         if loses is not None:
-            transport._outbox = LossyOutbox(loses())
+            transport._send_batch = LossyOutbox(loses())
         return transport
 
     try:
@@ -224,7 +224,7 @@ def test_marks_of_links_reach_the_sender() -> None:
         assert isinstance(transport, DatagramTransport)
         transport.connect()
         pair = transport._pairs[1 - transport.rank, BEST_EFFORT]
-        while not pair.stands:
+        while not pair.is_connected:
             transport.progress(0.01)
         if transport.rank == 0:
             pair.sockets[0].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 3)
@@ -249,10 +249,10 @@ def test_how_a_pair_stands_is_told_in_words() -> None:
             transport.isend(peer, 1, memoryview(b"x")),
             transport.irecv(peer, 1, memoryview(bytearray(1))),
         )
-        return transport.state_words([peer])
+        return transport.describe_state([peer])
 
     assert "datagrams with rank 1: " in over_datagrams(2, program)[0]
-    assert "0 missing of what has come" in over_datagrams(2, program)[0]
+    assert "0 missing before later received ones" in over_datagrams(2, program)[0]
 
 
 def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:

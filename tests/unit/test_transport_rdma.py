@@ -86,7 +86,7 @@ def test_a_card_s_counts_are_told_with_each_connection() -> None:
             wait_requests(transport, transport.irecv(peer, 1, own.data), transport.isend(peer, 1, own.data))
 
         exchange()
-        ((_, _, glance),) = transport.glances()
+        ((_, _, glance),) = transport.snapshots()
         (entry,) = transport.socket_info()
         exchange()  # the other one has looked, too
         return glance, entry["card"]

@@ -479,6 +479,6 @@ def test_an_end_that_speaks_plain_tcp_is_not_taken_for_mptcp(places: Places) -> 
     while not send.done and time.monotonic() < end_s:
         listener.progress(0.01)
         dialler.progress(0.01)
-    assert "speaks plain TCP only" in str(send.error)
+    assert "supports only plain TCP" in str(send.error)
     dialler.close()
     listener.close()

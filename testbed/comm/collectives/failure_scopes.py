@@ -153,7 +153,7 @@ class Scopes:
         data = json.dumps(document).encode()
         for peer in peers:
             if peer not in self.lost and peer != self._transport.rank:
-                self._tells.tell(peer, data)
+                self._tells.send_note(peer, data)
 
     def _pass_on(self, scope: Scope, by: int, reason: str) -> None:
         if self._tells is not None:

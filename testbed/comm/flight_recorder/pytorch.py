@@ -1,7 +1,7 @@
-"""Dumps in the format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and understood.
+"""The format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and read.
 
 Fields as in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and torch/distributed/flight_recorder (PyTorch 2.9).
-It knows no peers' counts and no failures: what is not completed is started or scheduled.
+The format has no counts per peer and no failures: an operation that is not completed is started or scheduled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.comm.flight_recorder.dumps import (
 VERSION = "2.9"
 PREFIX = "trace_rank_"
 
-# this project's names, and those that process groups give to the recorder
+# our names of operations, and those of PyTorch's process groups
 _TO_PYTORCH = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
@@ -39,7 +39,7 @@ _TO_PYTORCH = {
     "irecv": "recv",
 }
 _FROM_PYTORCH = {theirs: ours for ours, theirs in _TO_PYTORCH.items()}
-# as c10::toString has them, and bytes of each
+# names by c10::toString, and sizes in bytes
 _DTYPES = {
     "float64": ("Double", 8),
     "float32": ("Float", 4),
@@ -52,10 +52,10 @@ _DTYPES = {
 }
 _DTYPES_FROM_PYTORCH = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
 _EVENT_BACKENDS_SUFFIX = "ccl"
-"""How names of libraries end whose recorders look at an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
+"""The suffix of libraries whose recorders check an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
 
 RETIRED = "retired"
-"""State of an operation that its recorder has done with, without saying how it ended."""
+"""State of an operation that is over for its recorder, with no result recorded."""
 
 PARSE_ERRORS = (
     ArithmeticError,
@@ -67,13 +67,13 @@ PARSE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What reading something else than was expected may raise."""
+"""Exceptions that unexpected content may raise."""
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
 def to_pytorch(dump: RankDump) -> dict[str, Any]:
-    """One rank's dump, as that recorder's own would be."""
+    """Return one rank's dump in PyTorch's format."""
     groups = {group.id: group for group in dump.groups}
     numbers: dict[int, dict[str, int]] = {}
     entries = []
@@ -122,23 +122,23 @@ def to_pytorch(dump: RankDump) -> dict[str, Any]:
 
 
 def write_pytorch(dump: RankDump, folder: Path) -> Path:
-    """Pickled as `trace_rank_N`, which `torchfrtrace` reads; the file."""
+    """Write the dump, pickled, as `trace_rank_N`, which `torchfrtrace` reads; return the file."""
     path = folder / f"{PREFIX}{dump.rank}"
     path.write_bytes(pickle.dumps(to_pytorch(dump), protocol=2))
     return path
 
 
 def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
-    """Return one rank's dump, as far as it goes.
+    """Return one rank's dump from PyTorch's format, as far as it has the fields.
 
     Args:
-        document: What a file holds.
-        rank: Whose it is.
+        document: The content of a file.
+        rank: The rank that wrote it.
         written_s: When the file was written, by its own clock, or 0.
         first: The number of a group's first collective.
 
     Raises:
-        DumpError: With the entry's place, for what cannot be understood.
+        DumpError: With the entry's place, if it cannot be read.
     """
     place = "pg_config"
     try:
@@ -163,22 +163,22 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
 
 
 def group_ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ranks of a group as pg_config says, as a list or its text. ValueError, and others of BROKEN."""
+    """Return the ranks of a group in pg_config, a list or its text. Raises ValueError, or others of PARSE_ERRORS."""
     ranks = group["ranks"]
     found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
     if not all(isinstance(one, int) and one >= 0 for one in found) or len(set(found)) < len(found):
-        raise ValueError(f"got ranks {list(found)}, expected different ones of 0 or more")
+        raise ValueError(f"got ranks {list(found)}, expected distinct ranks of 0 or more")
     return found
 
 
 def is_message(item: Mapping[str, Any]) -> bool:
-    """Return whether an entry is one end of a message; torchcomms does not say so itself."""
+    """Return whether an entry is a point-to-point message; torchcomms does not have the flag."""
     name = str(item.get("profiling_name", "")).split(":", 1)[-1]
     return bool(item.get("is_p2p")) or name.split(" ", 1)[0] in ("send", "recv")
 
 
 def _group_number(name: str, ranks: tuple[int, ...]) -> int:
-    """The same on all ranks: groups that were split have one name for several sets of ranks."""
+    """Return a number that is the same on all ranks. Split groups have one name for several sets of ranks."""
     return zlib.crc32(f"{name} {sorted(ranks)}".encode())
 
 
@@ -190,14 +190,14 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     if message and message[1] == "recv":
         sizes, dtypes = item.get("output_sizes") or [], item.get("output_dtypes") or []
     dtype, size = _DTYPES_FROM_PYTORCH.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
-    # JSON has 0 for a time that there is not
+    # JSON has 0 for a missing time
     started_ns = item.get("time_discovered_started_ns") or None
     ended_ns = item.get("time_discovered_completed_ns") or None
     state = item["state"]
     if state not in (SCHEDULED, STARTED, COMPLETED):
         raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
     if state != COMPLETED and item.get("retired"):
-        # who looks at events knows the end of all that has one
+        # a backend with events sees every operation that ends
         state = FAILED if backend.endswith(_EVENT_BACKENDS_SUFFIX) else RETIRED
     own = message[1] if message else name.split(" ", 1)[0]
     return Entry(
@@ -210,7 +210,7 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
         scheduled_s=item["time_created_ns"] / 1e9,
         started_s=None if started_ns is None else started_ns / 1e9,
         ended_s=None if ended_ns is None else ended_ns / 1e9,
-        # of both forms, "0->1" and "1<-0", the second is the other one
+        # in both forms, "0->1" and "1<-0", the second is the peer
         peer=ranks[int(message[3])] if message and ranks else None,
         tag=0 if message else None,
     )
@@ -233,9 +233,9 @@ def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
 
 
 def _sizes(entry: Entry, members: int) -> dict[str, Any]:
-    """Sizes in elements; of what gathers, the output is all members' parts, of what scatters one of them."""
+    """Return sizes in elements. The output of a gather is all members' parts, that of a scatter is one of them."""
     dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
-    own = entry.size_bytes // size  # of the input
+    own = entry.size_bytes // size  # size of the input
     output = own
     if entry.name.startswith("all_gather"):
         output = own * members

@@ -180,7 +180,7 @@ class SocketSampler:
     def sample(self) -> None:
         """One reading of every connection that has done something since the last."""
         time_s = time.monotonic()
-        for peer, key, figures in self._sockets.glances():
+        for peer, key, figures in self._sockets.snapshots():
             connection = peer, key
             done = sum(figures.get(name, 0) for name in _DONE)
             if self._seen.get(connection) != done:

@@ -298,7 +298,7 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
         report.connections += len(sockets.counters)
     report.time_s = time.monotonic() - begun_s
     software = wiring.software
-    if software.of_messages:
+    if software.costs_messages:
         each = software.message_s, software.byte_s, software.note_s, software.handover_s
         transport = CostedTransport(transport, *each)
     transport = with_protocol(transport, software.protocol, software.slots)

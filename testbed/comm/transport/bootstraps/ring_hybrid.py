@@ -1,4 +1,4 @@
-"""Rank 0 tells each rank its neighbour in a ring, round which addresses go."""
+"""Bootstrap "ring_hybrid": rank 0 sends each rank its neighbour in a ring, and addresses go around the ring."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from testbed.comm.transport.wire import Address
 
 @BOOTSTRAPS.register("ring_hybrid")
 class RingHybrid(Bootstrap):
-    """Connections are made when used."""
+    """The ring bootstrap. Connections are made on first use."""
 
     @staticmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
-        """Round the ring."""
+        """See Bootstrap."""
         return exchange_addresses("ring_hybrid", job)

@@ -1,9 +1,10 @@
-"""UDP sockets that send and receive many packets in one system call each (sendmmsg, recvmmsg).
+"""UDP sockets that send and receive many packets per system call (sendmmsg, recvmmsg).
 
-By the real clock packets in a row go as trains, which the kernel takes as one and cuts where they leave the card's
-queue (UDP_SEGMENT): all behind it, links, captures and receivers, has single packets. A train is no longer than what
-the card's shaper lets go at once anyway, and is taken as a whole or not at all. Addresses in memory are kept as
-numbers: packets go out from where messages lie.
+In real time, consecutive packets go as segmentation offload (UDP_SEGMENT): the kernel takes them as one and cuts them
+where they leave the card's queue. Everything behind it (links, captures, receivers) sees single packets. Such a train
+is no longer than the burst of the card's shaper, and is taken as a whole or not at all. Memory addresses are kept as
+numbers: packets are sent from where messages are. `coalesce_packets` sorts what one call has received: consecutive
+data packets become one run, and of a path's acknowledgements the latest is kept.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from testbed.comm.transport.datagram.packets import (
 )
 from testbed.comm.transport.sockets import FORCED_OPTIONS, SocketSettings
 
-BATCH = 64  # packets of one call
-MAX_MTU_BYTES = 9216  # and whole words of eight bytes
-LOOPBACK_MTU_BYTES = 9000  # in place of the 64 kB that the loopback interface allows
+BATCH = 64  # packets per call
+MAX_MTU_BYTES = 9216  # a multiple of 8 bytes
+LOOPBACK_MTU_BYTES = 9000  # instead of the 64 kB of the loopback interface
 RECEIVE_BUFFER_BYTES = 8 * 1024**2
-# what waits in the card's queue, as the kernel counts it: by the real clock a rank may be late to fill it up again
+# data in the card's queue, as the kernel counts it: in real time a rank may be late to refill it
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
 
-# of trains: what shapers let go at once by the real clock (testbed.net.links.shaping), what one IPv4 packet holds
+# limits of trains: the burst of shapers in real time (testbed.net.links.shaping), and an IPv4 packet
 TRAIN_S, MAX_TRAIN_BYTES = 0.002, 65507
-HEADER_STRIDE = 64  # from one packet's room for its header to the next in an outbox
+HEADER_STRIDE = 64  # distance between packets' headers in a SendBatch
 
 # of linux/in.h
 _IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
 _CONGESTION_EXPERIENCED, _ECN_CAPABLE, _ECN_BITS = 3, 2, 3
-_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # of one struct cmsghdr with a byte
+_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # one struct cmsghdr with a byte
 
 _MESSAGE = np.dtype(
     {
@@ -63,25 +64,27 @@ _MESSAGE = np.dtype(
     }
 )
 _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
-# struct cmsghdr with what UDP_SEGMENT takes, and what rounds it up
+# struct cmsghdr with the argument of UDP_SEGMENT and padding
 _SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
 _UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
-# of kernels that cannot, or not for cards that do not sum up (before Linux 6.11)
+# errors of kernels without it, or without it for cards that do not checksum (before Linux 6.11)
 _NO_SEGMENTATION = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 PerPacket = Sequence[int] | NDArray[np.int64]
-"""One of each of a call's packets."""
+"""One value for each packet of a call."""
 
 
 class QueueFull(TransportError):
-    """The card's queue is full: to be tried again a little later, no event tells when."""
+    """The card's queue is full. Retry a little later: there is no event for it."""
 
 
 class SegmentationOffload:
-    """Packets of one size that the kernel takes as one, at most `packets` in each; 1: none are made.
+    """Trains of packets of one size that the kernel takes as one, with up to `packets` in each; 1: no trains.
 
-    packet_bytes: of one, with its header. card_bps: of the card that they leave by.
+    Args:
+        packet_bytes: Of one packet, with its header.
+        card_bps: Rate of the card that sends them.
     """
 
     def __init__(self, packet_bytes: int, card_bps: float) -> None:
@@ -95,7 +98,7 @@ class SegmentationOffload:
 
 
 class SendBatch:
-    """Room for the headers of a call's packets, and where their payloads lie; one for all sockets of a thread."""
+    """Headers and payload addresses of one call's packets; shared by all sockets of a thread."""
 
     def __init__(self) -> None:
         self.headers = bytearray(BATCH * HEADER_STRIDE)
@@ -107,7 +110,7 @@ class SendBatch:
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
         self._messages["count"] = 2
         self._address = ctypes.c_void_p(self._messages.ctypes.data)
-        self.cut = 0  # packets that were cut from trains, which IP did not count
+        self.segmented = 0  # packets cut from trains, which IP did not count
         self._trains = np.zeros(BATCH, _MESSAGE)
         self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
 
@@ -119,11 +122,11 @@ class SendBatch:
         payloads: PerPacket,
         sizes: PerPacket,
     ) -> int:
-        """As `send`, of packets in a row that are all of one size but for the last."""
+        """Like `send`, for consecutive packets of one size, except for the last."""
         count, each = len(headers), trains.packets
         if each == 1 or count == 1:
             return self.send(sock, headers, payloads, sizes)
-        self._lay(headers, payloads, sizes)
+        self._fill(headers, payloads, sizes)
         number = -(-count // each)
         messages = self._trains[:number]
         messages["iov"] = self._messages["iov"][:count:each]
@@ -135,27 +138,35 @@ class SendBatch:
         if took < 0 and ctypes.get_errno() in _NO_SEGMENTATION:
             trains.packets = 1
             return self.send(sock, headers, payloads, sizes)
-        packets = min(count, self._taken(took) * each)
-        self.cut += packets - took
+        packets = min(count, self._check_result(took) * each)
+        self.segmented += packets - took
         return packets
 
     def send(self, sock: socket.socket, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
-        """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
+        """Send packets, and return how many the kernel took.
 
-        BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
+        Args:
+            sock: The socket.
+            headers: Sizes of the headers.
+            payloads: Addresses of the payloads.
+            sizes: Sizes of the payloads.
+
+        Raises:
+            BlockingIOError: If it takes none until the socket is writable.
+            QueueFull: If the card's queue is full.
         """
-        self._lay(headers, payloads, sizes)
-        return self._taken(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
+        self._fill(headers, payloads, sizes)
+        return self._check_result(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
 
-    def _lay(self, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> None:
+    def _fill(self, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> None:
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
         self._parts["base"][:count, 1] = payloads
         self._parts["bytes"][:count, 1] = sizes
 
     @staticmethod
-    def _taken(took: int) -> int:
-        """What a call says, or the error that it means."""
+    def _check_result(took: int) -> int:
+        """Return a call's result, or raise its error."""
         if took >= 0:
             return took
         number = ctypes.get_errno()
@@ -167,12 +178,12 @@ class SendBatch:
 
 
 class ReceiveBatch:
-    """Room for what one call receives; one for all sockets of a thread."""
+    """Memory for what one call receives; shared by all sockets of a thread."""
 
-    def __init__(self, marks: bool) -> None:
+    def __init__(self, uses_ecn: bool) -> None:
         room = MAX_MTU_BYTES
         self._memory = np.zeros(BATCH * room, np.uint8)
-        self.rows = self._memory.reshape(BATCH, room)  # where packets lie, of so many `sizes`
+        self.rows = self._memory.reshape(BATCH, room)  # the packets, of length `sizes`
         self.words = self._memory.view("<u8").reshape(BATCH, -1)
         self.sizes: list[int] = []
         self.marked: list[bool] = []
@@ -184,18 +195,18 @@ class ReceiveBatch:
         self._parts["bytes"] = room
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * _PART.itemsize
         self._messages["count"] = 1
-        self._marks = marks
-        if marks:
+        self._uses_ecn = uses_ecn
+        if uses_ecn:
             self._messages["control"] = self._controls.ctypes.data + np.arange(BATCH) * _CONTROL_BYTES
         self._address = ctypes.c_void_p(self._messages.ctypes.data)
 
     def packet(self, position: int) -> memoryview:
-        """One of what was received last; valid until the next call."""
+        """Return one of the last received packets; valid until the next call."""
         return self._views[position][: self.sizes[position]]
 
     def receive(self, sock: socket.socket) -> int:
-        """Receive what is there, BATCH packets at most; how many. Keeps their `sizes` and who is `marked`. OSError."""
-        if self._marks:
+        """Receive up to BATCH packets and return their number. Sets their `sizes` and `marked`. Raises OSError."""
+        if self._uses_ecn:
             self._messages["control_bytes"] = _CONTROL_BYTES
         count: int = _libc.recvmmsg(sock.fileno(), self._address, BATCH, socket.MSG_DONTWAIT, None)
         if count < 0:
@@ -205,7 +216,7 @@ class ReceiveBatch:
             else:
                 raise OSError(number, os.strerror(number))
         self.sizes = self._messages["bytes"][:count].tolist()
-        if self._marks:
+        if self._uses_ecn:
             bits = self._controls[:count, _TOS_OFFSET] & _ECN_BITS
             told = self._messages["control_bytes"][:count] > 0
             self.marked = (told & (bits == _CONGESTION_EXPERIENCED)).tolist()
@@ -219,19 +230,30 @@ def make_socket(
     remote: tuple[str, int],
     settings: SocketSettings,
     traffic: TrafficClass,
-    marks: bool,
+    uses_ecn: bool,
 ) -> socket.socket:
-    """A socket between two addresses. marks: links may mark its packets, and it tells. OSError, TransportError."""
+    """Return a socket between two addresses.
+
+    Args:
+        local: Address and port of this end.
+        remote: Address and port of the peer.
+        settings: Buffers and window.
+        traffic: The class of traffic.
+        uses_ecn: Let links mark its packets, and report marks.
+
+    Raises:
+        OSError, TransportError: If the socket cannot be made.
+    """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        settings.mark(sock, traffic)
-        if marks:
+        settings.set_traffic_class(sock, traffic)
+        if uses_ecn:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        # a full queue of the card is told, not passed over
+        # report a full queue of the card as an error
         sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         exact = clock_here() == "free"
         window_bytes = settings.window_bytes or 0
@@ -248,7 +270,7 @@ def make_socket(
 
 
 def payload_bytes(sock: socket.socket) -> int:
-    """What a packet of data carries at most, by the path's MTU."""
+    """Return the largest payload of a data packet, by the path's MTU."""
     mtu_bytes = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     if mtu_bytes > MAX_MTU_BYTES:
         mtu_bytes = LOOPBACK_MTU_BYTES
@@ -256,14 +278,14 @@ def payload_bytes(sock: socket.socket) -> int:
 
 
 def drain_errors(sock: socket.socket) -> None:
-    """Take what the network has complained of: who is not there any more is known by other ways."""
+    """Discard queued network errors. A lost peer is detected by the control connection."""
     with contextlib.suppress(OSError):
         for _ in range(MAX_AHEAD):
             sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
 
 
 def _set_buffer(sock: socket.socket, option: int, size_bytes: int) -> None:
-    """As wide as may be: root may pass the machine's limit."""
+    """Set a buffer's size, beyond the host's limit if root."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size_bytes)
     except PermissionError:
@@ -273,17 +295,22 @@ def _set_buffer(sock: socket.socket, option: int, size_bytes: int) -> None:
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
 
 
-MIN_VECTORISED = 5  # packets from which on it is quicker to look at all at once
-_FLAGS = np.uint64(0xFF00)  # of a header's first word
+MIN_VECTORISED = 5  # number of packets from which vectorised code is faster
+_FLAGS = np.uint64(0xFF00)  # in a header's first word
 _SAME = ~_FLAGS
 _ACK_REQUESTED = np.uint64(ACK_REQUESTED << 8)
 
 
 class PacketRun(NamedTuple):
-    """Packets of data of one message and path, each the next of the one before, all of one size and marked alike.
+    """Consecutive data packets of one message and path, of one size and all marked or none.
 
-    header: of the first. at: its position. packets: how many. serial: of the last. asks: whether one of them asks for
-    an acknowledgement.
+    Attributes:
+        header: The first packet's.
+        at: Its position in the batch.
+        packets: Their number.
+        serial: The last packet's.
+        asks: Whether one of them requests an acknowledgement.
+        marked: Whether they carry an ECN mark.
     """
 
     header: Data
@@ -295,7 +322,7 @@ class PacketRun(NamedTuple):
 
 
 def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun], list[int], list[memoryview]]:
-    """(runs of data, positions of other packets, acknowledgements); what is not of this pair is left out."""
+    """Return (runs of data, positions of other packets, acknowledgements). Packets of other pairs are dropped."""
     runs: list[PacketRun] = []
     others: list[int] = []
     acks: dict[object, tuple[tuple[int, int], memoryview]] = {}
@@ -317,18 +344,18 @@ def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun],
             runs.append(PacketRun(header, at, packets, serial, asks, inbox.marked[at]))
             position = at + packets
         elif kind == ACK_KIND and size >= ACK.size:
-            _, flags, path, _, _, came, _, low = ACK.unpack_from(packet)
+            _, flags, path, _, _, received, _, low = ACK.unpack_from(packet)
             which: object = (path, at) if flags & NAK else path
             known = acks.get(which)
-            if known is None or known[0] <= (came, low):
-                acks[which] = (came, low), packet
+            if known is None or known[0] <= (received, low):
+                acks[which] = (received, low), packet
         else:
             others.append(at)
     return runs, others, [packet for _, packet in acks.values()]
 
 
 def _count_run(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
-    """How many packets, from one of data on, follow each other; whether one of them asks for an acknowledgement."""
+    """Return how many packets follow each other from `at` on, and whether one requests an acknowledgement."""
     size, marked = inbox.sizes[at], inbox.marked[at]
     end = at + 1
     while end < len(inbox.sizes) and inbox.sizes[end] == size and inbox.marked[end] == marked:

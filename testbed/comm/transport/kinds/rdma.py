@@ -1,4 +1,4 @@
-"""Reliable connections of RDMA, several per pair of ranks, by soft-RoCE's cards under the virtual clock."""
+"""The kind `rdma`: reliable RDMA connections, several per pair of ranks, on soft-RoCE under the virtual clock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from testbed.comm.transport.wire import ConnectionKey
 from testbed.plugins import PluginError
 from testbed.spec.scale import Scale
 
-MAX_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
+MAX_FAST_BYTES = 8 * 1024  # size of a slot; each rank has hundreds
 
 
 @TRANSPORTS.register("rdma")
 class Rdma(StripingKind):
-    """stripes: as for Spread. rdma: ack_timeout_s, emulated; window_packets."""
+    """RDMA. Options: `stripes`, see StripingKind; `rdma`: ack_timeout_s, emulated; window_packets."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
     socket_keys: ClassVar[tuple[str, ...]] = ()
@@ -53,7 +53,7 @@ class Rdma(StripingKind):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """Segments as Spread's; times as all."""
+        """Convert segments like StripingKind, and times like all times."""
         rdma = options["rdma"]
         own = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
         return {**super().emulated(options, scale), "rdma": own}
@@ -74,16 +74,16 @@ class Rdma(StripingKind):
         return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """One of the pair's queue pairs; the first is the fast path."""
+        """Return the key of one of the pair's queue pairs; the first is the fast path."""
         return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
 
     def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
-        """Both ends send from the port that stands for the one that would have been dialled, to the same."""
+        """Return the packets' ports: both ends send from the port that represents the dialling port, to ROCE_PORT."""
         return udp_port(dialled), ROCE_PORT
 
     @property
     def mends(self) -> LossRecovery:
-        """See TransportKind: cards go back."""
+        """See TransportKind: cards use go-back-N."""
         timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
         return LossRecovery("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
 
@@ -93,9 +93,9 @@ class Rdma(StripingKind):
         return Packet(payload, payload + HEADERS_BYTES)
 
     def written_above(self, distance: str) -> float:
-        """What the fast path does not take."""
+        """Return the limit of the fast path."""
         return self.stripes[distance].fast_bytes
 
     def overhead(self, distance: str) -> float:
-        """Announcements, of a header each, and immediates are next to nothing."""
+        """Return the overhead of headers: announcements, of a header each, and immediates are next to nothing."""
         return HEADER.size / self.stripes[distance].segment_bytes
