@@ -184,7 +184,11 @@ class Entry:
     @property
     def waits_for(self) -> tuple[int, ...]:
         """Peers whose messages are missing, while the operation is not over."""
-        return () if self.state == COMPLETED else tuple(p for p, own in self.peers.items() if own.missing > 0)
+        return (
+            ()
+            if self.state == COMPLETED
+            else tuple(p for p, traffic in self.peers.items() if traffic.missing > 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ class RankDump:
         document = asdict(self)
         for entry in document["entries"]:
             entry["peers"] = {
-                str(peer): _drop_defaults(PeerTraffic, own) for peer, own in entry["peers"].items()
+                str(peer): _drop_defaults(PeerTraffic, traffic) for peer, traffic in entry["peers"].items()
             }
         document["entries"] = [_drop_defaults(Entry, entry) for entry in document["entries"]]
         return {"schema": SCHEMA, **document}
@@ -218,12 +222,12 @@ class RankDump:
         """Return the inverse of `to_document`, also after a round trip through JSON. Raises DumpError."""
         if document.get("schema") != SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {SCHEMA}")
-        found = validate_document(cls, "a dump of a flight recorder", document)
-        for place, entry in enumerate(found.entries):
+        dump = validate_document(cls, "a dump of a flight recorder", document)
+        for place, entry in enumerate(dump.entries):
             if entry.state not in STATES:
                 where = f"entries.{place}.state"
                 raise DumpError(where=where, got=repr(entry.state), expected=f"one of {', '.join(STATES)}")
-        return found
+        return dump
 
     def write(self, path: Path) -> None:
         """Write the dump as JSON."""
@@ -235,9 +239,9 @@ class RankDump:
         return read_document(path, cls.from_document)
 
 
-def _drop_defaults(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
-    usual = {known.name: known.default for known in fields(kind)}
-    return {key: value for key, value in own.items() if value != usual[key] and value != {}}
+def _drop_defaults(kind: type[Entry] | type[PeerTraffic], values: dict[str, Any]) -> dict[str, Any]:
+    defaults = {each.name: each.default for each in fields(kind)}
+    return {key: value for key, value in values.items() if value != defaults[key] and value != {}}
 
 
 PATHS_SCHEMA = 1

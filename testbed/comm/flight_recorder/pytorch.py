@@ -154,8 +154,8 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
                 groups[name] = GroupRecord(_group_number(name, ()), description or name, ())
             entries.append(_entry(item, groups[name], first))
     except PARSE_ERRORS as error:
-        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
-        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {what}") from error
+        reason = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
+        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {reason}") from error
     times = [
         time for one in entries for time in (one.scheduled_s, one.started_s, one.ended_s) if time is not None
     ]
@@ -165,10 +165,10 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
 def group_ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a group in pg_config, a list or its text. Raises ValueError, or others of PARSE_ERRORS."""
     ranks = group["ranks"]
-    found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
-    if not all(isinstance(one, int) and one >= 0 for one in found) or len(set(found)) < len(found):
-        raise ValueError(f"got ranks {list(found)}, expected distinct ranks of 0 or more")
-    return found
+    numbers = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
+    if not all(isinstance(one, int) and one >= 0 for one in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"got ranks {list(numbers)}, expected distinct ranks of 0 or more")
+    return numbers
 
 
 def is_message(item: Mapping[str, Any]) -> bool:
@@ -199,11 +199,11 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     if state != COMPLETED and item.get("retired"):
         # a backend with events sees every operation that ends
         state = FAILED if backend.endswith(_EVENT_BACKENDS_SUFFIX) else RETIRED
-    own = message[1] if message else name.split(" ", 1)[0]
+    operation = message[1] if message else name.split(" ", 1)[0]
     return Entry(
         group.id,
         0 if is_message(item) else item["collective_seq_id"] - first + 1,
-        _FROM_PYTORCH.get(own, own),
+        _FROM_PYTORCH.get(operation, operation),
         state=state,
         dtype=dtype,
         size_bytes=sum(_numel(dims) for dims in sizes) * size,
@@ -217,10 +217,10 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
 
 
 def _numel(dims: Any) -> int:
-    found = 1
+    product = 1
     for dim in dims:
-        found *= dim
-    return found
+        product *= dim
+    return product
 
 
 def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
@@ -235,14 +235,14 @@ def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
 def _sizes(entry: Entry, members: int) -> dict[str, Any]:
     """Return sizes in elements. The output of a gather is all members' parts, that of a scatter is one of them."""
     dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
-    own = entry.size_bytes // size  # size of the input
-    output = own
+    numel = entry.size_bytes // size  # size of the input
+    output = numel
     if entry.name.startswith("all_gather"):
-        output = own * members
+        output = numel * members
     elif entry.name.startswith("reduce_scatter"):
-        output = own // members
+        output = numel // members
     return {
-        "input_sizes": [[own]],
+        "input_sizes": [[numel]],
         "input_dtypes": [dtype],
         "output_sizes": [[output]],
         "output_dtypes": [dtype],
@@ -254,15 +254,15 @@ def _open_state(entry: Entry) -> str:
 
 
 def _status(dump: RankDump, group: int) -> dict[str, str]:
-    own = [entry for entry in dump.entries if entry.group == group and entry.sequence]
+    collectives = [entry for entry in dump.entries if entry.group == group and entry.sequence]
 
     def last(entries: list[Entry]) -> str:
         return str(max((entry.sequence for entry in entries), default=-1))
 
     return {
-        "last_enqueued_collective": last(own),
-        "last_started_collective": last([entry for entry in own if entry.started_s is not None]),
-        "last_completed_collective": last([entry for entry in own if entry.state == COMPLETED]),
+        "last_enqueued_collective": last(collectives),
+        "last_started_collective": last([entry for entry in collectives if entry.started_s is not None]),
+        "last_completed_collective": last([entry for entry in collectives if entry.state == COMPLETED]),
     }
 
 

@@ -56,12 +56,12 @@ def parse_rank(name: str) -> int | None:
 
     Raises DumpError for a negative rank, which recorders use before they know theirs.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    if found["sign"]:
-        raise DumpError(where=name, got=f"rank -{found['rank']}", expected="a rank of 0 or more")
-    return int(found["rank"])
+    if match["sign"]:
+        raise DumpError(where=name, got=f"rank -{match['rank']}", expected="a rank of 0 or more")
+    return int(match["rank"])
 
 
 def is_dump(path: Path) -> bool:
@@ -111,8 +111,8 @@ def read_dumps(paths: Iterable[Path]) -> tuple[tuple[RankDump, ...], tuple[str, 
             dumps.append(from_pytorch(document, rank, files[rank].stat().st_mtime, min(first, 1)))
         except DumpError as error:
             raise DumpError(f"{files[rank]}: {error}") from error
-    found, concluded = _conclude_states(dumps)
-    return found, (*notes, *concluded)
+    complete, concluded = _conclude_states(dumps)
+    return complete, (*notes, *concluded)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -153,15 +153,15 @@ def _merge_batches(entries: Sequence[Any]) -> list[Any]:
             batches[key] = {name: item[name] for name in _STATE_FIELDS if name in item}
         else:
             last[key] = place
-    found = []
+    merged = []
     for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
         if key not in batches or key not in last:
-            found.append(item)
+            merged.append(item)
         elif str(item.get("profiling_name", "")).endswith(f":{_COALESCED}"):
             continue
         elif is_message(item) or place == last[key]:
-            found.append({**item, **batches[key]})
-    return found
+            merged.append({**item, **batches[key]})
+    return merged
 
 
 _STATE_FIELDS = (
@@ -213,10 +213,10 @@ def _iterate_entries(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping
 def _list_unknown_fields(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield notes on fields that no known version has."""
     documents = list(documents)
-    own = {str(name) for document in documents for name in document} - _DUMP_FIELDS
+    of_dumps = {str(name) for document in documents for name in document} - _DUMP_FIELDS
     of_entries = {str(name) for item in _iterate_entries(documents) for name in item} - _ENTRY_FIELDS
     for where, found in (
-        ("", [name for name in own if not name.endswith(_DUMP_ENDINGS)]),
+        ("", [name for name in of_dumps if not name.endswith(_DUMP_ENDINGS)]),
         (" of entries", of_entries),
     ):
         if found:
@@ -226,9 +226,9 @@ def _list_unknown_fields(documents: Iterable[Mapping[str, Any]]) -> Iterator[str
 def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int, Path]) -> Iterator[str]:
     """Give every group without ranks the ranks of another dump, or those that used it. Yield notes on these."""
     groups_by_rank = {rank: _read_groups(document, rank, files[rank]) for rank, document in documents.items()}
-    everybody = {one for own in groups_by_rank.values() for ranks in own.values() for one in ranks}.union(
-        documents
-    )
+    everybody = {
+        one for group_users in groups_by_rank.values() for ranks in group_users.values() for one in ranks
+    }.union(documents)
     users: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, document in documents.items():
         for number, item in enumerate(document["entries"]):
@@ -239,15 +239,15 @@ def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int
                 raise DumpError(f"{where}: {error or repr(error)}") from error
             if name not in groups_by_rank[rank]:
                 users[name][rank] = str(description)
-    for name, own in users.items():
-        for rank, description in own.items():
+    for name, group_users in users.items():
+        for rank, description in group_users.items():
             others = {groups[name] for groups in groups_by_rank.values() if rank in groups.get(name, ())}
             if len(others) == 1:
                 (ranks,) = others
             elif name == _WORLD[0] or description == _WORLD[1]:
                 ranks = tuple(sorted(everybody))
             else:
-                ranks = tuple(sorted(own))
+                ranks = tuple(sorted(group_users))
             group = {"name": name, "desc": description, "ranks": ranks}
             documents[rank]["pg_config"] = {**documents[rank]["pg_config"], name: group}
     if users:
@@ -258,14 +258,16 @@ def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int
 def _read_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
     """Return the ranks of groups that a dump describes. DumpError, also if its own rank is not one of the job's."""
     try:
-        own = {name: ranks for name, group in document["pg_config"].items() if (ranks := group_ranks(group))}
+        groups = {
+            name: ranks for name, group in document["pg_config"].items() if (ranks := group_ranks(group))
+        }
     except PARSE_ERRORS as error:
         raise DumpError(f"{file}: pg_config: {error or repr(error)}") from error
-    world = own.get(_WORLD[0])
+    world = groups.get(_WORLD[0])
     if world and rank not in world:
         expected = f"one of the job's, {min(world)} to {max(world)}"
         raise DumpError(where=f"{file}: rank", got=f"{rank}, as its name says", expected=expected)
-    return own
+    return groups
 
 
 def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
@@ -277,10 +279,10 @@ def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], l
         twice += sum(count - 1 for count in seen.values())
         for group, sequence in seen:
             reached[group, dump.rank] = max(reached.get((group, dump.rank), 0), sequence)
-    there = {dump.rank for dump in dumps}
-    members = {group.id: there.intersection(group.ranks) for dump in dumps for group in dump.groups}
+    ranks = {dump.rank for dump in dumps}
+    members = {group.id: ranks.intersection(group.ranks) for dump in dumps for group in dump.groups}
     count = failed = 0
-    found = []
+    concluded = []
     for dump in dumps:
         entries = []
         for entry in dump.entries:
@@ -288,11 +290,13 @@ def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], l
                 entries.append(entry)
                 continue
             count += 1
-            came = all(reached.get((entry.group, rank), 0) >= entry.sequence for rank in members[entry.group])
-            bad = not came and entry.name.startswith(_SYNCHRONISING)
-            failed += bad
-            entries.append(replace(entry, state=FAILED if bad else COMPLETED))
-        found.append(replace(dump, entries=tuple(entries)))
+            all_reached = all(
+                reached.get((entry.group, rank), 0) >= entry.sequence for rank in members[entry.group]
+            )
+            is_failed = not all_reached and entry.name.startswith(_SYNCHRONISING)
+            failed += is_failed
+            entries.append(replace(entry, state=FAILED if is_failed else COMPLETED))
+        concluded.append(replace(dump, entries=tuple(entries)))
     notes = []
     if count:
         notes.append(
@@ -303,4 +307,4 @@ def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], l
         notes.append(
             f"{twice} operations share their number with another one of their rank and group: the last one counts"
         )
-    return tuple(found), notes
+    return tuple(concluded), notes

@@ -186,10 +186,10 @@ class Recorder:
             return None
         self._number += 1
         at = _HEAD.size + GROUPS_BYTES + slot * (_SLOT.size + self._max_peers * _PEER.size)
-        words = [_encode(*pair) for pair in ((name, 24), (algorithm, 24), (dtype, 12), (op, 8))]
+        texts = [_encode(*pair) for pair in ((name, 24), (algorithm, 24), (dtype, 12), (op, 8))]
         times = (now_s, _NEVER, _NEVER)
         head = (self._number, group, sequence, 0, size_bytes, peer, tag)
-        _SLOT.pack_into(self._memory, at, *head, *times, 0, 0, 0, *words, b"", b"")
+        _SLOT.pack_into(self._memory, at, *head, *times, 0, 0, 0, *texts, b"", b"")
         record = Record(self._memory, at, self._max_peers, now_s)
         self._records.setdefault(group, deque()).append((slot, record))
         return record
@@ -217,8 +217,8 @@ def read_ring(memory: Any, host: str, time_s: float, ended: str = "") -> RankDum
     lines = bytes(memory[_HEAD.size : _HEAD.size + used]).splitlines()
     groups = [GroupRecord(number, name, tuple(ranks)) for number, name, ranks in map(json.loads, lines)]
     start, stride = _HEAD.size + groups_bytes, _SLOT.size + peers * _PEER.size
-    found = [_read_entry(memory, start + slot * stride) for slot in range(slots)]
-    entries = [entry for number, entry in sorted(found, key=lambda item: item[0]) if number]
+    records = [_read_entry(memory, start + slot * stride) for slot in range(slots)]
+    entries = [entry for number, entry in sorted(records, key=lambda item: item[0]) if number]
     return RankDump(rank, host, time_s, ended, tuple(groups), tuple(entries))
 
 

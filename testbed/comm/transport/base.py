@@ -40,8 +40,8 @@ class TransportError(TestbedError):
         return error
 
     def __str__(self) -> str:
-        words = super().__str__()
-        return f"{self.during} on {words}" if self.during else words
+        message = super().__str__()
+        return f"{self.during} on {message}" if self.during else message
 
 
 class PeerLost(TransportError):
@@ -91,9 +91,9 @@ BEST_EFFORT = TrafficClass()
 
 def check_traffic_class(traffic: TrafficClass) -> None:
     """Raise ValueError if packets or sockets cannot carry the class."""
-    for name, value, most in zip(TrafficClass._fields, traffic, (63, 6), strict=True):
-        if not 0 <= value <= most:
-            raise ValueError(f"traffic class: {name}: got {value}, expected 0 to {most}")
+    for name, value, limit in zip(TrafficClass._fields, traffic, (63, 6), strict=True):
+        if not 0 <= value <= limit:
+            raise ValueError(f"traffic class: {name}: got {value}, expected 0 to {limit}")
 
 
 class Request:

@@ -115,10 +115,10 @@ def bootstrap(
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
     begun_s = time.monotonic()
-    found = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
-    addresses = found.run(master_listener) if size > 1 else Addresses.of([own])
-    found.report.time_s = time.monotonic() - begun_s
-    return addresses, found.report
+    exchange = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
+    addresses = exchange.run(master_listener) if size > 1 else Addresses.of([own])
+    exchange.report.time_s = time.monotonic() - begun_s
+    return addresses, exchange.report
 
 
 class _Bootstrap:
@@ -148,9 +148,9 @@ class _Bootstrap:
 
     def run(self, master_listener: socket.socket | None) -> Addresses:
         """Return the addresses of all ranks."""
-        found = self._exchange(master_listener)
+        addresses = self._exchange(master_listener)
         self.sleeper.flush()
-        return found
+        return addresses
 
     def _exchange(self, master_listener: socket.socket | None) -> Addresses:
         with contextlib.ExitStack() as stack:
@@ -184,14 +184,14 @@ class _Bootstrap:
     ) -> dict[int, tuple[socket.socket, Address]]:
         """Return every rank's connection and address. Unknown callers are refused."""
         listener_sock.listen(self.size + _MAX_UNKNOWN_CALLERS)
-        found: dict[int, tuple[socket.socket, Address]] = {}
+        callers: dict[int, tuple[socket.socket, Address]] = {}
         with selectors.DefaultSelector() as selector:
             listener_sock.setblocking(False)
             selector.register(listener_sock, selectors.EVENT_READ, bytearray())
-            while len(found) < self.size - 1:
+            while len(callers) < self.size - 1:
                 left_s = self.deadline_s - time.monotonic()
                 if left_s <= 0:
-                    missing = [peer for peer in range(1, self.size) if peer not in found]
+                    missing = [peer for peer in range(1, self.size) if peer not in callers]
                     raise TransportTimeout(
                         self.rank, missing, "bootstrap: waiting to hear from", self.timeout_s
                     )
@@ -210,16 +210,16 @@ class _Bootstrap:
                     if peer is None:
                         continue
                     selector.unregister(sock)
-                    if peer <= 0 or peer in found:
+                    if peer <= 0 or peer in callers:
                         sock.close()
                         continue
                     sock.setblocking(True)
-                    found[peer] = (sock, Addresses(bytes(received[HELLO_BYTES:]))[0])
+                    callers[peer] = (sock, Addresses(bytes(received[HELLO_BYTES:]))[0])
                     self.sleeper.add(self.costs.caller_s)
                     self.report.messages_received += 1
                     self.report.bytes_received += len(received)
                     self.report.connections += 1
-        return dict(sorted(found.items()))
+        return dict(sorted(callers.items()))
 
     def _read_caller(self, sock: socket.socket, received: bytearray) -> int | None:
         """Read more of a caller's hello: its rank once complete, -1 for an unknown caller, None until then."""
@@ -253,24 +253,24 @@ class _Bootstrap:
         previous_sock = stack.enter_context(self._accept(listener, previous_rank))
         table = bytearray(self.size * ENTRY_BYTES)
         self._enter(table, self.rank, Addresses.of([self.own]).packed)
-        left = self.size - 1
+        missing = self.size - 1
         source = previous_rank
         pending = b""
-        while left:
-            data = self._receive_some(previous_sock, (left * ENTRY_BYTES) - len(pending), previous_rank)
+        while missing:
+            data = self._receive_some(previous_sock, (missing * ENTRY_BYTES) - len(pending), previous_rank)
             pending += data
-            whole = len(pending) // ENTRY_BYTES
-            entries, pending = pending[: whole * ENTRY_BYTES], pending[whole * ENTRY_BYTES :]
+            count = len(pending) // ENTRY_BYTES
+            entries, pending = pending[: count * ENTRY_BYTES], pending[count * ENTRY_BYTES :]
             # the successor knows its own address: do not forward the last entry
-            passed = whole if left > whole else whole - 1
+            passed = count if missing > count else count - 1
             if passed > 0:
                 self._send(next_sock, entries[: passed * ENTRY_BYTES])
-            for number in range(whole):
+            for number in range(count):
                 entry = entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
                 self._enter(table, source, entry)
                 source = (source - 1) % self.size
-            left -= whole
-            self.sleeper.add(whole * self.costs.entry_s)
+            missing -= count
+            self.sleeper.add(count * self.costs.entry_s)
         return Addresses(bytes(table))
 
     @staticmethod
@@ -342,11 +342,13 @@ class _Bootstrap:
             data += self._receive_some(sock, count - len(data), peer, what)
         return data
 
-    def _receive_some(self, sock: socket.socket, most: int, peer: int, what: str = "addresses from") -> bytes:
+    def _receive_some(
+        self, sock: socket.socket, max_bytes: int, peer: int, what: str = "addresses from"
+    ) -> bytes:
         """Receive up to `most` bytes; empty if none came in time."""
         sock.settimeout(self._remaining_s(peer))
         try:
-            data = sock.recv(most)
+            data = sock.recv(max_bytes)
         except TimeoutError:
             self._remaining_s(peer)
             return b""

@@ -61,10 +61,10 @@ class StripeSettings:
             "segment_bytes": (MIN_SEGMENT_BYTES, 1 << 30),
             "outstanding": (1, 1 << 16),
         }
-        for name, (least, most) in bounds.items():
+        for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(f"{name}: got {value}, expected {least} to {most}")
+            if not low <= value <= high:
+                raise ValueError(f"{name}: got {value}, expected {low} to {high}")
         if self.together is not None and self.together < 1:
             raise ValueError(f"together: got {self.together}, expected at least 1")
         if self.mode not in MODES:
@@ -178,8 +178,8 @@ class Channel(Stream):
 
     # ---- called by the stream
 
-    def _on_frame_sent(self, what: OutgoingMessage, size_bytes: int) -> None:
-        self.pair.on_sent(what, size_bytes)
+    def _on_frame_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
+        self.pair.on_sent(out, size_bytes)
 
     def _goodbye_header(self, reason: bytes) -> bytes:
         return FRAME.pack(_GOODBYE, 0, 0, 0, 0, len(reason), 0, 0, 0)
@@ -216,8 +216,8 @@ class Channel(Stream):
             return False
         too_many = len(into.segments) > total // MIN_SEGMENT_BYTES
         if into.received + length > total or into.ended or too_many:
-            words = f"it sent more than the {total} bytes of message {frame.message}, or too many segments"
-            return self._refuse(words)
+            reason = f"it sent more than the {total} bytes of message {frame.message}, or too many segments"
+            return self._refuse(reason)
         self.current = (into, offset, length, frame.flags, frame.sequence)
         self._target = into.view[offset : offset + length]
         return True
@@ -262,9 +262,9 @@ class Channel(Stream):
             self._on_goodbye(describe_abort(self._goodbye_reason))
             return
         if self._note_data is not None:
-            told, self._note_data = bytes(self._note_data), None
+            note, self._note_data = bytes(self._note_data), None
             if self.on_note is not None:
-                self.on_note(self.peer, told)
+                self.on_note(self.peer, note)
             return
         if self.current is None:
             return

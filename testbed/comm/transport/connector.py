@@ -91,9 +91,9 @@ class Connector:
         for handshake, _ in list(self._handshakes.values()):
             if handshake.peer == peer:
                 self._fail_handshake(handshake, "given up")
-        for found in (self._deadlines_s, self._attempts, self._pauses_s):
-            for stream_key in [stream_key for stream_key in found if stream_key[0] == peer]:
-                del found[stream_key]
+        for by_key in (self._deadlines_s, self._attempts, self._pauses_s):
+            for stream_key in [stream_key for stream_key in by_key if stream_key[0] == peer]:
+                del by_key[stream_key]
 
     def listen(self, listener: socket.socket | None) -> None:
         """Accept connections on this rank's address, or on a socket that is bound already. Raises TransportError."""

@@ -109,10 +109,10 @@ class Software:
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Software:
         """Return the inverse of dataclasses.asdict, after a round trip through JSON."""
-        found = dict(document, slots=Slots(**document["slots"]))
-        if found["registration"] is not None:
-            found["registration"] = Registration(**found["registration"])
-        return cls(**found)
+        fields = dict(document, slots=Slots(**document["slots"]))
+        if fields["registration"] is not None:
+            fields["registration"] = Registration(**fields["registration"])
+        return cls(**fields)
 
 
 class OperationCosts:

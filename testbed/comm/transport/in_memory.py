@@ -182,8 +182,8 @@ class MemoryTransport:
         self._lose(peer, "this rank dropped it")
         self.on_peer_lost = on_peer_lost
         del self._lost[peer]
-        for which in [which for which in self._mailboxes if which[0] == peer]:
-            del self._mailboxes[which]
+        for pair_key in [pair_key for pair_key in self._mailboxes if pair_key[0] == peer]:
+            del self._mailboxes[pair_key]
 
     def _lose(self, peer: int, reason: str, orderly: bool = False) -> None:
         new = peer not in self._lost

@@ -89,10 +89,10 @@ class Layer(Wrapper):
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """See Transport. Notes do not count as messages; their bytes count as headers."""
-        found = {}
+        counters = {}
         for peer, raw in self.inner.counters.items():
             sent, received = self._notes_sent[peer], self._notes_received[peer]
-            found[peer] = replace(
+            counters[peer] = replace(
                 raw,
                 messages_sent=raw.messages_sent - sent,
                 bytes_sent=raw.bytes_sent - sent * _CONTROL.size,
@@ -102,7 +102,7 @@ class Layer(Wrapper):
                 header_bytes_received=raw.header_bytes_received + received * _CONTROL.size,
                 bytes_copied=raw.bytes_copied + self._copied[peer],
             )
-        return found
+        return counters
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
@@ -162,7 +162,7 @@ class Layer(Wrapper):
     def _post_note_receive(self, pair: PairKey) -> None:
         buffer = memoryview(bytearray(_CONTROL.size))
 
-        def heard(request: Request) -> None:
+        def on_received(request: Request) -> None:
             if request.error is not None:
                 self._note_errors[pair] = request.error
                 self.on_lost(pair, request.error)
@@ -171,7 +171,7 @@ class Layer(Wrapper):
             self._post_note_receive(pair)
             self.on_note(pair, *_CONTROL.unpack(buffer))
 
-        self._when_done(self.inner.irecv(pair[0], CONTROL_TAG, buffer, pair[1]), heard)
+        self._when_done(self.inner.irecv(pair[0], CONTROL_TAG, buffer, pair[1]), on_received)
 
     def _complete_with(self, request: Request, inner: Request) -> None:
         """Complete or fail the request as the inner one does."""

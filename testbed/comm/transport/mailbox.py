@@ -110,8 +110,8 @@ class Mailbox:
 class WrongLength(TransportError):
     """A message of `got_bytes` that does not fit its receive."""
 
-    def __init__(self, words: str, got_bytes: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, got_bytes: int) -> None:
+        super().__init__(message)
         self.got_bytes = got_bytes
 
 

@@ -221,12 +221,12 @@ class Mesh:
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """Return peer, key and `sockets.snapshot_connection` of all open connections. Thread-safe."""
-        found = []
+        snapshots = []
         for (peer, key), stream in list(self._streams.items()):
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):  # closed concurrently
-                    found.append((peer, key, snapshot_connection(sock)))
-        return found
+                    snapshots.append((peer, key, snapshot_connection(sock)))
+        return snapshots
 
     def open_connections(self) -> frozenset[object]:
         """Return an object for each open connection, the same one for as long as it is open."""
@@ -234,23 +234,23 @@ class Mesh:
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
         """Return the kernel's counts of the open connections, by peer; None if they are unavailable."""
-        found: dict[int, WireCounts] = {}
+        counts: dict[int, WireCounts] = {}
         try:
             for (peer, _), stream in self._streams.items():
                 if stream.sock is not None:
-                    found[peer] = found.get(peer, WireCounts()).add(read_wire_counts(stream.sock))
+                    counts[peer] = counts.get(peer, WireCounts()).add(read_wire_counts(stream.sock))
         except OSError:
             return None
-        return found
+        return counts
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """Return the options of every open connection, by peer and its object in `open_connections`."""
-        found: dict[tuple[int, object], SocketOptions] = {}
+        options: dict[tuple[int, object], SocketOptions] = {}
         for (peer, _), stream in self._streams.items():
             if stream.sock is not None:
                 with contextlib.suppress(OSError):  # closed concurrently
-                    found[peer, stream] = read_socket_options(stream.sock)
-        return found
+                    options[peer, stream] = read_socket_options(stream.sock)
+        return options
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """Return the sum over all peers; None if unavailable. peers: the result of `peer_counts`."""
@@ -258,17 +258,17 @@ class Mesh:
 
     def describe_state(self, peers: Iterable[int]) -> str:
         """Return, as text, the state of the connections with these peers, to explain why nothing arrives."""
-        wanted, found = set(peers), []
+        wanted, states = set(peers), []
         for (peer, key), stream in sorted(self._streams.items(), key=lambda item: item[0]):
             if peer not in wanted:
                 continue
-            words = "none yet" if stream.lost is None else "lost"
+            state = "none yet" if stream.lost is None else "lost"
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):
-                    words = describe_socket_state(sock)
-            which = f", channel {key.channel}" if key.channels else ""
-            found.append(f"connection with rank {peer}{which}: {words}")
-        return "; ".join(found)
+                    state = describe_socket_state(sock)
+            channel = f", channel {key.channel}" if key.channels else ""
+            states.append(f"connection with rank {peer}{channel}: {state}")
+        return "; ".join(states)
 
     def wake(self) -> None:
         """See Transport."""
@@ -308,11 +308,11 @@ class Mesh:
         """See PeerEvents."""
         self._check_address(peer, 0)
         self._connector.forget(peer)
-        for which, stream in list(self._streams.items()):
-            if which[0] == peer:
+        for stream_key, stream in list(self._streams.items()):
+            if stream_key[0] == peer:
                 stream.on_lost = None  # the caller knows
                 stream.reset("this rank dropped it")
-                del self._streams[which]
+                del self._streams[stream_key]
         self._drop_lost(peer)
 
     def _on_hello(self, peer: int, incarnation: int) -> None:
@@ -323,10 +323,10 @@ class Mesh:
         if incarnation == known:
             return
         self.incarnations[peer] = incarnation
-        for which, stream in list(self._streams.items()):
-            if which[0] == peer and (stream.sock is not None or stream.lost is not None):
+        for stream_key, stream in list(self._streams.items()):
+            if stream_key[0] == peer and (stream.sock is not None or stream.lost is not None):
                 stream.reset(f"it came back as incarnation {incarnation}")
-                del self._streams[which]
+                del self._streams[stream_key]
         self._drop_lost(peer)
 
     def _on_stream_lost(self, error: TransportError) -> None:

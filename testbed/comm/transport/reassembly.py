@@ -234,12 +234,12 @@ class SegmentOrder(Generic[Message]):
 
     def pop_complete(self) -> list[Message]:
         """Return the messages whose last segment, and all segments before it, have arrived; each is returned once."""
-        found = [message for last, message in self._open_messages if self._all_received(last)]
-        if found:
+        complete = [message for last, message in self._open_messages if self._all_received(last)]
+        if complete:
             self._open_messages = deque(
                 entry for entry in self._open_messages if not self._all_received(entry[0])
             )
-        return found
+        return complete
 
     def _all_received(self, sequence: int) -> bool:
         return (self.expected - sequence - 1) % SEQUENCES < SEQUENCES // 2

@@ -224,19 +224,19 @@ def describe_connection(sock: socket.socket) -> dict[str, Any]:
     A field that the kernel is too old to know reads as 0.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES).ljust(_TCP_INFO_BYTES, b"\0")
-    figures = {
+    info = {
         name: round(struct.unpack_from(form, raw, offset)[0] * unit, 6)
         for name, offset, form, unit in _TCP_INFO
     }
-    more: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if sock.proto == IPPROTO_MPTCP:
         with contextlib.suppress(ValueError):
-            more["subflows"] = subflows(sock)
+            extra["subflows"] = subflows(sock)
     for name, option in (("send_buffer_bytes", socket.SO_SNDBUF), ("receive_buffer_bytes", socket.SO_RCVBUF)):
-        more[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
+        extra[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
     if (pacing := _read_pacing(sock)) < _UNPACED:
-        more["pacing_bps"] = pacing * 8
-    return {"congestion_control": congestion_control(sock), **figures, **more}
+        extra["pacing_bps"] = pacing * 8
+    return {"congestion_control": congestion_control(sock), **info, **extra}
 
 
 def snapshot_connection(sock: socket.socket) -> dict[str, float]:
@@ -254,12 +254,12 @@ def snapshot_connection(sock: socket.socket) -> dict[str, float]:
 def describe_socket_state(sock: socket.socket) -> str:
     """Return, as text, where undelivered bytes are. Raises OSError if the socket is closed."""
     unread, unacknowledged = (
-        int.from_bytes(fcntl.ioctl(sock, what, bytes(4)), sys.byteorder)
-        for what in (termios.FIONREAD, termios.TIOCOUTQ)
+        int.from_bytes(fcntl.ioctl(sock, request, bytes(4)), sys.byteorder)
+        for request in (termios.FIONREAD, termios.TIOCOUTQ)
     )
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    (heard_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECEIVED)
-    return f"{unread} bytes unread, {unacknowledged} not acknowledged, last data came {heard_ms} ms ago"
+    (quiet_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECEIVED)
+    return f"{unread} bytes unread, {unacknowledged} not acknowledged, last data came {quiet_ms} ms ago"
 
 
 def subflows(sock: socket.socket) -> int:
@@ -300,20 +300,20 @@ def read_socket_options(sock: socket.socket) -> SocketOptions:
 
     Buffer sizes are included only if somebody set them: the kernel adapts the others as needed.
     """
-    found: SocketOptions = {}
+    options: SocketOptions = {}
     for name, (level, option, size) in _OPTIONS.items():
         with contextlib.suppress(OSError):
-            found[name] = int.from_bytes(sock.getsockopt(level, option, size), sys.byteorder)
+            options[name] = int.from_bytes(sock.getsockopt(level, option, size), sys.byteorder)
     with contextlib.suppress(OSError):
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
-        found["TCP_CONGESTION"] = raw.partition(b"\0")[0].decode()
+        options["TCP_CONGESTION"] = raw.partition(b"\0")[0].decode()
     with contextlib.suppress(OSError):
         locked = sock.getsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK)
         for name, (bit, option) in _BUFFERS.items():
-            found[name] = (
+            options[name] = (
                 sock.getsockopt(socket.SOL_SOCKET, option) if locked & bit else "sized by the kernel"
             )
-    return found
+    return options
 
 
 def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:

@@ -105,12 +105,12 @@ class Stream:
         """
         if self.lost is not None:
             return
-        waits = self.sock is None or bool(self._outgoing)
+        must_wait = self.sock is None or bool(self._outgoing)
         if first and self._outgoing:
             self._outgoing.insert(1 if self._begun_bytes else 0, (header, view, what))
         else:
             self._outgoing.append((header, view, what))
-        if not waits:
+        if not must_wait:
             self._flush()
             if self._outgoing:
                 self._update_events()

@@ -96,8 +96,10 @@ class StripedTransport(Mesh):
         return self._windows.setdefault(id(settings), SharedWindow(settings.together))
 
     def _drop_lost(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            del self._pairs[which]
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            del self._pairs[pair_key]
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
@@ -145,8 +147,8 @@ class StripedPair(Reassembler):
     @property
     def can_say_goodbye(self) -> bool:
         """Whether all channels can say goodbye: no message waits to be cut, and a pair in use has all its channels."""
-        begun = any(channel.sock is not None for channel in self.channels.values())
-        return self.lost is not None or (not self._waiting and (self.connected or not begun))
+        in_use = any(channel.sock is not None for channel in self.channels.values())
+        return self.lost is not None or (not self._waiting and (self.connected or not in_use))
 
     # ---- called by the rank
 
@@ -271,9 +273,9 @@ class StripedPair(Reassembler):
             channel.fail(f"it sent segment {sequence} twice")
         if flags & LAST:
             self._sequences.end_message(sequence, into)
-        for whole in self._sequences.pop_complete():
-            whole.announced = len(whole.segments)
-            self.on_progress(whole)
+        for complete in self._sequences.pop_complete():
+            complete.announced = len(complete.segments)
+            self.on_progress(complete)
 
     def on_progress(self, into: IncomingMessage) -> None:
         """Finish the message if all its segments have come."""

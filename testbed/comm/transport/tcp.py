@@ -139,12 +139,12 @@ class Connection(Stream):
 
     # ---- called by the stream
 
-    def _on_frame_sent(self, what: Request, size_bytes: int) -> None:
+    def _on_frame_sent(self, request: Request, size_bytes: int) -> None:
         counters = self.counters
         counters.messages_sent += 1
         counters.bytes_sent += size_bytes
         counters.header_bytes_sent += HEADER_BYTES
-        what.complete()
+        request.complete()
 
     def _goodbye_header(self, reason: bytes) -> bytes:
         return HEADER.pack(GOODBYE_TAG, len(reason))
@@ -212,9 +212,9 @@ class Connection(Stream):
 
     def _on_payload(self) -> None:
         if self._note_data is not None:
-            told, self._note_data = bytes(self._note_data), None
+            note, self._note_data = bytes(self._note_data), None
             if self.on_note is not None:
-                self.on_note(self.peer, told)
+                self.on_note(self.peer, note)
             return
         into = self._into
         self._into = None
@@ -231,7 +231,9 @@ class Connection(Stream):
 
     def fail(self, reason: TransportError | str) -> None:
         """Mark the peer as lost and fail all requests for it. Whole messages can still be received."""
-        outgoing = [what for _, _, what in self._outgoing if what is not None] if self.lost is None else []
+        outgoing = (
+            [request for _, _, request in self._outgoing if request is not None] if self.lost is None else []
+        )
         super().fail(reason)
         assert self.lost is not None
         for request in outgoing:

@@ -139,7 +139,7 @@ class SendBuffer:
         return _DATA_SIZES[:count], offsets + message.address, sizes
 
     def _find_message(self, number: int) -> _Outgoing:
-        return self._messages[bisect_right(self._messages, number, key=lambda one: one.first) - 1]
+        return self._messages[bisect_right(self._messages, number, key=lambda message: message.first) - 1]
 
     def _get_parity(self, message: _Outgoing, item: Parity, offset: int) -> Bytes:
         """Return a group's parity, (parity, length). It is encoded on first use."""
@@ -183,10 +183,10 @@ class SendBuffer:
 
 def pad_rows(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
     """Return (rows, size): a copy of a message's bytes from `offset` on, as packets of one size, zero-padded."""
-    found = np.zeros(rows * size, np.uint8)
-    there = np.frombuffer(view, np.uint8)[offset : offset + rows * size] if view else found[:0]
-    found[: len(there)] = there
-    return found.reshape(rows, size)
+    padded = np.zeros(rows * size, np.uint8)
+    part = np.frombuffer(view, np.uint8)[offset : offset + rows * size] if view else padded[:0]
+    padded[: len(part)] = part
+    return padded.reshape(rows, size)
 
 
 class ReceiveBuffer(Reassembler):
@@ -255,8 +255,8 @@ class ReceiveBuffer(Reassembler):
             self.fail(f"it sent more than the {total} bytes of message {header.message}")
             return None
         if length:  # an empty buffer may be read-only
-            there = np.frombuffer(into.view, np.uint8, length, offset)
-            there.reshape(payloads.shape)[:] = payloads
+            target = np.frombuffer(into.view, np.uint8, length, offset)
+            target.reshape(payloads.shape)[:] = payloads
         into.received += length
         if into.staged:
             into.segments.append((offset, length))
@@ -268,8 +268,8 @@ class ReceiveBuffer(Reassembler):
         receiver.on_packet(header.path, header.serial, marked, bool(header.flags & ACK_REQUESTED))
         data, parity, number = PARITY.unpack_from(rest)
         try:
-            kept = header, bytes(rest[PARITY.size :])
-            receiver.parity(header.number, data, parity, number, kept)
+            payload = header, bytes(rest[PARITY.size :])
+            receiver.parity(header.number, data, parity, number, payload)
         except ValueError as error:
             self.fail(f"it sent {error}")
             return

@@ -66,20 +66,20 @@ class ControlConnection(Connection):
 
     def send_ports(self, secret: int, ports: list[int]) -> None:
         """Send the ports of this end's paths; no ports: confirm that its sockets are open."""
-        words = _SECRET.pack(secret) + b"".join(map(_PORT.pack, ports))
-        self.queue(HEADER.pack(PORTS_TAG, len(words)), memoryview(words), None)
+        payload = _SECRET.pack(secret) + b"".join(map(_PORT.pack, ports))
+        self.queue(HEADER.pack(PORTS_TAG, len(payload)), memoryview(payload), None)
 
     def info(self) -> dict[str, Any] | None:
         """See Stream; with statistics of the datagrams."""
-        found = super().info()
-        return None if found is None else {**found, **self._extra_info()}
+        info = super().info()
+        return None if info is None else {**info, **self._extra_info()}
 
     def _begin_payload(self, stage: bytearray, start: int) -> bool:
         tag, length = HEADER.unpack_from(stage, start)
         if tag in {GOODBYE_TAG, NOTE_TAG}:
             return super()._begin_payload(stage, start)
-        most = _SECRET.size + MAX_PATHS * _PORT.size
-        if tag != PORTS_TAG or not _SECRET.size <= length <= most or length % _PORT.size:
+        limit = _SECRET.size + MAX_PATHS * _PORT.size
+        if tag != PORTS_TAG or not _SECRET.size <= length <= limit or length % _PORT.size:
             self.fail(f"it sent a message of {length} bytes where only ports, notes and goodbyes belong")
             return False
         self._ports = bytearray(length)

@@ -70,9 +70,9 @@ class Xor(Code):
     def recover(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
         """See Code."""
         for number in lost:
-            own = number % self.parity
-            row = parity[own].copy()
-            for other in range(own, self.data, self.parity):
+            parity_number = number % self.parity
+            row = parity[parity_number].copy()
+            for other in range(parity_number, self.data, self.parity):
                 if other != number:
                     row ^= packets[other]
             packets[number] = row
@@ -173,12 +173,12 @@ def _tables(raw: bytes, rows: int) -> Words:
 
 def _products(packets: Bytes, matrix: Bytes) -> Bytes:
     """Return the product of the matrix, (rows, packets), and packets, (packets, length)."""
-    found = []
+    products = []
     for start in range(0, len(matrix), _LANES):
         part = np.ascontiguousarray(matrix[start : start + _LANES])
         tables = _tables(part.tobytes(), len(part))
         total = np.zeros(packets.shape[1], np.uint64)
         for table, packet in zip(tables, packets, strict=True):
             total ^= np.take(table, packet)
-        found.append(total.view(np.uint8).reshape(-1, _LANES).T[: len(part)])
-    return np.ascontiguousarray(np.concatenate(found))
+        products.append(total.view(np.uint8).reshape(-1, _LANES).T[: len(part)])
+    return np.ascontiguousarray(np.concatenate(products))

@@ -409,5 +409,5 @@ class DatagramPair(ReceiveBuffer):
         """Return statistics, ready for JSON."""
         if self._sender is None:
             return {}
-        found = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
-        return {**found, "packets_cut": self.datagrams_segmented}
+        totals = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
+        return {**totals, "packets_cut": self.datagrams_segmented}

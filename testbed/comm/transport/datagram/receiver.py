@@ -143,16 +143,16 @@ class Receiver:
 
     def acks(self) -> list[Ack]:
         """Return the acknowledgements that are due, and consider them sent."""
-        found = []
+        acks = []
         for path in self._due:
             seen = self._paths[path]
             seen.since = 0
-            found.append(
+            acks.append(
                 Ack(path, seen.latest_serial, seen.received, seen.marked, self.low, self.bits, self._nak_due)
             )
             self._nak_due = False
         self._due.clear()
-        return found
+        return acks
 
     @property
     def seen(self) -> dict[int, PathCounts]:
@@ -164,5 +164,5 @@ class Receiver:
             run = (~self.bits & (self.bits + 1)).bit_length() - 1  # trailing ones
             self.low += run
             self.bits >>= run
-            for first in [first for first, own in self.groups.items() if first + own.data <= self.low]:
+            for first in [first for first, group in self.groups.items() if first + group.data <= self.low]:
                 del self.groups[first]

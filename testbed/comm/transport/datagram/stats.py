@@ -31,7 +31,7 @@ def pair_totals(
 ) -> dict[str, Any]:
     """Return totals of both directions since the start, in packets, seconds and bit/s. packets_twice: duplicates."""
     recovery, control = sender.recovery, sender.control
-    found: dict[str, Any] = {
+    totals: dict[str, Any] = {
         "recovery": settings.recovery,
         "control": settings.control,
         "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
@@ -46,19 +46,19 @@ def pair_totals(
         "packets_twice": receiver.duplicates,
     }
     if control.window_packets < math.inf:
-        found["window_packets"] = round(control.window_packets, 1)
+        totals["window_packets"] = round(control.window_packets, 1)
     if control.rate_bps < math.inf:
-        found["rate_bps"] = round(control.rate_bps)
+        totals["rate_bps"] = round(control.rate_bps)
     if spray is not None:
-        found["paths"] = [state.value for state in spray.states]
-        found["paths_denied"] = spray.denied
-    return found
+        totals["paths"] = [state.value for state in spray.states]
+        totals["paths_denied"] = spray.denied
+    return totals
 
 
 def describe_pair(sender: Sender, receiver: Receiver) -> str:
     """Return, as text, the state of a pair, to explain why nothing arrives."""
     recovery = sender.recovery
     waiting = recovery.end - recovery.low
-    told = f"{waiting} packets not acknowledged, {recovery.in_flight} of them in flight"
+    unacknowledged = f"{waiting} packets not acknowledged, {recovery.in_flight} of them in flight"
     missing = receiver.bits.bit_length() - bin(receiver.bits).count("1")
-    return f"{told}; {missing} missing before later received ones"
+    return f"{unacknowledged}; {missing} missing before later received ones"

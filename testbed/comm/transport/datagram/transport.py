@@ -83,26 +83,26 @@ class DatagramTransport(Mesh):
     def _make_stream(self, peer: int, key: ConnectionKey) -> ControlConnection:
         if key.channels or key.channel:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected one connection")
-        which = peer, key.traffic
-        pair = self._pairs.get(which)
+        pair_key = peer, key.traffic
+        pair = self._pairs.get(pair_key)
         if pair is None or pair.lost is not None:
-            pair = self._pairs[which] = self._make_pair(peer, key.traffic)
-        own = pair
+            pair = self._pairs[pair_key] = self._make_pair(peer, key.traffic)
+        current = pair
 
         def on_ports(secret: int, ports: list[int]) -> None:
-            self._on_ports(own, control, key, secret, ports)
+            self._on_ports(current, control, key, secret, ports)
 
         control = ControlConnection(
             self.rank,
             peer,
             self._counters[peer],
             self.exposed,
-            lambda: self._on_attach(own, control, key),
+            lambda: self._on_attach(current, control, key),
             on_ports,
-            own.fail,
-            own.totals,
+            current.fail,
+            current.totals,
         )
-        own.on_fault = control.fail
+        current.on_fault = control.fail
         return control
 
     def _make_pair(self, peer: int, traffic: TrafficClass) -> DatagramPair:
@@ -125,8 +125,10 @@ class DatagramTransport(Mesh):
         )
 
     def _drop_lost(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            self._due.pop(self._pairs.pop(which), None)
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            self._due.pop(self._pairs.pop(pair_key), None)
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         return [ConnectionKey(traffic)]
@@ -243,39 +245,39 @@ class DatagramTransport(Mesh):
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
         """See Mesh. Datagrams, as IP sees them, count as segments. Payloads are corrected for the shorter headers."""
-        found = super().peer_counts()
-        if found is None:
+        counts = super().peer_counts()
+        if counts is None:
             return None
         for (peer, _), pair in self._pairs.items():
             sent, received = pair.datagrams_out - pair.datagrams_segmented, pair.datagrams_in
-            own = (
+            datagrams = (
                 sent,
                 received,
                 pair.bytes_out - sent * _HEADER_SAVING_BYTES,
                 pair.bytes_in - received * _HEADER_SAVING_BYTES,
             )
-            found[peer] = found.get(peer, WireCounts()).add(WireCounts(0, *own))
-        return found
+            counts[peer] = counts.get(peer, WireCounts()).add(WireCounts(0, *datagrams))
+        return counts
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """See Mesh; with the datagram sockets."""
-        found = super().socket_options()
+        options = super().socket_options()
         for (peer, _), pair in self._pairs.items():
             if pair.lost is None:
-                found |= {
+                options |= {
                     (peer, (pair, path)): read_socket_options(sock) for path, sock in enumerate(pair.sockets)
                 }
-        return found
+        return options
 
     def describe_state(self, peers: Iterable[int]) -> str:
         """See Mesh; with the datagrams."""
         wanted = set(peers)
-        found = [
+        states = [
             f"datagrams with rank {peer}: {pair.description}"
             for (peer, _), pair in self._pairs.items()
             if peer in wanted
         ]
-        return "; ".join([super().describe_state(wanted), *found])
+        return "; ".join([super().describe_state(wanted), *states])
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """See Mesh; of the datagrams. No window reads as 0."""

@@ -134,12 +134,12 @@ class SendBatch:
         messages["count"][-1] = 2 * (count - (number - 1) * each)
         messages["control"] = trains.control.ctypes.data
         messages["control_bytes"] = trains.control.itemsize
-        took: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
-        if took < 0 and ctypes.get_errno() in _NO_SEGMENTATION:
+        taken: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
+        if taken < 0 and ctypes.get_errno() in _NO_SEGMENTATION:
             trains.packets = 1
             return self.send(sock, headers, payloads, sizes)
-        packets = min(count, self._check_result(took) * each)
-        self.segmented += packets - took
+        packets = min(count, self._check_result(taken) * each)
+        self.segmented += packets - taken
         return packets
 
     def send(self, sock: socket.socket, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
@@ -165,10 +165,10 @@ class SendBatch:
         self._parts["bytes"][:count, 1] = sizes
 
     @staticmethod
-    def _check_result(took: int) -> int:
+    def _check_result(result: int) -> int:
         """Return a call's result, or raise its error."""
-        if took >= 0:
-            return took
+        if result >= 0:
+            return result
         number = ctypes.get_errno()
         if number == errno.EINTR:
             return 0
@@ -218,8 +218,8 @@ class ReceiveBatch:
         self.sizes = self._messages["bytes"][:count].tolist()
         if self._uses_ecn:
             bits = self._controls[:count, _TOS_OFFSET] & _ECN_BITS
-            told = self._messages["control_bytes"][:count] > 0
-            self.marked = (told & (bits == _CONGESTION_EXPERIENCED)).tolist()
+            has_control = self._messages["control_bytes"][:count] > 0
+            self.marked = (has_control & (bits == _CONGESTION_EXPERIENCED)).tolist()
         else:
             self.marked = [False] * count
         return count
@@ -345,10 +345,10 @@ def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun],
             position = at + packets
         elif kind == ACK_KIND and size >= ACK.size:
             _, flags, path, _, _, received, _, low = ACK.unpack_from(packet)
-            which: object = (path, at) if flags & NAK else path
-            known = acks.get(which)
+            ack_key: object = (path, at) if flags & NAK else path
+            known = acks.get(ack_key)
             if known is None or known[0] <= (received, low):
-                acks[which] = (received, low), packet
+                acks[ack_key] = (received, low), packet
         else:
             others.append(at)
     return runs, others, [packet for _, packet in acks.values()]

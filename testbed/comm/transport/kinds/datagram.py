@@ -40,7 +40,7 @@ class Datagram(TransportKind):
         """Convert the keys of `transport.datagram` to fields of DatagramSettings. Windows shrink like messages."""
         asked = options["datagram"]
         window = asked["window"]
-        own = DatagramSettings(
+        settings = DatagramSettings(
             recovery=asked["recovery"],
             control=asked["control"],
             **asked["erasure"],
@@ -48,7 +48,7 @@ class Datagram(TransportKind):
             window_bytes=None if window == BDP else max(1, round(scale.emulated_bytes(window))),
             rate_scale=scale.emulated_bps(1.0),
         )
-        return {"datagram": asdict(own)}
+        return {"datagram": asdict(settings)}
 
     def make(
         self,
@@ -68,17 +68,17 @@ class Datagram(TransportKind):
     @property
     def mends(self) -> LossRecovery:
         """See TransportKind."""
-        own = self.settings
+        settings = self.settings
         # other controls keep queues short
         products, window_bytes = (
-            (WINDOW_PRODUCTS, own.window_bytes) if own.control == "window" else (0.0, None)
+            (WINDOW_PRODUCTS, settings.window_bytes) if settings.control == "window" else (0.0, None)
         )
         return LossRecovery(
-            own.recovery,
-            own.recovery,
-            own.data,
-            own.parity,
-            own.control == "aimd",
+            settings.recovery,
+            settings.recovery,
+            settings.data,
+            settings.parity,
+            settings.control == "aimd",
             products=products,
             window_bytes=window_bytes,
         )
@@ -107,7 +107,7 @@ class Datagram(TransportKind):
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """Return the limit by the scenario's window."""
-        own = self.settings
-        if own.control != "window" or own.window_bytes is None:
+        settings = self.settings
+        if settings.control != "window" or settings.window_bytes is None:
             return 0.0
-        return round_trip_s(PACKET_BYTES) / own.window_bytes
+        return round_trip_s(PACKET_BYTES) / settings.window_bytes

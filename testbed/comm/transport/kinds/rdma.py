@@ -41,22 +41,22 @@ class Rdma(StripingKind):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if any(one.together is not None for one in self.stripes.values()):
+        if any(stripes.together is not None for stripes in self.stripes.values()):
             expected = "none: queue pairs have windows of their own"
             raise PluginError(
                 where="transport.stripes", got="together with transport rdma", expected=expected
             )
         self.stripes = {
-            name: replace(one, fast_bytes=min(one.fast_bytes, MAX_FAST_BYTES))
-            for name, one in self.stripes.items()
+            name: replace(stripes, fast_bytes=min(stripes.fast_bytes, MAX_FAST_BYTES))
+            for name, stripes in self.stripes.items()
         }
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
         """Convert segments like StripingKind, and times like all times."""
         rdma = options["rdma"]
-        own = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
-        return {**super().emulated(options, scale), "rdma": own}
+        scaled = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
+        return {**super().emulated(options, scale), "rdma": scaled}
 
     def make(
         self,
@@ -68,7 +68,7 @@ class Rdma(StripingKind):
         """See TransportKind."""
         name, gid_index = find_card(addresses[rank][0])
         set_window(self.options["rdma"]["window_packets"])
-        largest = max(one.fast_bytes for one in self.stripes.values())
+        largest = max(stripes.fast_bytes for stripes in self.stripes.values())
         timeout_s = self.options["rdma"]["ack_timeout_s"]
         card = VerbsCard(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
         return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])

@@ -37,19 +37,19 @@ class StripingKind(TransportKind):
         If segments would be smaller than a packet, there are fewer of them, and fewer may be in flight, for the same
         bytes. Each has a header and an acknowledgement, which took a quarter of the network at `size_scale: 2000`.
         """
-        found = {}
-        for name, said in options["stripes"].items():
-            stripe = said or options["stripes"][SAME_BUILDING]
+        by_distance = {}
+        for name, given in options["stripes"].items():
+            stripe = given or options["stripes"][SAME_BUILDING]
             wanted_bytes = scale.emulated_bytes(stripe["segment_bytes"])
             segment_bytes = max(min(stripe["segment_bytes"], PACKET_BYTES), round(wanted_bytes))
             share = min(1.0, wanted_bytes / segment_bytes)
             fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
-            own = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
+            scaled = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
             for window in WINDOWS:
-                if (most := stripe.get(window)) is not None:
-                    own[window] = max(min(most, MIN_OUTSTANDING), round(most * share))
-            found[name] = asdict(StripeSettings(**own))
-        return {"stripes": found}
+                if (limit := stripe.get(window)) is not None:
+                    scaled[window] = max(min(limit, MIN_OUTSTANDING), round(limit * share))
+            by_distance[name] = asdict(StripeSettings(**scaled))
+        return {"stripes": by_distance}
 
     def channels(self, distance: str) -> int:
         """Return the number of connections at that distance."""
@@ -62,8 +62,8 @@ class StripingKind(TransportKind):
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """Return the limit by the segments in flight. A segment is acknowledged once all of it has arrived."""
         stripe = self.stripes[distance]
-        most = min(stripe.outstanding, stripe.together or stripe.outstanding)
-        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * most)
+        in_flight = min(stripe.outstanding, stripe.together or stripe.outstanding)
+        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * in_flight)
 
 
 @TRANSPORTS.register("striped")

@@ -97,20 +97,22 @@ class StagedTransport(Layer):
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """See Layer. Prefixes count as headers."""
-        found = {}
+        counters = {}
         for peer, raw in super().counters.items():
-            whole, chunks = self._tally[peer], self._chunk_tally[peer]
+            messages, chunks = self._tally[peer], self._chunk_tally[peer]
             sent, received = _PREFIX.size * chunks.messages_sent, _PREFIX.size * chunks.messages_received
-            found[peer] = replace(
+            counters[peer] = replace(
                 raw,
-                messages_sent=raw.messages_sent - chunks.messages_sent + whole.messages_sent,
-                messages_received=raw.messages_received - chunks.messages_received + whole.messages_received,
+                messages_sent=raw.messages_sent - chunks.messages_sent + messages.messages_sent,
+                messages_received=raw.messages_received
+                - chunks.messages_received
+                + messages.messages_received,
                 bytes_sent=raw.bytes_sent - sent,
                 bytes_received=raw.bytes_received - received,
                 header_bytes_sent=raw.header_bytes_sent + sent,
                 header_bytes_received=raw.header_bytes_received + received,
             )
-        return found
+        return counters
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
         """Handle freed slots, for the oldest message of this tag that waits for one."""
@@ -169,7 +171,7 @@ class StagedTransport(Layer):
         slot[_PREFIX.size :] = request.view[start:end]
         self._copied[peer] += end - start
 
-        def sent(inner: Request) -> None:
+        def on_sent(inner: Request) -> None:
             if inner.error is not None:
                 chunks.end(inner.error)
                 return
@@ -179,7 +181,7 @@ class StagedTransport(Layer):
                 self._tally[peer].messages_sent += 1
                 chunks.end(None)
 
-        self._when_done(self.inner.isend(peer, request.tag, memoryview(slot), traffic), sent)
+        self._when_done(self.inner.isend(peer, request.tag, memoryview(slot), traffic), on_sent)
 
     # ---- receiving
 
@@ -215,7 +217,7 @@ class StagedTransport(Layer):
         start, end = chunks.next_bounds()
         slot = bytearray(_PREFIX.size + end - start)
 
-        def come(inner: Request) -> None:
+        def on_received(inner: Request) -> None:
             error = inner.error
             total = _PREFIX.unpack_from(slot)[0] if error is None else 0
             if isinstance(error, WrongLength):
@@ -244,7 +246,7 @@ class StagedTransport(Layer):
                 self._tally[peer].messages_received += 1
                 chunks.end(None)
 
-        self._when_done(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), come)
+        self._when_done(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), on_received)
 
 
 @dataclass

@@ -193,12 +193,14 @@ class VerbsCard:
             self._channel.get_cq_event(self._queue)
             self._queue.ack_events(1)
             self._queue.req_notify()
-        found: list[Completion] = []
+        completions: list[Completion] = []
         while True:
             count, entries = self._queue.poll(_POLL_BATCH)
-            found += [one for entry in entries if (one := self._completion(entry)) is not None]
+            completions += [
+                completion for entry in entries if (completion := self._completion(entry)) is not None
+            ]
             if count < _POLL_BATCH:
-                return found
+                return completions
 
     def _completion(self, entry: Any) -> Completion | None:
         failed = _STATUS.get(entry.status, f"status {entry.status}") if entry.status else ""
@@ -331,11 +333,11 @@ class VerbsQueuePair:
 
 def _event_descriptors() -> set[int]:
     """Return the descriptors of this process's completion channels, which pyverbs does not expose."""
-    found = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[infinibandevent]":
-                found.add(int(name))
+                descriptors.add(int(name))
         except OSError:
             pass
-    return found
+    return descriptors

@@ -41,7 +41,7 @@ def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) 
 
 def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
     """Return all IPv4 addresses of all cards; the cards list them as mapped IPv6 addresses."""
-    found: dict[str, tuple[str, int]] = {}
+    addresses: dict[str, tuple[str, int]] = {}
     for device in sorted(devices.iterdir()) if devices.exists() else ():
         for index in range(_MAX_ADDRESSES):
             try:
@@ -51,8 +51,8 @@ def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
             except (OSError, ValueError):  # no address with this index
                 continue
             if mapped is not None and kind == "RoCE v2":
-                found[str(mapped)] = device.name, index
-    return found
+                addresses[str(mapped)] = device.name, index
+    return addresses
 
 
 def set_window(packets: int) -> None:

@@ -128,11 +128,11 @@ class RdmaPair:
         if self.lost is not None:
             request.fail(self.lost)
             return
-        asked = self._take_asked(tag)
-        if asked is not None and asked != length:
-            self._discard(request, asked)
+        asked_length = self._take_asked(tag)
+        if asked_length is not None and asked_length != length:
+            self._discard(request, asked_length)
         elif length > self.settings.fast_bytes:
-            self._announce(Inbound(request, asked is not None))
+            self._announce(Inbound(request, asked_length is not None))
         else:
             self._mailbox.post(request)
 
@@ -369,16 +369,16 @@ class RdmaPair:
         self.fast.close()
         for queue_pair in self._write_queue_pairs:
             queue_pair.close()
-        under_way: list[Inbound | Outbound] = [*self._slots.values(), *self._waiting, *self._writes.stop()]
+        in_flight: list[Inbound | Outbound] = [*self._slots.values(), *self._waiting, *self._writes.stop()]
         held = [request for queue in self._waiting_sends.values() for request in queue]
-        for one in under_way:
+        for one in in_flight:
             if one.piece is not None:
                 one.piece.release()
-        for kept in (self._slots, self._waiting, self._open):
-            kept.clear()
-        for more in (self._waiting_sends, self._asked_lengths, self._announced, self._one_sided):
-            more.clear()
-        for request in (*(one.request for one in under_way), *held):
+        for receives in (self._slots, self._waiting, self._open):
+            receives.clear()
+        for by_tag in (self._waiting_sends, self._asked_lengths, self._announced, self._one_sided):
+            by_tag.clear()
+        for request in (*(one.request for one in in_flight), *held):
             request.fail(reason)
         self._mailbox.fail(reason)
 

@@ -103,8 +103,10 @@ class RdmaTransport(Mesh):
         return [ConnectionKey()]
 
     def _drop_lost(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            del self._pairs[which]
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            del self._pairs[pair_key]
 
     def _before_goodbye(self, deadline_s: float) -> None:
         self._progress_until(lambda: all(pair.can_say_goodbye for pair in self._pairs.values()), deadline_s)
@@ -118,10 +120,10 @@ class RdmaTransport(Mesh):
 
         IP counts what a card receives, and a rank's own traffic, but not what a card sends. Bytes are in neither.
         """
-        found, counts = super().wire_counts(peers), self._card.counts()
-        if found is None or counts is None:
+        total, counts = super().wire_counts(peers), self._card.counts()
+        if total is None or counts is None:
             return None
-        return found.add(WireCounts(segments_in=counts.received))
+        return total.add(WireCounts(segments_in=counts.received))
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """See Mesh: of the control connections.
@@ -129,17 +131,17 @@ class RdmaTransport(Mesh):
         Bytes are those of messages. A card counts for all its peers together.
         """
         counts = self._card.counts()
-        own = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
+        of_card = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
         return [
-            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **own})
+            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **of_card})
             for peer, key, figures in super().snapshots()
         ]
 
     def socket_info(self) -> list[dict[str, Any]]:
         """See Mesh; with the card's counts in each entry."""
         counts = self._card.counts()
-        own = {} if counts is None else {"card": counts._asdict()}
-        return [{**entry, **own} for entry in super().socket_info()]
+        of_card = {} if counts is None else {"card": counts._asdict()}
+        return [{**entry, **of_card} for entry in super().socket_info()]
 
     @property
     def registered(self) -> int:
@@ -165,7 +167,9 @@ class RdmaTransport(Mesh):
             self._owners[queue_pair.number] = pair
         pair.attach(self._card, fast, writing, self._regions)
         gid = fast.address.gid
-        control.send_endpoints({"gid": gid, "numbers": [one.number for one in (fast, *writing)]})
+        control.send_endpoints(
+            {"gid": gid, "numbers": [queue_pair.number for queue_pair in (fast, *writing)]}
+        )
 
     def _queue_pair(self, peer: int, traffic: TrafficClass, number: int, depth: int) -> QueuePair:
         dialler, listener = max(self.rank, peer), min(self.rank, peer)
@@ -177,14 +181,14 @@ class RdmaTransport(Mesh):
     def _on_endpoints(
         self, peer: int, traffic: TrafficClass, control: ControlConnection, endpoints: dict[str, Any]
     ) -> None:
-        own = self._queue_pairs[peer, traffic]
+        queue_pairs = self._queue_pairs[peer, traffic]
         gid, numbers = endpoints.get("gid"), endpoints.get("numbers")
-        if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(own):
-            expected = f"{len(own)} queue pairs and a gid"
+        if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(queue_pairs):
+            expected = f"{len(queue_pairs)} queue pairs and a gid"
             control.fail(f"its queue pairs: got {endpoints}, expected {expected}")
             return
         try:
-            for queue_pair, number in zip(own, numbers, strict=True):
+            for queue_pair, number in zip(queue_pairs, numbers, strict=True):
                 queue_pair.connect(Address(gid, int(number)))
         except (TransportError, ValueError) as error:
             control.fail(f"its queue pairs: {error}")
@@ -242,7 +246,7 @@ class RdmaTransport(Mesh):
             self._card.free(number)
 
     def _fail(self, pair: RdmaPair, reason: str) -> None:
-        for which, other in self._pairs.items():
+        for pair_key, other in self._pairs.items():
             if other is pair:
-                self._streams[which[0], ConnectionKey(which[1])].fail(reason)
+                self._streams[pair_key[0], ConnectionKey(pair_key[1])].fail(reason)
                 return

@@ -200,14 +200,14 @@ class RegionCache:
             return None
         key = id(owner)
         if key not in self._regions:
-            whole = memoryview(owner)  # type: ignore[arg-type]  # of which both are
-            if not whole.c_contiguous:
+            view = memoryview(owner)  # type: ignore[arg-type]  # of which both are
+            if not view.c_contiguous:
                 return None
-            address = buffer_address(whole.cast("B"))
+            address = buffer_address(view.cast("B"))
             self._regions[key] = (
                 address,
-                whole.nbytes,
-                self._register(address, whole.nbytes, not whole.readonly),
+                view.nbytes,
+                self._register(address, view.nbytes, not view.readonly),
             )
             weakref.finalize(owner, self._forget, key).atexit = False
         return self._regions[key]

@@ -119,12 +119,12 @@ class WriteQueue:
 
     def stop(self) -> list[Outbound]:
         """Stop writing; return the messages that are not complete."""
-        left = [*self._unsent.values()]
+        incomplete = [*self._unsent.values()]
         self._channels.clear()
         self._waiting.clear()
         self._unsent.clear()
         self._in_flight.clear()
-        return left
+        return incomplete
 
 
 class Inbound:

@@ -84,14 +84,14 @@ class Granter:
 
     def pop_grants(self, now_s: float) -> list[tuple[Hashable, int]]:
         """Return the senders that get grants now, each with its total since the start."""
-        found: dict[Hashable, int] = {}
+        grants: dict[Hashable, int] = {}
         while self._requested and self._next_s <= now_s:
             sender, wanted = self._requested.popitem(last=False)
             before = self._granted.get(sender, 0)
             unit = min(UNIT_PACKETS, wanted - before)
-            found[sender] = self._granted[sender] = before + unit
+            grants[sender] = self._granted[sender] = before + unit
             if before + unit < wanted:
                 self._requested[sender] = wanted  # back of the queue
             # a late timer may catch up a little, but idle time is not saved up
             self._next_s = max(self._next_s, now_s - UNIT_PACKETS * self.packet_s) + unit * self.packet_s
-        return list(found.items())
+        return list(grants.items())

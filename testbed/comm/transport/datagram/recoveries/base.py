@@ -168,10 +168,10 @@ class Recovery(ABC):
 
     def next_items(self, most: int) -> list[Item]:
         """Return up to `most` items to send next. Nothing changes until `on_sent`."""
-        found: list[Item] = list(self._next_resends(most))
-        new = min(most - len(found), self._limit - self.next)
-        found += range(self.next, self.next + new)
-        return found
+        items: list[Item] = list(self._next_resends(most))
+        new = min(most - len(items), self._limit - self.next)
+        items += range(self.next, self.next + new)
+        return items
 
     @property
     def _limit(self) -> int:
@@ -184,8 +184,8 @@ class Recovery(ABC):
 
     def next_serial(self, path: int) -> int:
         """Return the serial of the next packet on this path."""
-        own = self.paths.get(path)
-        return 0 if own is None else own.serial
+        state = self.paths.get(path)
+        return 0 if state is None else state.serial
 
     def on_sent(self, item: Item, path: int, now_s: float) -> int:
         """Record that an item was sent; return its serial."""
@@ -208,13 +208,13 @@ class Recovery(ABC):
         return serial
 
     def _record_sending(self, item: Item, count: int, path: int, now_s: float) -> int:
-        own = self.paths.get(path)
-        if own is None:
-            own = self.paths[path] = Path()
-        serial = own.serial
-        own.serial += count
-        own.flight.append(SentPackets(serial, item, count, now_s))
-        own.times.append((own.serial - 1, now_s))
+        state = self.paths.get(path)
+        if state is None:
+            state = self.paths[path] = Path()
+        serial = state.serial
+        state.serial += count
+        state.flight.append(SentPackets(serial, item, count, now_s))
+        state.times.append((state.serial - 1, now_s))
         return serial
 
     # ---- feedback
@@ -255,7 +255,7 @@ class Recovery(ABC):
         self._after_ack(ack, feedback, now_s)
         return feedback
 
-    def _settle_up_to_ack(self, which: int, path: Path, feedback: Feedback) -> None:
+    def _settle_up_to_ack(self, path_number: int, path: Path, feedback: Feedback) -> None:
         """Settle all transmissions up to the latest acknowledged serial of a path."""
         flight, end = path.flight, path.latest_serial + 1
         while flight and flight[0].serial < end:
@@ -267,7 +267,7 @@ class Recovery(ABC):
                 passed = end - serial
                 flight.appendleft(SentPackets(end, item + passed, count - passed, sent_s))
                 count = passed
-            for number in self._find_missing(which, serial, item, count):
+            for number in self._find_missing(path_number, serial, item, count):
                 feedback.holes += 1
                 self._on_hole(number, sending, feedback)
         path.settled = max(path.settled, end)
@@ -319,11 +319,11 @@ class Recovery(ABC):
         """Return whether the packet is known to have arrived."""
         return number < self.low or bool(self._acked >> (number - self.low) & 1)
 
-    def _find_missing(self, which: int, serial: int, first: int, count: int) -> Iterator[int]:
+    def _find_missing(self, path_number: int, serial: int, first: int, count: int) -> Iterator[int]:
         """Yield packets of a transmission that have not arrived and were not resent since."""
         for number in range(max(first, self.low), first + count):
-            here = which, serial + number - first
-            if not self._has_come(number) and self._last_resends.get(number, here) == here:
+            sending = path_number, serial + number - first
+            if not self._has_come(number) and self._last_resends.get(number, sending) == sending:
                 yield number
 
     def _lose(self, number: int, feedback: Feedback) -> None:
@@ -352,7 +352,7 @@ class Recovery(ABC):
         """Handle timeouts: packets without feedback are lost."""
         feedback = Feedback()
         rto_s = self.round_trips.rto_s
-        for which, path in self.paths.items():
+        for path_number, path in self.paths.items():
             late = 0
             while path.flight and self._timeout_base_s(path) + rto_s <= now_s:
                 serial, item, count, _ = path.flight.popleft()
@@ -361,11 +361,11 @@ class Recovery(ABC):
                     late += 1
                     self._on_parity_timeout(item, feedback)
                     continue
-                for number in self._find_missing(which, serial, item, count):
+                for number in self._find_missing(path_number, serial, item, count):
                     late += 1
                     self._lose(number, feedback)
             if late:
-                feedback.timed_out_by_path[which] = late
+                feedback.timed_out_by_path[path_number] = late
         if feedback.lost:
             feedback.timed_out = feedback.lost
             self.round_trips.doublings += 1

@@ -68,13 +68,13 @@ class Erasure(Recovery):
 
     def next_items(self, most: int) -> list[Item]:
         """See Recovery. A group's parity follows its data."""
-        found: list[Item] = list(self._next_resends(most))
-        found += list(self._parities)[: most - len(found)]
-        if len(found) < most and self._open:
+        items: list[Item] = list(self._next_resends(most))
+        items += list(self._parities)[: most - len(items)]
+        if len(items) < most and self._open:
             group = self._open[0]
-            end = min(group.first + group.data, self._limit, self.next + most - len(found))
-            found += range(self.next, end)
-        return found
+            end = min(group.first + group.data, self._limit, self.next + most - len(items))
+            items += range(self.next, end)
+        return items
 
     def next_run(self, most: int) -> range:
         """See Recovery. Within one group."""
