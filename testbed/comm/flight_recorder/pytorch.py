@@ -7,6 +7,7 @@ The format has no counts per peer and no failures: an operation that is not comp
 from __future__ import annotations
 
 import ast
+import math
 import pickle
 import re
 import zlib
@@ -206,7 +207,7 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
         _FROM_PYTORCH.get(operation, operation),
         state=state,
         dtype=dtype,
-        size_bytes=sum(_numel(dims) for dims in sizes) * size,
+        size_bytes=sum(math.prod(dims) for dims in sizes) * size,
         scheduled_s=item["time_created_ns"] / 1e9,
         started_s=None if started_ns is None else started_ns / 1e9,
         ended_s=None if ended_ns is None else ended_ns / 1e9,
@@ -214,13 +215,6 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
         peer=ranks[int(message[3])] if message and ranks else None,
         tag=0 if message else None,
     )
-
-
-def _numel(dims: Any) -> int:
-    product = 1
-    for dim in dims:
-        product *= dim
-    return product
 
 
 def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:

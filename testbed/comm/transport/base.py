@@ -15,7 +15,7 @@ import numpy as np
 
 from testbed.errors import TestbedError
 
-Below = TypeVar("Below")
+Found = TypeVar("Found")
 
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # reserved for layers between a rank and its transport
@@ -211,7 +211,7 @@ class Transport(Protocol):
         """Flush what was started, say goodbye and release all resources, in bounded time. Idempotent."""
 
 
-def unwrap_transport(transport: Transport, kind: type[Below]) -> Below | None:
+def unwrap_transport(transport: Transport, kind: type[Found]) -> Found | None:
     """Return the transport of type `kind`, found through the attribute `inner` of layers, or None."""
     found: Any = transport
     while not isinstance(found, kind):

@@ -191,7 +191,7 @@ class CostedTransport(Wrapper):
         """See Transport. The message leaves once its cost is spent."""
         check_traffic_class(traffic)
         request = Request("send", peer, tag, view)
-        if not self._valid(peer, tag):
+        if peer not in self.inner.counters or tag < 0:
             return self.inner.isend(peer, tag, view, traffic)  # raises the error
 
         if peer in self._lost:
@@ -251,9 +251,6 @@ class CostedTransport(Wrapper):
         self._forgotten[peer] += 1
         super().forget(peer)
         self._lost.pop(peer, None)
-
-    def _valid(self, peer: int, tag: int) -> bool:
-        return peer in self.inner.counters and tag >= 0
 
     def _schedule(self, tag: int, size_bytes: int, action: Callable[[], None]) -> None:
         """Run `action` once this message's cost is spent, after all earlier ones, and it is handed over."""

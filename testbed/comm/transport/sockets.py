@@ -133,7 +133,7 @@ class MeshSettings:
         incarnation: How often this rank has come back after being lost.
         close_timeout_s: The limit of `close`.
         max_staged_bytes: Per peer, for messages that arrive before their receive is posted. A peer that sends more
-            blocks.
+            is blocked.
         send_buffer_bytes: Of each socket; None lets the kernel size it.
         receive_buffer_bytes: Of each socket; None lets the kernel size it.
         socket_of: (rank, peer, connection, common settings) -> settings of one connection.
@@ -277,7 +277,7 @@ def subflows(sock: socket.socket) -> int:
 SocketOptions = dict[str, int | str]
 
 # from asm-generic/socket.h, linux/tcp.h and linux/in.h, if Python lacks the name: level, option, size in bytes
-_SO_MAX_PACING_RATE, _SO_BUF_LOCK, _TCP_NOTSENT_LOWAT, _IP_MTU_DISCOVER, _IP_MTU = 47, 72, 25, 10, 14
+_SO_BUF_LOCK, _TCP_NOTSENT_LOWAT, _IP_MTU_DISCOVER, _IP_MTU = 72, 25, 10, 14
 _OPTIONS = {
     "TCP_NODELAY": (socket.IPPROTO_TCP, socket.TCP_NODELAY, 4),
     "TCP_CORK": (socket.IPPROTO_TCP, socket.TCP_CORK, 4),
@@ -329,7 +329,7 @@ def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:
 # segs_out, segs_in, bytes_sent (includes retransmissions)
 _WIRE_COUNTS = struct.Struct("=52xI72xQII56xQ")
 # from linux/mptcp.h: struct mptcp_subflow_data precedes one tcp_info per subflow
-_SOL_MPTCP, _MPTCP_TCPINFO = 284, 2
+_MPTCP_TCPINFO = 2
 _SUBFLOW_DATA = struct.Struct("=IIII")
 _MAX_SUBFLOWS = 16
 

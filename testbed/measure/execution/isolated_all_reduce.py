@@ -171,7 +171,7 @@ class IsolatedBaseline:
             slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
             beta_s = max(step.beta_s, slowest_s / channels) * (1 + self._wiring.overhead(rank, peer))
             delay_s = step.delay_s
-            if (granted := self._wiring.transport.granted) is not None:
+            if (granted := self._wiring.transport.granted_share) is not None:
                 beta_s, delay_s = beta_s / granted, delay_s + step.delay_s + step.returned_s
             found.append(replace(step, beta_s=beta_s, delay_s=delay_s, back_s=step.returned_s))
         return found

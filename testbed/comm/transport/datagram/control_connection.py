@@ -6,7 +6,6 @@ side confirms that its sockets are open. Notes and goodbyes also go over it, mes
 
 from __future__ import annotations
 
-import secrets
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -97,8 +96,3 @@ class ControlConnection(Connection):
     def _on_lost(self, error: TransportError) -> None:
         super()._on_lost(error)
         self._on_end(error)
-
-
-def new_secret() -> int:
-    """Return a secret that identifies a pair's packets."""
-    return secrets.randbits(32)

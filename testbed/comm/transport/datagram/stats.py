@@ -60,5 +60,5 @@ def describe_pair(sender: Sender, receiver: Receiver) -> str:
     recovery = sender.recovery
     waiting = recovery.end - recovery.low
     unacknowledged = f"{waiting} packets not acknowledged, {recovery.in_flight} of them in flight"
-    missing = receiver.bits.bit_length() - bin(receiver.bits).count("1")
+    missing = receiver.bits.bit_length() - receiver.bits.bit_count()
     return f"{unacknowledged}; {missing} missing before later received ones"

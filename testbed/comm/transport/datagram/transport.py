@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, TransportError
 from testbed.comm.transport.datagram import udp
-from testbed.comm.transport.datagram.control_connection import ControlConnection, new_secret
+from testbed.comm.transport.datagram.control_connection import ControlConnection
 from testbed.comm.transport.datagram.controls import CONTROLS, Granter
 from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.comm.transport.datagram.pair import DatagramPair
@@ -170,7 +171,9 @@ class DatagramTransport(Mesh):
             self.settings.local_port(self.rank, control.peer, self._path_key(key, path))
             for path in range(self.datagrams.paths)
         ]
-        self._open_sockets(pair, control, key, new_secret(), [((local, port), remote) for port in ports])
+        self._open_sockets(
+            pair, control, key, secrets.randbits(32), [((local, port), remote) for port in ports]
+        )
         if control.lost is None:
             control.send_ports(pair.secret, [sock.getsockname()[1] for sock in pair.sockets])
 

@@ -27,10 +27,10 @@ class LossRecovery:
         probed_as: Its name in calibrations.
         data: Data packets of a group of an erasure code.
         parity: Parity packets of a group.
-        reacts: Whether losses shrink its window, like TCP Reno's.
+        reacts_to_loss: Whether losses shrink its window, like TCP Reno's.
         timeout_s: Emulated time until packets without feedback are resent; None: derived from the round trip.
         blind_packets: See `net.paths.datagram_recovery.LossyDatagrams`.
-        products: The window, as a multiple of the bandwidth-delay product.
+        bdp_multiple: The window, as a multiple of the bandwidth-delay product.
         window_bytes: A constant window; None if there is none.
     """
 
@@ -38,16 +38,16 @@ class LossRecovery:
     probed_as: str
     data: int
     parity: int
-    reacts: bool
+    reacts_to_loss: bool
     timeout_s: float | None = None
     blind_packets: int = 0
-    products: float = 0.0
+    bdp_multiple: float = 0.0
     window_bytes: float | None = None
 
-    def standing_bytes(self, product_bytes: float) -> float:
+    def excess_window_bytes(self, bdp_bytes: float) -> float:
         """Return the part of the window that exceeds the path's bandwidth-delay product, and so fills its queue."""
-        held_bytes = self.products * product_bytes if self.window_bytes is None else self.window_bytes
-        return max(0.0, held_bytes - product_bytes)
+        held_bytes = self.bdp_multiple * bdp_bytes if self.window_bytes is None else self.window_bytes
+        return max(0.0, held_bytes - bdp_bytes)
 
 
 class Packet(NamedTuple):
@@ -175,7 +175,7 @@ class TransportKind(ABC):
         """Return what the transport adds per byte of long messages: headers, acknowledgements."""
         return 0.0
 
-    def dealing(self, distance: str) -> StripeSettings | None:
+    def stripe_settings(self, distance: str) -> StripeSettings | None:
         """Return how messages are striped over connections; None for a single connection, or if the kernel does it."""
         return None
 
@@ -183,12 +183,12 @@ class TransportKind(ABC):
         """Return a full packet of a long message on links of this MTU; None: the same as TCP's."""
         return None
 
-    def written_above(self, distance: str) -> float:
+    def write_threshold_bytes(self, distance: str) -> float:
         """Return the size in bytes above which messages are large, for a kind that `writes`."""
         return math.inf
 
     @property
-    def granted(self) -> float | None:
+    def granted_share(self) -> float | None:
         """The share of its card's rate that a receiver grants to all senders together; None if it grants nothing."""
         return None
 

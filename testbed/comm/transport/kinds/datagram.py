@@ -70,7 +70,7 @@ class Datagram(TransportKind):
         """See TransportKind."""
         settings = self.settings
         # other controls keep queues short
-        products, window_bytes = (
+        bdp_multiple, window_bytes = (
             (WINDOW_PRODUCTS, settings.window_bytes) if settings.control == "window" else (0.0, None)
         )
         return LossRecovery(
@@ -79,12 +79,12 @@ class Datagram(TransportKind):
             settings.data,
             settings.parity,
             settings.control == "aimd",
-            products=products,
+            bdp_multiple=bdp_multiple,
             window_bytes=window_bytes,
         )
 
     @property
-    def granted(self) -> float | None:
+    def granted_share(self) -> float | None:
         """See TransportKind."""
         return LOAD if CONTROLS[self.settings.control].uses_grants else None
 

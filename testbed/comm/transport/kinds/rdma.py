@@ -92,7 +92,7 @@ class Rdma(StripingKind):
         payload = payload_bytes(mtu_bytes)
         return Packet(payload, payload + HEADERS_BYTES)
 
-    def written_above(self, distance: str) -> float:
+    def write_threshold_bytes(self, distance: str) -> float:
         """Return the limit of the fast path."""
         return self.stripes[distance].fast_bytes
 

@@ -82,7 +82,7 @@ class Striped(StripingKind):
         """See TransportKind."""
         return StripedTransport(rank, addresses, settings, lambda peer: self.stripes[distances[peer]])
 
-    def dealing(self, distance: str) -> StripeSettings:
+    def stripe_settings(self, distance: str) -> StripeSettings:
         """See TransportKind."""
         return self.stripes[distance]
 

@@ -118,7 +118,8 @@ class RdmaTransport(Mesh):
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """See Mesh.
 
-        IP counts what a card receives, and a rank's own traffic, but not what a card sends. Bytes are in neither.
+        IP counts packets that the card receives, so they count as the rank's own, too. Packets that the card sends are
+        not counted by IP. Bytes of neither are known.
         """
         total, counts = super().wire_counts(peers), self._card.counts()
         if total is None or counts is None:
