@@ -345,7 +345,7 @@ class _Bootstrap:
     def _receive_some(
         self, sock: socket.socket, max_bytes: int, peer: int, what: str = "addresses from"
     ) -> bytes:
-        """Receive up to `most` bytes; empty if none came in time."""
+        """Receive up to `max_bytes` bytes; empty if none came in time."""
         sock.settimeout(self._remaining_s(peer))
         try:
             data = sock.recv(max_bytes)

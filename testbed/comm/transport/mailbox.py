@@ -50,12 +50,12 @@ class Mailbox:
             del self.posted[tag]
         return request
 
-    def has_room(self, length: int, most_bytes: int) -> bool:
+    def has_room(self, length: int, max_bytes: int) -> bool:
         """Return whether a message of `length` bytes may be staged.
 
         The number of messages is limited, too, even of empty ones.
         """
-        return self.staged_bytes + length <= most_bytes and self.staged_messages < _MAX_MESSAGES
+        return self.staged_bytes + length <= max_bytes and self.staged_messages < _MAX_MESSAGES
 
     def stage(self, tag: int, length: int) -> Staged:
         """Return a buffer for a message of `length` bytes that came before its receive."""

@@ -174,10 +174,10 @@ class StripedPair(Reassembler):
     def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
         return sum(channel.repoint(into, view) for channel in self.channels.values())
 
-    def pump(self, most: int | None = None) -> None:
+    def pump(self, max_segments: int | None = None) -> None:
         """Spread waiting messages over channels with room.
 
-        most: the segments of this pair's turn in a shared window.
+        max_segments: the segments of this pair's turn in a shared window.
         """
         if not self._begun:
             # every pair starts with the same channel, whichever connected first
@@ -187,14 +187,16 @@ class StripedPair(Reassembler):
         settings, window = self.settings, self._window
         waiting = self._waiting
         while waiting and self.lost is None:
-            if most == 0:
+            if max_segments == 0:
                 assert window is not None
                 window.wait(self)
                 return
             channel = self._channel_with_room()
-            if channel is None or (window is not None and not window.take(self, in_turn=most is not None)):
+            if channel is None or (
+                window is not None and not window.take(self, in_turn=max_segments is not None)
+            ):
                 return
-            most = None if most is None else most - 1
+            max_segments = None if max_segments is None else max_segments - 1
             out = waiting[0]
             total = len(out.request.view)
             start, end = out.cut, min(out.cut + settings.segment_bytes, total)
@@ -316,8 +318,8 @@ class StripedPair(Reassembler):
 class WindowUser(Protocol):
     """A pair with something to send."""
 
-    def pump(self, most: int | None = None) -> None:
-        """Send up to `most` segments, or everything that may go."""
+    def pump(self, max_segments: int | None = None) -> None:
+        """Send up to `max_segments` segments, or everything that may go."""
 
 
 class SharedWindow:

@@ -1,4 +1,4 @@
-"""A pair of datagram sockets or several, for one peer and class of traffic: messages to packets and back."""
+"""Datagrams to and from one peer, for one class of traffic: messages to packets and back."""
 
 from __future__ import annotations
 

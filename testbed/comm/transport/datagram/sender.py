@@ -47,14 +47,14 @@ class Sender:
         """Add a message of `packets` packets."""
         self.recovery.extend(packets)
 
-    def next_run(self, most: int, now_s: float) -> range:
+    def next_run(self, max_packets: int, now_s: float) -> range:
         """Return consecutive data packets that may be sent now; empty if `next_items` has to decide."""
-        return self.recovery.next_run(max(0, min(most, self._room(now_s))))
+        return self.recovery.next_run(max(0, min(max_packets, self._room(now_s))))
 
-    def next_items(self, most: int, now_s: float) -> list[Item]:
-        """Return up to `most` items that may be sent now. Nothing changes until `on_sent`."""
+    def next_items(self, max_packets: int, now_s: float) -> list[Item]:
+        """Return up to `max_packets` items that may be sent now. Nothing changes until `on_sent`."""
         room = self._room(now_s)
-        return self.recovery.next_items(min(most, room)) if room > 0 else []
+        return self.recovery.next_items(min(max_packets, room)) if room > 0 else []
 
     def _room(self, now_s: float) -> int:
         control = self.control

@@ -81,7 +81,7 @@ class Window(Control):
     def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self._own = max(limits.min_window_packets, limits.window_bytes / limits.packet_bytes)
-        self._late, self._most_late = 0.0, limits.late_packets
+        self._late, self._max_late = 0.0, limits.late_packets
         self.window_packets = self._own
         self._pace(round_trips.smoothed_s)
 
@@ -90,9 +90,9 @@ class Window(Control):
         if feedback.round_trip_s is not None:
             self._pace(self.round_trips.least_s)
         if feedback.holes or feedback.lost:
-            self._late = self._most_late = self._late / 2
+            self._late = self._max_late = self._late / 2
         else:
-            self._late = min(self._late + feedback.acked * GROWTH, self._most_late)
+            self._late = min(self._late + feedback.acked * GROWTH, self._max_late)
         self.window_packets = self._own + self._late
 
     def _pace(self, round_trip_s: float) -> None:

@@ -162,14 +162,14 @@ class Recovery(ABC):
         """Return whether all packets below `end`, and all their parity, were sent once."""
         return end <= self._sent_end
 
-    def next_run(self, most: int) -> range:
+    def next_run(self, max_packets: int) -> range:
         """Return consecutive data packets to send next, if nothing else goes first; see `next_items`."""
-        return range(0) if self._lost else range(self.next, min(self.next + most, self._limit))
+        return range(0) if self._lost else range(self.next, min(self.next + max_packets, self._limit))
 
-    def next_items(self, most: int) -> list[Item]:
-        """Return up to `most` items to send next. Nothing changes until `on_sent`."""
-        items: list[Item] = list(self._next_resends(most))
-        new = min(most - len(items), self._limit - self.next)
+    def next_items(self, max_packets: int) -> list[Item]:
+        """Return up to `max_packets` items to send next. Nothing changes until `on_sent`."""
+        items: list[Item] = list(self._next_resends(max_packets))
+        new = min(max_packets - len(items), self._limit - self.next)
         items += range(self.next, self.next + new)
         return items
 
@@ -178,9 +178,9 @@ class Recovery(ABC):
         """Numbers below may be sent: they exist, and are not too far ahead of what has arrived."""
         return min(self.end, self.low + MAX_AHEAD)
 
-    def _next_resends(self, most: int) -> list[int]:
+    def _next_resends(self, max_packets: int) -> list[int]:
         """Return lost packets, lowest number first."""
-        return heapq.nsmallest(most, self._lost) if self._lost else []
+        return heapq.nsmallest(max_packets, self._lost) if self._lost else []
 
     def next_serial(self, path: int) -> int:
         """Return the serial of the next packet on this path."""

@@ -66,22 +66,22 @@ class Erasure(Recovery):
         """See Recovery."""
         return end <= (self._open[0].first if self._open else self.end)
 
-    def next_items(self, most: int) -> list[Item]:
+    def next_items(self, max_packets: int) -> list[Item]:
         """See Recovery. A group's parity follows its data."""
-        items: list[Item] = list(self._next_resends(most))
-        items += list(self._parities)[: most - len(items)]
-        if len(items) < most and self._open:
+        items: list[Item] = list(self._next_resends(max_packets))
+        items += list(self._parities)[: max_packets - len(items)]
+        if len(items) < max_packets and self._open:
             group = self._open[0]
-            end = min(group.first + group.data, self._limit, self.next + most - len(items))
+            end = min(group.first + group.data, self._limit, self.next + max_packets - len(items))
             items += range(self.next, end)
         return items
 
-    def next_run(self, most: int) -> range:
+    def next_run(self, max_packets: int) -> range:
         """See Recovery. Within one group."""
         if self._parities or not self._open:
             return range(0)
         group = self._open[0]
-        found = super().next_run(most)
+        found = super().next_run(max_packets)
         return range(found.start, min(found.stop, group.first + group.data))
 
     def on_sent(self, item: Item, path: int, now_s: float) -> int:
