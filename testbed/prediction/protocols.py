@@ -246,7 +246,7 @@ class Messaging(EventQueue):
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
         """A rank's software handles one message after the other; handing it over keeps none waiting."""
         software, now_s, until_s = self.software, self.now_s, self.busy_until_s[rank]
-        cost_s = size_bytes * software.byte_s + (software.of_note_s if note else software.message_s)
+        cost_s = size_bytes * software.byte_s + (software.note_cost_s if note else software.message_s)
         self.worked_s[rank] += cost_s
         self.busy_until_s[rank] = until_s = (until_s if until_s > now_s else now_s) + cost_s
         self.later(until_s + (0.0 if note else software.handover_s) - now_s, action)

@@ -137,7 +137,7 @@ class Routes:
             control.window,
             packet_payload_bytes(self.topology),
             window_bytes,
-            wiring.transport.dealing(wiring.distance(*ends)),
+            wiring.transport.stripe_settings(wiring.distance(*ends)),
         )
 
     def _classed(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
@@ -190,7 +190,7 @@ class Routes:
         packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
-            most = find_control(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
+            most = find_control(USUAL).window_packets(loss, path[0]) if mends.reacts_to_loss else math.inf
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -200,7 +200,7 @@ class Routes:
                 most,
                 timeout_s=mends.timeout_s,
                 blind_packets=mends.blind_packets,
-                standing_bytes=mends.standing_bytes(path[0] / step.beta_s),
+                standing_bytes=mends.excess_window_bytes(path[0] / step.beta_s),
                 factor=self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
@@ -218,7 +218,7 @@ class Routes:
         """What a byte takes by what the connection's sockets allow."""
         wiring = self.job.wiring
         # what is dealt out is played segment by segment: their window needs no rate of its own
-        ruled = wiring.transport.dealing(wiring.distance(*ends)) is None
+        ruled = wiring.transport.stripe_settings(wiring.distance(*ends)) is None
         return wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True, ruled=ruled)
 
     def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
@@ -271,7 +271,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         capacities |= more
         key = ends, flow.dscp
         parallel[key] = (*parallel.get(key, ()), path)
-    granted = job.wiring.transport.granted
+    granted = job.wiring.transport.granted_share
     if granted is not None:
         capacities |= {card: capacities[card] * granted for card in _receiving(network)}
     parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
@@ -280,11 +280,11 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
     )
     overheads = {ends: (1 + wiring.overhead(*ends)) * headers - 1 for ends in network.paths}
-    written = {ends: wiring.transport.written_above(wiring.distance(*ends)) for ends in network.paths}
+    written = {ends: wiring.transport.write_threshold_bytes(wiring.distance(*ends)) for ends in network.paths}
     dealing = {
         ends: stripes
         for ends, _ in parallel
-        if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
+        if (stripes := wiring.transport.stripe_settings(wiring.distance(*ends))) is not None
     }
     control = find_control(model_of(job, wiring.congestion_control or USUAL))
     at_once = granted is None and not control.paces

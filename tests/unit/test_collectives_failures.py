@@ -130,7 +130,7 @@ def test_a_peer_that_tells_nonsense_is_lost(said: bytes) -> None:
         world = Communicator(transport, timeout_s=20)
         world.barrier()
         if transport.rank == 1:
-            transport.tell(0, said)
+            transport.send_note(0, said)
             world.sleep(0.2)
         else:
             with pytest.raises(PeerLost, match="lost peer 1: it told nonsense"):
@@ -144,7 +144,7 @@ def test_a_note_longer_than_any_is_refused() -> None:
         world = Communicator(transport, timeout_s=20)
         world.barrier()
         if transport.rank == 1:
-            transport.tell(0, bytes(5000))
+            transport.send_note(0, bytes(5000))
             with pytest.raises(PeerLost):
                 world.sleep(10)
         else:

@@ -14,7 +14,7 @@ from testbed.comm.collectives import CollectiveTimeout, Communicator, Revoked, W
 from testbed.comm.flight_recorder import Recorder, read_ring
 from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.transport import MemoryNetwork, PeerLost, TrafficClass, Transport, TransportError
-from testbed.comm.transport.onesided import WINDOWS, Exposed, is_one_sided, is_put, put_tag, signal_tag
+from testbed.comm.transport.onesided import WINDOWS, ExposedWindows, is_one_sided, is_put, put_tag, signal_tag
 from testbed.comm.transport.wire import GOODBYE_TAG, NOTE_TAG
 from tests.unit.ranks import (
     Program,
@@ -256,7 +256,7 @@ def test_tags_tell_puts_signals_and_everything_else_apart() -> None:
 
 
 def test_numbers_of_windows_are_given_again_and_there_is_an_end_to_them() -> None:
-    exposed = Exposed()
+    exposed = ExposedWindows()
     view = memoryview(bytearray(4))
     assert [exposed.add(view, [1]) for _ in range(3)] == [0, 1, 2]
     exposed.remove(1)
@@ -268,7 +268,7 @@ def test_numbers_of_windows_are_given_again_and_there_is_an_end_to_them() -> Non
     )
     for _ in range(WINDOWS - 3):
         exposed.add(view, ())
-    with pytest.raises(TransportError, match="there can be no more"):
+    with pytest.raises(TransportError, match="expected at most"):
         exposed.add(view, ())
 
 

@@ -67,8 +67,8 @@ def dcqcn_mean_bps(marked: float, seconds: float = 4.0) -> float:
         packets += control.rate_bps * step_s / 8 / PACKET_BYTES
         whole = int(packets)
         packets -= whole
-        control.sent(whole, now_s)
-        control.heard(Feedback(marked=chance.random() < 1 - (1 - marked) ** whole), now_s)
+        control.on_sent(whole, now_s)
+        control.on_feedback(Feedback(marked=chance.random() < 1 - (1 - marked) ** whole), now_s)
         if now_s > seconds / 4:
             sent += control.rate_bps * step_s
     return sent / (0.75 * seconds)
@@ -91,7 +91,7 @@ def test_aimd_has_the_window_of_mathis(every: int) -> None:
         packets = int(control.window_packets)
         lost = (passed + packets) // every - passed // every > 0
         passed += packets
-        control.heard(Feedback(acked=packets - lost, lost=lost), now_s)
+        control.on_feedback(Feedback(acked=packets - lost, lost=lost), now_s)
         if turn > 400:
             windows.append(packets)
     assert sum(windows) / len(windows) == pytest.approx(math.sqrt(1.5 * every), rel=0.06)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.transport.datagram.controls.base import Limits, Window
-from testbed.comm.transport.datagram.erasure_codes import CODES, Code, code_of
-from testbed.comm.transport.datagram.packets import ACK, Ack, read_ack
+from testbed.comm.transport.datagram.erasure_codes import CODES, Code, get_code
+from testbed.comm.transport.datagram.packets import ACK, Ack, unpack_ack
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure
@@ -59,7 +59,7 @@ def test_all_comes_once_whatever_the_network_does(
     )
     channel.carry(*messages)
     assert sorted(channel.taken) == list(range(sum(messages)))
-    assert channel.sender.recovery.under_way <= len(channel.sent)
+    assert channel.sender.recovery.in_flight <= len(channel.sent)
 
 
 def test_go_back_n_sends_all_behind_a_hole_again() -> None:
@@ -125,7 +125,7 @@ def test_erasure_sends_a_quarter_more_and_nothing_again_up_to_eight_of_forty(los
     assert len(channel.sent) == 352 * 1.25
     assert channel.sender.recovery.resent == 0
     assert sorted(channel.taken) == list(range(352))
-    assert channel.receiver.mended >= sum(isinstance(item, int) for item in gone)
+    assert channel.receiver.recovered >= sum(isinstance(item, int) for item in gone)
 
 
 def test_erasure_sends_again_what_nine_of_forty_leave_missing() -> None:
@@ -149,14 +149,14 @@ def test_a_group_ends_though_of_one_path_nothing_is_heard_again(came: bool) -> N
     erasure = Erasure(RttEstimator(0.01), data=4, parity=2)
     erasure.extend(4)
     for _ in range(6):
-        (item,) = erasure.items(1)
-        erasure.sent(item, 1 if item == 3 else 0, 0.0)
+        (item,) = erasure.next_items(1)
+        erasure.on_sent(item, 1 if item == 3 else 0, 0.0)
     # of path 0 both packets of parity have come; that of path 1 has, too, but word of it is lost, or it has not
-    erasure.heard(Ack(0, 4, 2, 0, 0, 0b1000 if came else 0), 0.01)
+    erasure.on_ack(Ack(0, 4, 2, 0, 0, 0b1000 if came else 0), 0.01)
     if not came:
-        assert erasure.items(9) == []
+        assert erasure.next_items(9) == []
         erasure.on_timer(erasure.due_s)
-    assert erasure.items(9) == [0, 1, 2] + [3] * (not came)
+    assert erasure.next_items(9) == [0, 1, 2] + [3] * (not came)
 
 
 def test_paths_of_unlike_length_cause_nothing_to_be_sent_again() -> None:
@@ -166,24 +166,22 @@ def test_paths_of_unlike_length_cause_nothing_to_be_sent_again() -> None:
         assert channel.sender.recovery.resent == 0, recovery
 
 
-@given(
-    low=st.integers(0, 2**40), bits=st.integers(0, 2**300), path=st.integers(0, 255), refuses=st.booleans()
-)
-def test_acknowledgements_survive_the_wire(low: int, bits: int, path: int, refuses: bool) -> None:
-    ack = Ack(path, 7, 5, 3, low, bits, refuses)
+@given(low=st.integers(0, 2**40), bits=st.integers(0, 2**300), path=st.integers(0, 255), nak=st.booleans())
+def test_acknowledgements_survive_the_wire(low: int, bits: int, path: int, nak: bool) -> None:
+    ack = Ack(path, 7, 5, 3, low, bits, nak)
     packet = ack.pack(99)
     assert len(packet) <= ACK.size + 38
-    assert read_ack(memoryview(packet)) == ack
+    assert unpack_ack(memoryview(packet)) == ack
 
 
 def test_a_receiver_says_what_it_has() -> None:
     receiver = Receiver()
     for serial, number in enumerate([0, 1, 4, 3]):
-        receiver.came(0, serial, marked=number == 4, asks=number == 3)
+        receiver.on_packet(0, serial, marked=number == 4, asks=number == 3)
         assert receiver.wants(number)
         receiver.take(number, 0)
     (ack,) = receiver.acks()
-    assert (ack.heard, ack.came, ack.marked, ack.low, ack.bits) == (3, 4, 1, 2, 0b110)
+    assert (ack.latest_serial, ack.received, ack.marked, ack.low, ack.bits) == (3, 4, 1, 2, 0b110)
     assert not receiver.wants(4)
     assert receiver.acks() == []
 
@@ -193,7 +191,7 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     channel.carry(3)
     for ack in (Ack(0, 99, 1, 0, 3, 0), Ack(0, 2, 3, 0, 4, 0), Ack(1, 0, 1, 0, 3, 0)):
         with pytest.raises(ValueError, match="not sent"):
-            channel.sender.heard(ack, channel.now_s)
+            channel.sender.on_ack(ack, channel.now_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -205,16 +203,16 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
 )
 def test_codes_mend_what_they_say_they_mend(data: int, parity: int, seed: int, name: str) -> None:
     rng = np.random.default_rng(seed)
-    code: Code = code_of(name, data, parity)
+    code: Code = get_code(name, data, parity)
     packets = rng.integers(0, 256, (data, 33), dtype=np.uint8)
     rows = code.encode(packets)
     assert rows.shape == (parity, 33)
     lost = sorted(rng.choice(data, rng.integers(0, min(data, parity) + 1), replace=False).tolist())
     come = sorted(rng.choice(parity, rng.integers(0, parity + 1), replace=False).tolist())
     if name == "mds":
-        assert code.mendable(lost, come) == (len(lost) <= len(come))
-    if code.mendable(lost, come):
+        assert code.recoverable(lost, come) == (len(lost) <= len(come))
+    if code.recoverable(lost, come):
         damaged = packets.copy()
         damaged[lost] = 0xEE
-        code.mend(damaged, lost, {number: rows[number] for number in come})
+        code.recover(damaged, lost, {number: rows[number] for number in come})
         assert (damaged == packets).all()

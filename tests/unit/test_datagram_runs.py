@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from testbed.comm.transport.base import PeerCounters, Request
 from testbed.comm.transport.datagram import udp
 from testbed.comm.transport.datagram.buffers import SendBuffer
-from testbed.comm.transport.datagram.packets import ASKS, DATA, DATA_KIND, GRANTED_KIND, Ack, Data, read_ack
+from testbed.comm.transport.datagram.packets import (
+    ACK_REQUESTED,
+    DATA,
+    DATA_KIND,
+    GRANTED_KIND,
+    Ack,
+    Data,
+    unpack_ack,
+)
 from testbed.comm.transport.datagram.packets import CREDIT as CREDITS
 from testbed.comm.transport.datagram.udp import (
     BATCH,
@@ -51,7 +59,7 @@ def test_runs_are_made_of_all_that_came_and_of_nothing_else(seed: int, shuffled:
         path = chance.randrange(2)
         for number in range(count):
             size = min(SIZE, total - number * SIZE)
-            flags = ASKS * (chance.random() < 0.2)
+            flags = ACK_REQUESTED * (chance.random() < 0.2)
             place = 100 * message + number, message + 5, number * SIZE, total
             header = Data(DATA_KIND, flags, path, SECRET, serials[path], message, *place)
             serials[path] += 1
@@ -73,7 +81,7 @@ def test_runs_are_made_of_all_that_came_and_of_nothing_else(seed: int, shuffled:
             offset = own.offset + step * next(iter(sizes))
             assert run.serial - run.packets + 1 == own.serial
             found.append((own.path, own.serial + step, own.number + step, offset, run.marked))
-        asks = [DATA.unpack_from(packets[run.at + step])[1] & ASKS for step in range(run.packets)]
+        asks = [DATA.unpack_from(packets[run.at + step])[1] & ACK_REQUESTED for step in range(run.packets)]
         assert run.asks == any(asks)
     expected = []
     for packet, mark in zip(packets, marked, strict=True):
@@ -97,11 +105,11 @@ def test_of_a_paths_acknowledgements_the_latest_counts_and_every_refusal() -> No
         Ack(0, 5, 6, 0, 5, 0),
         Ack(0, 3, 4, 0, 3, 0),  # came late
         Ack(1, 1, 2, 0, 5, 1),
-        Ack(0, 6, 7, 0, 5, 0, refuses=True),
+        Ack(0, 6, 7, 0, 5, 0, nak=True),
     ]
     grant = CREDITS.pack(GRANTED_KIND, 0, 0, SECRET, 9)
     _, others, acks = coalesce_packets(filled([*(ack.pack(SECRET) for ack in told), grant]), SECRET)
-    assert [read_ack(packet) for packet in acks] == [told[0], told[2], told[3]]
+    assert [unpack_ack(packet) for packet in acks] == [told[0], told[2], told[3]]
     assert others == [4]
 
 
@@ -139,7 +147,7 @@ def test_where_the_kernel_makes_no_trains_packets_go_one_by_one(monkeypatch: pyt
         assert outbox.send_trains(sock, trains, [48] * 64, [0] * 64, [952] * 64) == 64
     assert trains.packets == 1
     assert kernel.calls == [1, 64]
-    assert outbox.cut == 0
+    assert outbox.segmented == 0
 
 
 @pytest.mark.parametrize(

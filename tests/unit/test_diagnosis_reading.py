@@ -245,8 +245,8 @@ def test_what_gloo_leaves_without_an_end_is_concluded_and_said(tmp_path: Path, t
     ]
     assert own.notes[0].startswith("ranks of group 0 are not in the dumps")
     count, failed = (19, 3) if timed_out else (16, 0)
-    assert own.notes[1].startswith(f"{count} operations are over without an end")
-    assert f"{failed} to which a rank has not come count as failed" in own.notes[1]
+    assert own.notes[1].startswith(f"{count} operations ended without a result")
+    assert f"{failed} that a rank has not reached count as failed" in own.notes[1]
     first = diagnose(own.dumps).verdicts[0]
     assert (first.kind, first.ranks) == ("RANK_NOT_JOINED", (2,))
     shown = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
@@ -303,12 +303,15 @@ def test_numbers_from_0_and_unknown_fields_of_other_recorders_are_understood_or_
         (tmp_path / f"torchcomm_fr_trace_{rank}").write_bytes(pickle.dumps({**PYTORCH, "entries": entries}))
     (own,) = read_evidence(tmp_path)
     assert [entry.sequence for entry in own.dumps[0].entries] == [1, 0]
-    assert own.notes == ("entries' fields that are not known: novel",)
+    assert own.notes == ("unknown fields of entries: novel",)
     (tmp_path / "torchcomm_fr_trace_0").write_bytes(
         pickle.dumps({**PYTORCH, "entries": PYTORCH["entries"][:1] * 3})
     )
     (own,) = read_evidence(tmp_path)
-    assert "2 operations have the number of another of their rank and group: the last one counts" in own.notes
+    assert (
+        "2 operations share their number with another one of their rank and group: the last one counts"
+        in own.notes
+    )
 
 
 def test_what_goes_to_pytorchs_analyser_has_its_fields_and_comes_back(tmp_path: Path) -> None:

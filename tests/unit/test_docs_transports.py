@@ -9,7 +9,7 @@ import pytest
 
 from testbed.comm.transport import Transport, wait_all
 from testbed.comm.transport.kinds import transport_kind
-from testbed.comm.transport.socket_view import Unobserved
+from testbed.comm.transport.socket_view import NoSocketView
 from testbed.contrib.conformance import check_transport
 from testbed.contrib.conformance.harness import in_threads
 from testbed.plugins import PluginError
@@ -48,7 +48,7 @@ def test_small_messages_overtake_large_ones(kind: str) -> None:
 
     def make(rank: int) -> Transport:
         joined = join_job(wiring, rank)
-        assert not isinstance(joined.sockets, Unobserved), "the TCP connections below are seen"
+        assert not isinstance(joined.sockets, NoSocketView), "the TCP connections below are seen"
         return joined.transport
 
     in_threads(2, make, program)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.comm.transport.socket_view import Unobserved
+from testbed.comm.transport.socket_view import NoSocketView
 from testbed.comm.transport.sockets import WireCounts
 from testbed.measure.execution.network_evidence import pauses_of, why_not_again
 from testbed.measure.fidelity.building_invariants import (
@@ -302,7 +302,7 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
 
 
 @dataclasses.dataclass
-class Sockets(Unobserved):
+class Sockets(NoSocketView):
     """A rank's, as far as a monitor looks at them."""
 
     open: frozenset[object]

@@ -226,14 +226,14 @@ def test_why_nothing_comes_is_told_in_words(pair: tuple[TcpTransport, TcpTranspo
     exchange(pair, 1000)
     there.isend(0, 6, memoryview(bytes(5000)))
     deadline_s = time.monotonic() + 2.0
-    while "0 bytes unread" in here.state_words([1]) and time.monotonic() < deadline_s:
+    while "0 bytes unread" in here.describe_state([1]) and time.monotonic() < deadline_s:
         time.sleep(0.001)
-    words = here.state_words([1, 7])
+    words = here.describe_state([1, 7])
     assert re.fullmatch(
         r"connection with rank 1: [1-9]\d{3} bytes unread, 0 not acknowledged, last data came \d+ ms ago",
         words,
     ), words
-    assert here.state_words([]) == ""
+    assert here.describe_state([]) == ""
 
 
 def test_an_unpaced_socket_says_nothing_of_pacing() -> None:

@@ -120,7 +120,7 @@ def test_chunks_count_as_messages() -> None:
 
 def test_registration_is_drawn_by_the_seed() -> None:
     rare = Registration(1e-4, 1e-3, 0.1, 0.25)
-    drawn = [rare.drawn_s(random.Random(seed)) for seed in range(400)]
-    assert drawn == [rare.drawn_s(random.Random(seed)) for seed in range(400)]
+    drawn = [rare.draw_s(random.Random(seed)) for seed in range(400)]
+    assert drawn == [rare.draw_s(random.Random(seed)) for seed in range(400)]
     assert 60 < sum(took_s == 0.1 for took_s in drawn) < 140
     assert all(1e-4 <= took_s <= 1e-3 for took_s in drawn if took_s != 0.1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.comm.transport.socket_view import Unobserved
+from testbed.comm.transport.socket_view import NoSocketView
 from testbed.comm.transport.sockets import SocketOptions, changed_options, read_socket_options
 from testbed.measure.execution.rank_evidence import socket_changes
 from testbed.measure.ranks.telemetry import HostMonitor
@@ -68,7 +68,7 @@ def test_the_kernel_tells_others_what_a_connection_goes_by(
     table.close()
 
 
-class Sockets(Unobserved):
+class Sockets(NoSocketView):
     """One connection, as far as a monitor looks at it."""
 
     corked = 0

@@ -19,7 +19,7 @@ from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PAR
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.comm.transport.datagram.udp import HEADER_STRIDE, Figures, SegmentationOffload, SendBatch
+from testbed.comm.transport.datagram.udp import HEADER_STRIDE, PerPacket, SegmentationOffload, SendBatch
 from testbed.contrib.conformance.harness import in_threads, raises, wait_requests
 from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
@@ -47,11 +47,11 @@ class LossyOutbox(SendBatch):
         super().__init__()
         self._loses = loses
 
-    def send(self, sock: Any, headers: Figures, payloads: Figures, sizes: Figures) -> int:
+    def send(self, sock: Any, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
         self._spoil(len(headers))
         return super().send(sock, headers, payloads, sizes)
 
-    def send_trains(self, sock: Any, trains: SegmentationOffload, *told: Figures) -> int:
+    def send_trains(self, sock: Any, trains: SegmentationOffload, *told: PerPacket) -> int:
         count = len(told[0])
         if trains.packets > 1 and count > 1:  # else it is `send` that is called
             self._spoil(count)
@@ -79,7 +79,7 @@ def over_datagrams(
     def make(rank: int) -> DatagramTransport:
         transport = places.datagram(rank, **options)
         if loses is not None:
-            transport._outbox = LossyOutbox(loses())
+            transport._send_batch = LossyOutbox(loses())
         return transport
 
     try:
@@ -224,7 +224,7 @@ def test_marks_of_links_reach_the_sender() -> None:
         assert isinstance(transport, DatagramTransport)
         transport.connect()
         pair = transport._pairs[1 - transport.rank, BEST_EFFORT]
-        while not pair.stands:
+        while not pair.is_connected:
             transport.progress(0.01)
         if transport.rank == 0:
             pair.sockets[0].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 3)
@@ -249,10 +249,10 @@ def test_how_a_pair_stands_is_told_in_words() -> None:
             transport.isend(peer, 1, memoryview(b"x")),
             transport.irecv(peer, 1, memoryview(bytearray(1))),
         )
-        return transport.state_words([peer])
+        return transport.describe_state([peer])
 
     assert "datagrams with rank 1: " in over_datagrams(2, program)[0]
-    assert "0 missing of what has come" in over_datagrams(2, program)[0]
+    assert "0 missing before later received ones" in over_datagrams(2, program)[0]
 
 
 def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:

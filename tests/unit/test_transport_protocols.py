@@ -105,7 +105,7 @@ def test_no_more_than_the_slots_hold_is_under_way() -> None:
     assert buffers == messages
     assert one.counters[1].messages_sent == two.counters[0].messages_received == 2
     assert one.counters[1].bytes_sent == two.counters[0].bytes_received == 2100
-    assert not one.unfinished
+    assert not one.has_waiting_sends
 
 
 def test_announced_slots_are_empty_until_the_receiver_waits() -> None:
@@ -132,7 +132,7 @@ def test_announced_slots_are_empty_until_the_receiver_waits() -> None:
     assert bytes(late) == messages[1]
     assert all(item.done and item.error is None for item in (*sends, *receives))
     assert one._free == {}
-    assert not one.unfinished
+    assert not one.has_waiting_sends
 
 
 @pytest.mark.parametrize("protocol", ["rendezvous", "staged"])

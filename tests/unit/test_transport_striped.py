@@ -28,7 +28,7 @@ from testbed.comm.transport import (
     wait_all,
 )
 from testbed.comm.transport.channels import FRAME, Channel
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.onesided import ExposedWindows
 from testbed.comm.transport.striped import SharedWindow, StripedPair
 from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
@@ -49,7 +49,7 @@ class Ends:
     def __init__(self, window: SharedWindow | None = None, *, connect: bool = True, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
         self.pairs = [
-            StripedPair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed(), window)
+            StripedPair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), ExposedWindows(), window)
             for rank in range(2)
         ]
         self.masks: list[dict[int, int]] = [{}, {}]
@@ -479,6 +479,6 @@ def test_an_end_that_speaks_plain_tcp_is_not_taken_for_mptcp(places: Places) -> 
     while not send.done and time.monotonic() < end_s:
         listener.progress(0.01)
         dialler.progress(0.01)
-    assert "speaks plain TCP only" in str(send.error)
+    assert "supports only plain TCP" in str(send.error)
     dialler.close()
     listener.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.comm.transport import PeerLost, Transport, TransportError
-from testbed.comm.transport.base import MOST_REASON_BYTES, PeerEvents, find_peer_events
+from testbed.comm.transport.base import MAX_REASON_BYTES, PeerEvents, find_peer_events
 
 REVOKE, AGREE = "revoke", "agree"
 # communicators and agreements that peers tell of before this rank has come to them: sanity
@@ -132,7 +132,7 @@ class Scopes:
             scope, reason = self._wanted.popleft()
             own = self._transport.rank
             if not scope.revoked:
-                self._pass_on(scope, own, reason.encode()[:MOST_REASON_BYTES].decode(errors="ignore"))
+                self._pass_on(scope, own, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
             scope.fail(Revoked(own, own, reason))
 
     def agree(self, scope: Scope, sequence: int, vote: Vote) -> Agreement:
@@ -153,7 +153,7 @@ class Scopes:
         data = json.dumps(document).encode()
         for peer in peers:
             if peer not in self.lost and peer != self._transport.rank:
-                self._tells.tell(peer, data)
+                self._tells.send_note(peer, data)
 
     def _pass_on(self, scope: Scope, by: int, reason: str) -> None:
         if self._tells is not None:

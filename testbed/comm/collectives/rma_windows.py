@@ -15,7 +15,14 @@ from testbed.comm.collectives.group import OperationInfo, RankGroup
 from testbed.comm.collectives.progress_engine import Position, Steps
 from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Transport, TransportError
-from testbed.comm.transport.onesided import FENCE, Exposed, OneSided, one_sided, put_tag, signal_tag
+from testbed.comm.transport.onesided import (
+    FENCE,
+    ExposedWindows,
+    OneSided,
+    find_one_sided,
+    put_tag,
+    signal_tag,
+)
 
 _TOLD = 3  # of each member's window: its number there, its elements, bytes of an element
 
@@ -30,7 +37,7 @@ class WindowOperations(RankGroup):
         member; TransportError where a transport of somebody's own does not take puts.
         """
         check_array(array, "array", writes=True)
-        carrier = one_sided(self.transport)
+        carrier = find_one_sided(self.transport)
         if carrier is None:
             raise TransportError(
                 f"rank {self.transport.rank}: window: its transport takes no puts, expected one that has `exposed`"
@@ -70,7 +77,12 @@ class Window:
     """
 
     def __init__(
-        self, members: WindowOperations, carrier: Transport, exposed: Exposed, array: Array, told: Array
+        self,
+        members: WindowOperations,
+        carrier: Transport,
+        exposed: ExposedWindows,
+        array: Array,
+        told: Array,
     ) -> None:
         self.array = array
         self._members, self._carrier, self._exposed = members, carrier, exposed

@@ -1,4 +1,4 @@
-"""The flight recorder: what each rank's operations did last, in memory that outlives the rank, and dumps of it."""
+"""The flight recorder: each rank's latest operations, in memory that survives the rank, and dumps of it."""
 
 from testbed.comm.flight_recorder.dumps import (
     COMPLETED,

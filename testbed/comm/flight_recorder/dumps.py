@@ -1,8 +1,11 @@
-"""What a dump of one rank's flight recorder says: the last operations of each communicator, finished or not.
+"""Dumps of flight recorders: the latest operations of each communicator of one rank, finished or not.
 
-After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank asks
-for it, started once its control part (buffers registered, peers told) is over, completed when its result is there.
-Times are seconds of the rank's own clock.
+After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank
+requests it, started once its control part (registering buffers, notifying peers) is over, and completed when its
+result is there. Times are seconds of the rank's own clock.
+
+`NetworkPaths` is another file of a run: which components the messages of each pair of ranks pass. Components are
+names: "nic a-0", "switch a-leaf", "link a-b-0", "plane 0". A file from elsewhere may have others.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import Any, TypeVar
 from testbed.errors import BadInput
 
 SCHEMA = 1
-FLIGHT = "flight"  # the folder of a run in which dumps stand
-# in it: who dumps on SIGUSR1 while the ranks are at work, and when it has done so last, by its clock
+FLIGHT = "flight"  # a run's folder of dumps
+# files in it: the process that dumps on SIGUSR1 while ranks run, and the time of its last dump, by its clock
 LAUNCHER_PID, DUMPED = "launcher.pid", "dumped"
-STALLED = "stalled"  # beside the dumps of a run: those of a step that did not end, made while it went on
+STALLED = "stalled"  # a folder in it: dumps of a step that hung, made while the run continued
 SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "failed"
 STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
 
 
 def dump_name(rank: int | str) -> str:
-    """The name of the file that a rank's dump stands in; "*" for that of any."""
+    """Return the file name of a rank's dump; "*" for the pattern of all."""
     return f"rank-{rank}.json"
 
 
@@ -34,14 +37,17 @@ DUMPS = dump_name("*")
 
 
 class DumpError(BadInput):
-    """A file that is not a dump of a flight recorder, or memory that is not one's."""
+    """A file that is not a flight recorder's dump, or memory that is not its ring."""
 
 
 Made = TypeVar("Made")
 
 
 def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
-    """What `make` makes of a file with one JSON object. DumpError, with the file's name; OSError."""
+    """Read a file with one JSON object and convert it with `make`.
+
+    Raises DumpError with the file's name, or OSError.
+    """
     try:
         document = json.loads(path.read_text())
     except ValueError as error:
@@ -54,16 +60,16 @@ def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made
         raise DumpError(f"{path}: {error}") from error
 
 
-def validated(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
-    """Make a dataclass of a file's document, with all that is in it and of the types that it says.
+def validate_document(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
+    """Return the dataclass of a file's document, with all its fields present and of the declared types.
 
     Args:
-        kind: The dataclass; the document has `schema` beside its fields, all of which must be there.
-        what: The file, for people.
-        document: As JSON has it.
+        kind: The dataclass. Besides its fields, all of which must be there, the document has `schema`.
+        what: The name of the file format, for the error.
+        document: The parsed JSON.
 
     Raises:
-        DumpError: With the place, for what is missing, unknown, or of another type.
+        DumpError: With the place of what is missing, unknown, or of another type.
     """
     from pydantic import ValidationError  # noqa: PLC0415 (no rank needs it, and it takes long to import)
 
@@ -86,18 +92,18 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-_ALL_OF_IT = {"extra": "forbid"}
-"""Fields that there are not, in a file, are an error."""
+_FORBID_EXTRA = {"extra": "forbid"}
+"""Unknown fields in a file are an error."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A communicator: its number, its name, its ranks in order, by number on the transport.
+    """A communicator: its number, its name, and its ranks in order, by number on the transport.
 
-    All its ranks know it by the same number; communicators without a rank in common may share one.
+    All its ranks use the same number. Communicators without a common rank may share one.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     id: int
     name: str
@@ -106,12 +112,12 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class PeerTraffic:
-    """What one operation has exchanged with one peer, whole messages; times of the first and last of a kind, or None.
+    """Messages of one operation with one peer. Times are of the first and last message, or None.
 
-    sent: given to the transport. expected: receives that were posted. received: of these, those that have come.
+    `sent`: passed to the transport. `expected`: receives posted. `received`: receives completed.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     sent: int = 0
     sent_bytes: int = 0
@@ -126,7 +132,7 @@ class PeerTraffic:
 
     @property
     def missing(self) -> int:
-        """How many messages are waited for."""
+        """The number of missing messages."""
         return self.expected - self.received
 
 
@@ -134,13 +140,22 @@ class PeerTraffic:
 class Entry:
     """One operation of a rank.
 
-    group: the communicator's number. sequence: of the communicator's collectives, from 1, the same on all ranks that go
-    by the rules; of a point-to-point message 0. name: "all_reduce", ..., "isend", "irecv". size_bytes: of the rank's
-    array. peer, tag: of a point-to-point message, the peer by its number on the transport. phase, round, rounds: how
-    far it was, where its algorithm says. peers: by number on the transport. error: why it failed.
+    Attributes:
+        group: The communicator's number.
+        sequence: The number among the communicator's collectives, from 1, equal on all correct ranks; 0 for a
+            point-to-point message.
+        name: "all_reduce", ..., "isend", "irecv".
+        size_bytes: Of the rank's array.
+        peer: Of a point-to-point message, by number on the transport.
+        tag: Of a point-to-point message.
+        phase: The algorithm's current phase, if it has phases.
+        round: The current round of the phase.
+        rounds: The number of rounds.
+        peers: Messages with each peer, by number on the transport.
+        error: The reason of a failure.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     group: int
     sequence: int
@@ -163,23 +178,27 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the operation has completed or failed."""
         return self.state in (COMPLETED, FAILED)
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """Peers from which messages are missing, while it is not over."""
-        return () if self.state == COMPLETED else tuple(p for p, own in self.peers.items() if own.missing > 0)
+        """Peers whose messages are missing, while the operation is not over."""
+        return (
+            ()
+            if self.state == COMPLETED
+            else tuple(p for p, traffic in self.peers.items() if traffic.missing > 0)
+        )
 
 
 @dataclass(frozen=True)
 class RankDump:
-    """One rank's recorder, read at `time_s` of the rank's clock. ended: how the rank ended, "" while it goes on.
+    """One rank's recorder, read at `time_s` of the rank's clock.
 
-    entries: in the order in which they were scheduled.
+    `ended` is how the rank ended, "" while it runs. `entries` are in the order in which they were scheduled.
     """
 
-    __pydantic_config__ = _ALL_OF_IT
+    __pydantic_config__ = _FORBID_EXTRA
 
     rank: int
     host: str
@@ -189,39 +208,40 @@ class RankDump:
     entries: tuple[Entry, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON; of entries and peers what is not as its default."""
+        """Return the dump, ready for JSON. Entries and peers have only the fields that are not at their defaults."""
         document = asdict(self)
         for entry in document["entries"]:
-            entry["peers"] = {str(peer): _said(PeerTraffic, own) for peer, own in entry["peers"].items()}
-        document["entries"] = [_said(Entry, entry) for entry in document["entries"]]
+            entry["peers"] = {
+                str(peer): _drop_defaults(PeerTraffic, traffic) for peer, traffic in entry["peers"].items()
+            }
+        document["entries"] = [_drop_defaults(Entry, entry) for entry in document["entries"]]
         return {"schema": SCHEMA, **document}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> RankDump:
-        """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
+        """Return the inverse of `to_document`, also after a round trip through JSON. Raises DumpError."""
         if document.get("schema") != SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {SCHEMA}")
-        found = validated(cls, "a dump of a flight recorder", document)
-        for place, entry in enumerate(found.entries):
+        dump = validate_document(cls, "a dump of a flight recorder", document)
+        for place, entry in enumerate(dump.entries):
             if entry.state not in STATES:
                 where = f"entries.{place}.state"
                 raise DumpError(where=where, got=repr(entry.state), expected=f"one of {', '.join(STATES)}")
-        return found
+        return dump
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the dump as JSON."""
         path.write_text(json.dumps(self.to_document()) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RankDump:
-        """The inverse of `write`. DumpError, OSError."""
+        """Read a dump that `write` wrote. Raises DumpError or OSError."""
         return read_document(path, cls.from_document)
 
 
-def _said(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
-    """Without what is as if it were not said."""
-    usual = {known.name: known.default for known in fields(kind)}
-    return {key: value for key, value in own.items() if value != usual[key] and value != {}}
+def _drop_defaults(kind: type[Entry] | type[PeerTraffic], values: dict[str, Any]) -> dict[str, Any]:
+    defaults = {each.name: each.default for each in fields(kind)}
+    return {key: value for key, value in values.items() if value != defaults[key] and value != {}}
 
 
 PATHS_SCHEMA = 1
@@ -230,9 +250,16 @@ PATHS_FILE = "paths.json"
 
 @dataclass(frozen=True)
 class PairPath:
-    """One connection's way from a rank to another. components: in the order in which a message comes to them.
+    """The path of one connection from a rank to another.
 
-    rate_bps, delay_s: of the path while nothing else uses it; None where nobody knows.
+    Attributes:
+        source: The sending rank.
+        target: The receiving rank.
+        components: The components on the path, in order.
+        dscp: The class of traffic.
+        channel: The channel of the pair.
+        rate_bps: Rate of the path if nothing else uses it; None if unknown.
+        delay_s: Delay of the path if nothing else uses it; None if unknown.
     """
 
     source: int
@@ -246,9 +273,13 @@ class PairPath:
 
 @dataclass(frozen=True)
 class NetworkPaths:
-    """hosts: of the ranks. rates_bps: of parts that several pairs share, where somebody knows.
+    """The paths of a run's messages.
 
-    one_clock: whether all ranks read the same clock.
+    Attributes:
+        hosts: The host of each rank.
+        pairs: The paths.
+        rates_bps: Rates of components that several pairs share, if known.
+        one_clock: Whether all ranks read the same clock.
     """
 
     hosts: Mapping[int, str] = field(default_factory=dict)
@@ -257,7 +288,7 @@ class NetworkPaths:
     one_clock: bool = False
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the paths, ready for JSON."""
         pairs = []
         for pair in self.pairs:
             entry = asdict(pair)
@@ -272,25 +303,25 @@ class NetworkPaths:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> NetworkPaths:
-        """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
+        """Return the inverse of `to_document`, also after a round trip through JSON. Raises DumpError."""
         if document.get("schema") != PATHS_SCHEMA:
             raise DumpError(f"schema: got {document.get('schema')!r}, expected {PATHS_SCHEMA}")
         values = {"rates_bps": {}, "one_clock": False, **document}
         if isinstance(values.get("pairs"), list):
             values["pairs"] = [_with_field_names(item) for item in values["pairs"]]
-        return validated(cls, "a file of paths", values)
+        return validate_document(cls, "a file of paths", values)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the paths as JSON."""
         path.write_text(json.dumps(self.to_document()) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> NetworkPaths:
-        """The inverse of `write`. DumpError, OSError."""
+        """Read paths that `write` wrote. Raises DumpError or OSError."""
         return read_document(path, cls.from_document)
 
 
 def _with_field_names(item: Any) -> Any:
-    """Return a pair of a file with PairPath's names of its ends."""
+    """Return a pair of a file with its ends renamed to PairPath's fields."""
     names = {"from": "source", "to": "target"}
     return {names.get(key, key): value for key, value in item.items()} if isinstance(item, dict) else item

@@ -1,12 +1,13 @@
-"""Dumps in the format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and understood.
+"""The format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and read.
 
 Fields as in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and torch/distributed/flight_recorder (PyTorch 2.9).
-It knows no peers' counts and no failures: what is not completed is started or scheduled.
+The format has no counts per peer and no failures: an operation that is not completed is started or scheduled.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import pickle
 import re
 import zlib
@@ -28,8 +29,8 @@ from testbed.comm.flight_recorder.dumps import (
 VERSION = "2.9"
 PREFIX = "trace_rank_"
 
-# this project's names, and those that process groups give to the recorder
-_NAMES = {
+# our names of operations, and those of PyTorch's process groups
+_TO_PYTORCH = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
     "all_to_all_single": "all_to_all",
@@ -38,8 +39,8 @@ _NAMES = {
     "isend": "send",
     "irecv": "recv",
 }
-_OURS = {theirs: ours for ours, theirs in _NAMES.items()}
-# as c10::toString has them, and bytes of each
+_FROM_PYTORCH = {theirs: ours for ours, theirs in _TO_PYTORCH.items()}
+# names by c10::toString, and sizes in bytes
 _DTYPES = {
     "float64": ("Double", 8),
     "float32": ("Float", 4),
@@ -50,14 +51,14 @@ _DTYPES = {
     "uint8": ("Byte", 1),
     "int8": ("Char", 1),
 }
-_OURS_OF_DTYPE = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
-_WITH_EVENTS = "ccl"
-"""How names of libraries end whose recorders look at an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
+_DTYPES_FROM_PYTORCH = {theirs: (ours, size) for ours, (theirs, size) in _DTYPES.items()}
+_EVENT_BACKENDS_SUFFIX = "ccl"
+"""The suffix of libraries whose recorders check an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
 
 RETIRED = "retired"
-"""State of an operation that its recorder has done with, without saying how it ended."""
+"""State of an operation that is over for its recorder, with no result recorded."""
 
-BROKEN = (
+PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -67,13 +68,13 @@ BROKEN = (
     TypeError,
     ValueError,
 )
-"""What reading something else than was expected may raise."""
+"""Exceptions that unexpected content may raise."""
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
 def to_pytorch(dump: RankDump) -> dict[str, Any]:
-    """One rank's dump, as that recorder's own would be."""
+    """Return one rank's dump in PyTorch's format."""
     groups = {group.id: group for group in dump.groups}
     numbers: dict[int, dict[str, int]] = {}
     entries = []
@@ -91,10 +92,12 @@ def to_pytorch(dump: RankDump) -> dict[str, Any]:
                 "collective_seq_id": count["collective"],
                 "p2p_seq_id": count["message"],
                 "op_id": place + 1,
-                "profiling_name": f"nccl:{_their_name(entry, group, dump.rank)}",
+                "profiling_name": f"nccl:{_pytorch_name(entry, group, dump.rank)}",
                 "time_created_ns": _ns(entry.scheduled_s),
                 **_sizes(entry, max(1, len(group.ranks))),
-                "state": entry.state if entry.state in (SCHEDULED, STARTED, COMPLETED) else _left_in(entry),
+                "state": entry.state
+                if entry.state in (SCHEDULED, STARTED, COMPLETED)
+                else _open_state(entry),
                 "time_discovered_started_ns": _ns(entry.started_s),
                 "time_discovered_completed_ns": _ns(entry.ended_s) if entry.state == COMPLETED else None,
                 "retired": entry.over,
@@ -120,29 +123,29 @@ def to_pytorch(dump: RankDump) -> dict[str, Any]:
 
 
 def write_pytorch(dump: RankDump, folder: Path) -> Path:
-    """Pickled as `trace_rank_N`, which `torchfrtrace` reads; the file."""
+    """Write the dump, pickled, as `trace_rank_N`, which `torchfrtrace` reads; return the file."""
     path = folder / f"{PREFIX}{dump.rank}"
     path.write_bytes(pickle.dumps(to_pytorch(dump), protocol=2))
     return path
 
 
 def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
-    """Return one rank's dump, as far as it goes.
+    """Return one rank's dump from PyTorch's format, as far as it has the fields.
 
     Args:
-        document: What a file holds.
-        rank: Whose it is.
+        document: The content of a file.
+        rank: The rank that wrote it.
         written_s: When the file was written, by its own clock, or 0.
         first: The number of a group's first collective.
 
     Raises:
-        DumpError: With the entry's place, for what cannot be understood.
+        DumpError: With the entry's place, if it cannot be read.
     """
     place = "pg_config"
     try:
         groups = {}
         for name, group in document["pg_config"].items():
-            if ranks := ranks_of(group):
+            if ranks := group_ranks(group):
                 groups[name] = GroupRecord(_group_number(name, ranks), group.get("desc") or name, ranks)
         entries = []
         for number, item in enumerate(document["entries"]):
@@ -151,32 +154,32 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
             if name not in groups:
                 groups[name] = GroupRecord(_group_number(name, ()), description or name, ())
             entries.append(_entry(item, groups[name], first))
-    except BROKEN as error:
-        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
-        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {what}") from error
+    except PARSE_ERRORS as error:
+        reason = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
+        raise DumpError(f"not a dump of PyTorch's flight recorder: {place}: {reason}") from error
     times = [
         time for one in entries for time in (one.scheduled_s, one.started_s, one.ended_s) if time is not None
     ]
     return RankDump(rank, "", max([*times, written_s]), "", tuple(groups.values()), tuple(entries))
 
 
-def ranks_of(group: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ranks of a group as pg_config says, as a list or its text. ValueError, and others of BROKEN."""
+def group_ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ranks of a group in pg_config, a list or its text. Raises ValueError, or others of PARSE_ERRORS."""
     ranks = group["ranks"]
-    found = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
-    if not all(isinstance(one, int) and one >= 0 for one in found) or len(set(found)) < len(found):
-        raise ValueError(f"got ranks {list(found)}, expected different ones of 0 or more")
-    return found
+    numbers = tuple(ast.literal_eval(ranks) if isinstance(ranks, str) else ranks)
+    if not all(isinstance(one, int) and one >= 0 for one in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(f"got ranks {list(numbers)}, expected distinct ranks of 0 or more")
+    return numbers
 
 
 def is_message(item: Mapping[str, Any]) -> bool:
-    """Return whether an entry is one end of a message; torchcomms does not say so itself."""
+    """Return whether an entry is a point-to-point message; torchcomms does not have the flag."""
     name = str(item.get("profiling_name", "")).split(":", 1)[-1]
     return bool(item.get("is_p2p")) or name.split(" ", 1)[0] in ("send", "recv")
 
 
 def _group_number(name: str, ranks: tuple[int, ...]) -> int:
-    """The same on all ranks: groups that were split have one name for several sets of ranks."""
+    """Return a number that is the same on all ranks. Split groups have one name for several sets of ranks."""
     return zlib.crc32(f"{name} {sorted(ranks)}".encode())
 
 
@@ -187,42 +190,35 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     sizes, dtypes = item.get("input_sizes") or [], item.get("input_dtypes") or []
     if message and message[1] == "recv":
         sizes, dtypes = item.get("output_sizes") or [], item.get("output_dtypes") or []
-    dtype, size = _OURS_OF_DTYPE.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
-    # JSON has 0 for a time that there is not
+    dtype, size = _DTYPES_FROM_PYTORCH.get(dtypes[0], (dtypes[0].lower(), 1)) if dtypes else ("", 1)
+    # JSON has 0 for a missing time
     started_ns = item.get("time_discovered_started_ns") or None
     ended_ns = item.get("time_discovered_completed_ns") or None
     state = item["state"]
     if state not in (SCHEDULED, STARTED, COMPLETED):
         raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
     if state != COMPLETED and item.get("retired"):
-        # who looks at events knows the end of all that has one
-        state = FAILED if backend.endswith(_WITH_EVENTS) else RETIRED
-    own = message[1] if message else name.split(" ", 1)[0]
+        # a backend with events sees every operation that ends
+        state = FAILED if backend.endswith(_EVENT_BACKENDS_SUFFIX) else RETIRED
+    operation = message[1] if message else name.split(" ", 1)[0]
     return Entry(
         group.id,
         0 if is_message(item) else item["collective_seq_id"] - first + 1,
-        _OURS.get(own, own),
+        _FROM_PYTORCH.get(operation, operation),
         state=state,
         dtype=dtype,
-        size_bytes=sum(_numel(dims) for dims in sizes) * size,
+        size_bytes=sum(math.prod(dims) for dims in sizes) * size,
         scheduled_s=item["time_created_ns"] / 1e9,
         started_s=None if started_ns is None else started_ns / 1e9,
         ended_s=None if ended_ns is None else ended_ns / 1e9,
-        # of both forms, "0->1" and "1<-0", the second is the other one
+        # in both forms, "0->1" and "1<-0", the second is the peer
         peer=ranks[int(message[3])] if message and ranks else None,
         tag=0 if message else None,
     )
 
 
-def _numel(dims: Any) -> int:
-    found = 1
-    for dim in dims:
-        found *= dim
-    return found
-
-
-def _their_name(entry: Entry, group: GroupRecord, rank: int) -> str:
-    name = _NAMES.get(entry.name, entry.name)
+def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
+    name = _TO_PYTORCH.get(entry.name, entry.name)
     if entry.sequence or entry.peer is None:
         return name
     ranks = sorted({*group.ranks, rank, entry.peer})
@@ -231,36 +227,36 @@ def _their_name(entry: Entry, group: GroupRecord, rank: int) -> str:
 
 
 def _sizes(entry: Entry, members: int) -> dict[str, Any]:
-    """Sizes in elements; of what gathers, the output is all members' parts, of what scatters one of them."""
+    """Return sizes in elements. The output of a gather is all members' parts, that of a scatter is one of them."""
     dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
-    own = entry.size_bytes // size  # of the input
-    output = own
+    numel = entry.size_bytes // size  # size of the input
+    output = numel
     if entry.name.startswith("all_gather"):
-        output = own * members
+        output = numel * members
     elif entry.name.startswith("reduce_scatter"):
-        output = own // members
+        output = numel // members
     return {
-        "input_sizes": [[own]],
+        "input_sizes": [[numel]],
         "input_dtypes": [dtype],
         "output_sizes": [[output]],
         "output_dtypes": [dtype],
     }
 
 
-def _left_in(entry: Entry) -> str:
+def _open_state(entry: Entry) -> str:
     return SCHEDULED if entry.started_s is None else STARTED
 
 
 def _status(dump: RankDump, group: int) -> dict[str, str]:
-    own = [entry for entry in dump.entries if entry.group == group and entry.sequence]
+    collectives = [entry for entry in dump.entries if entry.group == group and entry.sequence]
 
     def last(entries: list[Entry]) -> str:
         return str(max((entry.sequence for entry in entries), default=-1))
 
     return {
-        "last_enqueued_collective": last(own),
-        "last_started_collective": last([entry for entry in own if entry.started_s is not None]),
-        "last_completed_collective": last([entry for entry in own if entry.state == COMPLETED]),
+        "last_enqueued_collective": last(collectives),
+        "last_started_collective": last([entry for entry in collectives if entry.started_s is not None]),
+        "last_completed_collective": last([entry for entry in collectives if entry.state == COMPLETED]),
     }
 
 

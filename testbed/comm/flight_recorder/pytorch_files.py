@@ -1,4 +1,4 @@
-"""Files of PyTorch's flight recorder: which there are in a folder, what they hold, and what only all of them tell.
+"""Files of PyTorch's flight recorder: finding and reading them, and what only all of them together show.
 
 Names, forms and habits are those of PyTorch 2.5 to 2.14 (c10d's FlightRecorder with NCCL, XCCL and Gloo), of Ascend's
 HCCL and of torchcomms, whose dumps have the same fields.
@@ -17,31 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.flight_recorder.dumps import COMPLETED, FAILED, DumpError, RankDump
-from testbed.comm.flight_recorder.pytorch import BROKEN, RETIRED, from_pytorch, is_message, ranks_of
+from testbed.comm.flight_recorder.pytorch import PARSE_ERRORS, RETIRED, from_pytorch, group_ranks, is_message
 
 USUAL_NAMES = ("comm_lib_trace_rank_*", "nccl_trace_rank_*", "trace_*")
 
-# PREFIX and the rank: TORCH_FR_DUMP_TEMP_FILE is any prefix, and people add endings
+# PREFIX and the rank: TORCH_FR_DUMP_TEMP_FILE is any prefix, and users add endings
 _NAME = re.compile(
     r"(?:.*?(?:[._ ](?P<sign>-))?)??(?P<rank>\d+)(?:\.(?:json|pkl|pickle|bin|dump|txt))?", re.ASCII
 )
-_USUAL = re.compile(r"(?:\w+_)?(?:trace_(?:rank_)?|rank_)\d", re.ASCII)
-_WORDS = (b"pg_config", b"profiling_name", b"collective_seq_id")
+_USUAL_NAME = re.compile(r"(?:\w+_)?(?:trace_(?:rank_)?|rank_)\d", re.ASCII)
+_MARKERS = (b"pg_config", b"profiling_name", b"collective_seq_id")
 _HEAD_BYTES = 1 << 16
-_SHOWN = 8
+_MAX_SHOWN = 8
 
-_EVERYBODY = ("0", "default_pg")
+_WORLD = ("0", "default_pg")
 """Name and description of the group of all ranks."""
 
-_TOGETHER = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Beginnings of the names of collectives that no rank ends before all have come."""
+_SYNCHRONISING = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Prefixes of collectives that complete on no rank before all ranks have joined."""
 
 _COALESCED = "coalesced"
-"""Name of the entry that ends a batch: its members have no state of their own with NCCL."""
+"""Name of the entry that ends a batch: with NCCL, members have no state of their own."""
 
 _DUMP_FIELDS = {"version", "pg_config", "pg_status", "entries"}
 _DUMP_ENDINGS = ("_comm_state", "_version")
-"""Ends of the names of fields that every library has under a name of its own, such as nccl_comm_state."""
+"""Suffixes of fields whose names start with the library's, such as nccl_comm_state."""
 
 _ENTRY_FIELDS = {
     "frames", "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name",
@@ -51,30 +51,30 @@ _ENTRY_FIELDS = {
 }  # fmt: skip
 
 
-def rank_of_name(name: str) -> int | None:
-    """Return the rank that a dump's name ends with, before an ending such as .pkl or .json; None where there is none.
+def parse_rank(name: str) -> int | None:
+    """Return the rank at the end of a dump's name, before an ending such as .pkl or .json; None if there is none.
 
-    DumpError for a rank below 0, which recorders have before they know theirs.
+    Raises DumpError for a negative rank, which recorders use before they know theirs.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    if found["sign"]:
-        raise DumpError(where=name, got=f"rank -{found['rank']}", expected="a rank of 0 or more")
-    return int(found["rank"])
+    if match["sign"]:
+        raise DumpError(where=name, got=f"rank -{match['rank']}", expected="a rank of 0 or more")
+    return int(match["rank"])
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file has the name or the contents of a dump of PyTorch's. OSError."""
-    if _USUAL.match(path.name) and _NAME.fullmatch(path.name):
+    """Return whether a file has the name or the content of a dump of PyTorch's. Raises OSError."""
+    if _USUAL_NAME.match(path.name) and _NAME.fullmatch(path.name):
         return True
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    return head.lstrip()[:1] in (b"\x80", b"{") and any(word in head for word in _WORDS)
+    return head.lstrip()[:1] in (b"\x80", b"{") and any(word in head for word in _MARKERS)
 
 
-def two_of_one_rank(rank: int, one: Path, other: Path) -> DumpError:
-    """Return the error for two files that claim one rank."""
+def duplicate_rank_error(rank: int, one: Path, other: Path) -> DumpError:
+    """Return the error for two files of one rank."""
     return DumpError(
         where=str(one.parent),
         got=f"two dumps of rank {rank}: {one.name} and {other.name}",
@@ -84,46 +84,46 @@ def two_of_one_rank(rank: int, one: Path, other: Path) -> DumpError:
 
 
 def read_dumps(paths: Iterable[Path]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
-    """Read one job's dumps, pickled or as JSON, whose names end with their ranks; nothing in them is carried out.
+    """Read one job's dumps, pickled or as JSON, whose names end with their ranks. Nothing in them is executed.
 
     Returns:
-        The dumps, and in words what is not used of them, or was concluded.
+        The dumps, and notes on what is ignored or was concluded.
 
     Raises:
-        DumpError: For a file that is no dump, has no rank in its name, or the rank of another one.
-        OSError: For one that cannot be read.
+        DumpError: If a file is not a dump, has no rank in its name, or has the same rank as another one.
+        OSError: If a file cannot be read.
     """
     files: dict[int, Path] = {}
     for path in paths:
-        rank = rank_of_name(path.name)
+        rank = parse_rank(path.name)
         if rank is None:
-            hint = "PyTorch ends names with the rank; so can you: the file's own name does not matter else."
+            hint = "PyTorch ends names with the rank. Rename the file; the rest of its name does not matter."
             raise DumpError(where=str(path), got="a name without a rank", expected="trace_rank_3", hint=hint)
         if rank in files:
-            raise two_of_one_rank(rank, files[rank], path)
+            raise duplicate_rank_error(rank, files[rank], path)
         files[rank] = path
     documents = {rank: read_document(files[rank]) for rank in sorted(files)}
-    notes = [*_unused(documents.values()), *_complete_groups(documents, files)]
-    first = min((_sequences(documents.values())), default=1)
+    notes = [*_list_unknown_fields(documents.values()), *_complete_groups(documents, files)]
+    first = min((_collective_numbers(documents.values())), default=1)
     dumps = []
     for rank, document in documents.items():
         try:
             dumps.append(from_pytorch(document, rank, files[rank].stat().st_mtime, min(first, 1)))
         except DumpError as error:
             raise DumpError(f"{files[rank]}: {error}") from error
-    found, concluded = _with_results(dumps)
-    return found, (*notes, *concluded)
+    complete, concluded = _conclude_states(dumps)
+    return complete, (*notes, *concluded)
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return what a file holds, as plain data. DumpError, OSError."""
+    """Return the content of a file, as plain data. Raises DumpError or OSError."""
     data = path.read_bytes()
     if not data:
         hint = "The rank that wrote it died, or its disk was full."
         raise DumpError(where=str(path), got="an empty file", expected="a dump", hint=hint)
     try:
-        document = _Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
-    except (pickle.UnpicklingError, EOFError, *BROKEN) as error:
+        document = _PlainUnpickler(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+    except (pickle.UnpicklingError, EOFError, *PARSE_ERRORS) as error:
         raise DumpError(f"{path}: not a dump of PyTorch's flight recorder: {error or repr(error)}") from error
     version = str(document.get("version", "")) if isinstance(document, dict) else ""
     if not isinstance(document, dict) or version.partition(".")[0] != "2":
@@ -134,18 +134,18 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(groups, dict) or not isinstance(entries, list):
         got, expected = f"fields {', '.join(map(str, document))}", "pg_config and entries"
         raise DumpError(where=f"{path}: not a dump of PyTorch's flight recorder", got=got, expected=expected)
-    return {**document, "entries": _without_batches(entries)}
+    return {**document, "entries": _merge_batches(entries)}
 
 
-def _without_batches(entries: Sequence[Any]) -> list[Any]:
-    """Return entries in which members of batches have their batch's state; the entry that ends a batch goes.
+def _merge_batches(entries: Sequence[Any]) -> list[Any]:
+    """Return entries in which members of a batch have the batch's state; the entry that ends the batch is dropped.
 
-    NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled for ever. They have
+    NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled forever. They have
     the number of the entry `coalesced` after them. Of a batch of collectives, the last one stands for all.
     """
     batches: dict[tuple[Any, ...], dict[str, Any]] = {}
     last: dict[tuple[Any, ...], int] = {}
-    keys = [_batch_of(item) for item in entries]
+    keys = [_batch_key(item) for item in entries]
     for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
         if key is None:
             continue
@@ -153,15 +153,15 @@ def _without_batches(entries: Sequence[Any]) -> list[Any]:
             batches[key] = {name: item[name] for name in _STATE_FIELDS if name in item}
         else:
             last[key] = place
-    found = []
+    merged = []
     for place, (key, item) in enumerate(zip(keys, entries, strict=True)):
         if key not in batches or key not in last:
-            found.append(item)
+            merged.append(item)
         elif str(item.get("profiling_name", "")).endswith(f":{_COALESCED}"):
             continue
         elif is_message(item) or place == last[key]:
-            found.append({**item, **batches[key]})
-    return found
+            merged.append({**item, **batches[key]})
+    return merged
 
 
 _STATE_FIELDS = (
@@ -173,22 +173,22 @@ _STATE_FIELDS = (
 )
 
 
-def _batch_of(item: Any) -> tuple[Any, ...] | None:
-    """Return by what members of one batch are known; None where something is missing."""
+def _batch_key(item: Any) -> tuple[Any, ...] | None:
+    """Return the key that members of one batch share; None if something is missing."""
     try:
         p2p = bool(item["is_p2p"])
         key = (str(item["process_group"]), p2p, item["p2p_seq_id" if p2p else "collective_seq_id"])
         hash(key)
-    except BROKEN:
+    except PARSE_ERRORS:
         return None
     return key
 
 
-class _Plain(pickle.Unpickler):
-    """Takes plain data, and what TorchScript's pickler wraps lists and dictionaries in, and nothing else."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Accepts plain data and TorchScript's wrappers of lists and dictionaries, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for one of the few names."""
+        """Return the substitute for one of TorchScript's wrappers."""
         if module == "torch.jit._pickle" and (name.startswith("build_") or name == "restore_type_tag"):
             return _first
         raise pickle.UnpicklingError(f"got {module}.{name}, expected plain data")
@@ -198,76 +198,80 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
-def _sequences(documents: Iterable[Mapping[str, Any]]) -> Iterator[int]:
-    """Numbers of collectives: from 1 with PyTorch, from 0 with torchcomms."""
-    for item in _items(documents):
+def _collective_numbers(documents: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    """Yield numbers of collectives: from 1 with PyTorch, from 0 with torchcomms."""
+    for item in _iterate_entries(documents):
         number = item.get("collective_seq_id")
         if isinstance(number, int) and not is_message(item):
             yield number
 
 
-def _items(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _iterate_entries(documents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (item for document in documents for item in document["entries"] if isinstance(item, dict))
 
 
-def _unused(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Fields that no version known here has."""
+def _list_unknown_fields(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield notes on fields that no known version has."""
     documents = list(documents)
-    own = {str(name) for document in documents for name in document} - _DUMP_FIELDS
-    of_entries = {str(name) for item in _items(documents) for name in item} - _ENTRY_FIELDS
+    of_dumps = {str(name) for document in documents for name in document} - _DUMP_FIELDS
+    of_entries = {str(name) for item in _iterate_entries(documents) for name in item} - _ENTRY_FIELDS
     for where, found in (
-        ("", [name for name in own if not name.endswith(_DUMP_ENDINGS)]),
-        ("entries' ", of_entries),
+        ("", [name for name in of_dumps if not name.endswith(_DUMP_ENDINGS)]),
+        (" of entries", of_entries),
     ):
         if found:
-            yield f"{where}fields that are not known: {', '.join(sorted(found)[:_SHOWN])}"
+            yield f"unknown fields{where}: {', '.join(sorted(found)[:_MAX_SHOWN])}"
 
 
 def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int, Path]) -> Iterator[str]:
-    """Give every group that operations name its ranks, where some dump or who used it tells; in words where."""
-    said = {rank: _said_groups(document, rank, files[rank]) for rank, document in documents.items()}
-    everybody = {one for own in said.values() for ranks in own.values() for one in ranks}.union(documents)
+    """Give every group without ranks the ranks of another dump, or those that used it. Yield notes on these."""
+    groups_by_rank = {rank: _read_groups(document, rank, files[rank]) for rank, document in documents.items()}
+    everybody = {
+        one for group_users in groups_by_rank.values() for ranks in group_users.values() for one in ranks
+    }.union(documents)
     users: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, document in documents.items():
         for number, item in enumerate(document["entries"]):
             try:
                 name, description = item["process_group"]
-            except BROKEN as error:
+            except PARSE_ERRORS as error:
                 where = f"{files[rank]}: entry {number}: process_group"
                 raise DumpError(f"{where}: {error or repr(error)}") from error
-            if name not in said[rank]:
+            if name not in groups_by_rank[rank]:
                 users[name][rank] = str(description)
-    for name, own in users.items():
-        for rank, description in own.items():
-            others = {groups[name] for groups in said.values() if rank in groups.get(name, ())}
+    for name, group_users in users.items():
+        for rank, description in group_users.items():
+            others = {groups[name] for groups in groups_by_rank.values() if rank in groups.get(name, ())}
             if len(others) == 1:
                 (ranks,) = others
-            elif name == _EVERYBODY[0] or description == _EVERYBODY[1]:
+            elif name == _WORLD[0] or description == _WORLD[1]:
                 ranks = tuple(sorted(everybody))
             else:
-                ranks = tuple(sorted(own))
+                ranks = tuple(sorted(group_users))
             group = {"name": name, "desc": description, "ranks": ranks}
             documents[rank]["pg_config"] = {**documents[rank]["pg_config"], name: group}
     if users:
-        shown = ", ".join(sorted(map(str, users))[:_SHOWN])
-        yield f"ranks of group{'s' * (len(users) > 1)} {shown} are not in the dumps: taken are those that used it"
+        shown = ", ".join(sorted(map(str, users))[:_MAX_SHOWN])
+        yield f"ranks of group{'s' * (len(users) > 1)} {shown} are not in the dumps: assuming the ranks that used it"
 
 
-def _said_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
-    """Return the ranks of groups that a dump describes. DumpError, also where its own rank is none of the job's."""
+def _read_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
+    """Return the ranks of groups that a dump describes. DumpError, also if its own rank is not one of the job's."""
     try:
-        own = {name: ranks for name, group in document["pg_config"].items() if (ranks := ranks_of(group))}
-    except BROKEN as error:
+        groups = {
+            name: ranks for name, group in document["pg_config"].items() if (ranks := group_ranks(group))
+        }
+    except PARSE_ERRORS as error:
         raise DumpError(f"{file}: pg_config: {error or repr(error)}") from error
-    world = own.get(_EVERYBODY[0])
+    world = groups.get(_WORLD[0])
     if world and rank not in world:
         expected = f"one of the job's, {min(world)} to {max(world)}"
         raise DumpError(where=f"{file}: rank", got=f"{rank}, as its name says", expected=expected)
-    return own
+    return groups
 
 
-def _with_results(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
-    """Give a state to what is over without an end, as Gloo leaves all: it failed where a member has not come."""
+def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
+    """Give a state to operations that are over without an end, as with Gloo: failed if a member has not reached it."""
     reached: dict[tuple[int, int], int] = {}
     twice = 0
     for dump in dumps:
@@ -275,10 +279,10 @@ def _with_results(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list
         twice += sum(count - 1 for count in seen.values())
         for group, sequence in seen:
             reached[group, dump.rank] = max(reached.get((group, dump.rank), 0), sequence)
-    there = {dump.rank for dump in dumps}
-    members = {group.id: there.intersection(group.ranks) for dump in dumps for group in dump.groups}
+    ranks = {dump.rank for dump in dumps}
+    members = {group.id: ranks.intersection(group.ranks) for dump in dumps for group in dump.groups}
     count = failed = 0
-    found = []
+    concluded = []
     for dump in dumps:
         entries = []
         for entry in dump.entries:
@@ -286,19 +290,21 @@ def _with_results(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list
                 entries.append(entry)
                 continue
             count += 1
-            came = all(reached.get((entry.group, rank), 0) >= entry.sequence for rank in members[entry.group])
-            bad = not came and entry.name.startswith(_TOGETHER)
-            failed += bad
-            entries.append(replace(entry, state=FAILED if bad else COMPLETED))
-        found.append(replace(dump, entries=tuple(entries)))
+            all_reached = all(
+                reached.get((entry.group, rank), 0) >= entry.sequence for rank in members[entry.group]
+            )
+            is_failed = not all_reached and entry.name.startswith(_SYNCHRONISING)
+            failed += is_failed
+            entries.append(replace(entry, state=FAILED if is_failed else COMPLETED))
+        concluded.append(replace(dump, entries=tuple(entries)))
     notes = []
     if count:
         notes.append(
-            f"{count} operations are over without an end, as Gloo leaves them: "
-            f"{failed} to which a rank has not come count as failed, the others as completed"
+            f"{count} operations ended without a result, as with Gloo: "
+            f"{failed} that a rank has not reached count as failed, the others as completed"
         )
     if twice:
         notes.append(
-            f"{twice} operations have the number of another of their rank and group: the last one counts"
+            f"{twice} operations share their number with another one of their rank and group: the last one counts"
         )
-    return tuple(found), notes
+    return tuple(concluded), notes

@@ -1,4 +1,4 @@
-"""Messages between ranks: TCP, and an in-memory network for tests, behind one interface."""
+"""Tagged messages between ranks, over TCP, RDMA, UDP datagrams or an in-memory network, behind one interface."""
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,

@@ -1,4 +1,8 @@
-"""What every transport offers: tagged messages between ranks, as requests that a progress loop completes."""
+"""The transport interface: tagged messages between ranks, as requests that a progress loop completes.
+
+`Transport` is what every transport implements, `PeerEvents` what one may add for communicators that outlive a lost
+peer: notes outside the message stream, and callbacks when a peer is lost or comes back.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,24 @@ import numpy as np
 
 from testbed.errors import TestbedError
 
-Below = TypeVar("Below")
+Found = TypeVar("Found")
 
 MAX_TAG = 2**63 - 1
-CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
-MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
-MOST_NOTE_BYTES = 4096  # of what a rank tells a peer beside its messages
+CONTROL_TAG = 2**64 - 2  # reserved for layers between a rank and its transport
+MAX_REASON_BYTES = 256  # of the reason that an aborting rank sends
+MAX_NOTE_BYTES = 4096  # of a note
 
 
 class TransportError(TestbedError):
-    """Something that a transport cannot do, or a peer did against the rules.
+    """An operation that the transport cannot perform, or a protocol violation by a peer.
 
-    `during` names what was under way, such as "all_reduce #12 (all-gather, round 2 of 7)".
+    `during` names the operation in progress, such as "all_reduce #12 (all-gather, round 2 of 7)".
     """
 
     during = ""
 
     def during_operation(self, during: str) -> TransportError:
-        """The same error as one operation met it: an error of a connection ends many."""
+        """Return a copy of the error for one operation: an error of a connection fails many operations."""
         error = self.__class__.__new__(self.__class__)
         error.__dict__.update(self.__dict__)
         error.args = self.args
@@ -36,14 +40,15 @@ class TransportError(TestbedError):
         return error
 
     def __str__(self) -> str:
-        words = super().__str__()
-        return f"{self.during} on {words}" if self.during else words
+        message = super().__str__()
+        return f"{self.during} on {message}" if self.during else message
 
 
 class PeerLost(TransportError):
-    """The peer has gone: it closed or reset its connection, broke the protocol, or aborted.
+    """The peer is gone: it closed or reset its connection, broke the protocol, or aborted.
 
-    orderly: it said goodbye when it had done its part, which is a failure only for those who still wait for it.
+    `orderly` is set if the peer said goodbye after finishing its part. That is a failure only for those that still
+    wait for it.
     """
 
     def __init__(self, rank: int, peer: int, reason: str, orderly: bool = False) -> None:
@@ -52,7 +57,7 @@ class PeerLost(TransportError):
 
 
 class Aborted(TransportError):
-    """This rank was told to give up."""
+    """This rank was aborted."""
 
     def __init__(self, rank: int, reason: str) -> None:
         self.rank, self.reason = rank, reason
@@ -60,7 +65,7 @@ class Aborted(TransportError):
 
 
 class TransportTimeout(TransportError, TimeoutError):
-    """Peers did not do their part in time."""
+    """Peers did not respond in time."""
 
     def __init__(self, rank: int, peers: Iterable[int], what: str, timeout_s: float) -> None:
         self.rank, self.peers, self.timeout_s = rank, tuple(peers), timeout_s
@@ -69,10 +74,12 @@ class TransportTimeout(TransportError, TimeoutError):
 
 
 class TrafficClass(NamedTuple):
-    """What the network, and a rank itself, should put first. Each class has connections of its own.
+    """A priority class of traffic, for the network and for the rank itself. Each class has its own connections.
 
-    dscp: 0 to 63, in every packet's IP header. priority: 0 to 6, of the socket (SO_PRIORITY); a rank that finds several
-    connections ready tends to the highest first.
+    Attributes:
+        dscp: DSCP in the IP header of every packet, 0 to 63.
+        priority: Socket priority (SO_PRIORITY), 0 to 6. A rank with several ready connections serves the highest
+            first.
     """
 
     dscp: int = 0
@@ -83,18 +90,18 @@ BEST_EFFORT = TrafficClass()
 
 
 def check_traffic_class(traffic: TrafficClass) -> None:
-    """Raise ValueError for what packets or sockets cannot carry."""
-    for name, value, most in zip(TrafficClass._fields, traffic, (63, 6), strict=True):
-        if not 0 <= value <= most:
-            raise ValueError(f"traffic class: {name}: got {value}, expected 0 to {most}")
+    """Raise ValueError if packets or sockets cannot carry the class."""
+    for name, value, limit in zip(TrafficClass._fields, traffic, (63, 6), strict=True):
+        if not 0 <= value <= limit:
+            raise ValueError(f"traffic class: {name}: got {value}, expected 0 to {limit}")
 
 
 class Request:
-    """One message to be sent or received.
+    """One message to send or receive.
 
-    `done` turns true once: a send's buffer may be used again, a receive's buffer is filled, or `error` tells why
-    neither will be. `on_done` is called with it at that moment, in the thread of the rank, from inside `isend`,
-    `irecv`, `progress` or `close`; it must not call back into the transport.
+    `done` becomes true once: a send's buffer may be reused, a receive's buffer is filled, or `error` says why neither
+    will happen. `on_done` is then called with the request, in the rank's thread, from inside `isend`, `irecv`,
+    `progress` or `close`. It must not call back into the transport.
     """
 
     __slots__ = ("done", "error", "kind", "on_done", "peer", "tag", "view")
@@ -109,7 +116,7 @@ class Request:
         self.on_done: Callable[[Request], None] | None = None
 
     def complete(self) -> None:
-        """Mark as done (for transports)."""
+        """Mark the request as done (for transports)."""
         self.done = True
         on_done = self.on_done
         if on_done is not None:
@@ -117,17 +124,17 @@ class Request:
             on_done(self)
 
     def fail(self, error: TransportError) -> None:
-        """Mark as done with an error (for transports)."""
+        """Mark the request as failed (for transports)."""
         self.error = error
         self.complete()
 
 
 @dataclass
 class PeerCounters:
-    """What has passed between this rank and one peer: whole messages, and the bytes of their payloads and headers.
+    """Traffic between this rank and one peer: whole messages, and the bytes of their payloads and headers.
 
-    bytes_copied: received payload that this process has moved from one place to another, where its buffer was not
-    known, or not used, when it came from the kernel.
+    `bytes_copied` is the received payload that this process had to copy, because its buffer was not known, or not
+    used, when the kernel delivered it.
     """
 
     bytes_sent: int = 0
@@ -140,11 +147,11 @@ class PeerCounters:
 
 
 class Transport(Protocol):
-    """Messages between the ranks of one job. All calls of one transport come from one thread.
+    """Messages between the ranks of one job. All calls to one transport come from one thread.
 
-    A message goes to the oldest receive posted for its sender, tag and class; those of one sender, tag and class stay
-    in order. Its length must equal the length of the receive's buffer. Tags are 0 to `MAX_TAG`. Buffers are contiguous
-    views of bytes (format "B") and stay untouched by the caller until the request is done.
+    A message goes to the oldest receive posted for its sender, tag and class. Messages of one sender, tag and class
+    stay in order. The length of a message must equal the length of the receive's buffer. Tags are 0 to `MAX_TAG`.
+    Buffers are contiguous views of bytes (format "B"), which the caller must not touch until the request is done.
     """
 
     @property
@@ -153,40 +160,59 @@ class Transport(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
-        """Per peer (all ranks but this one)."""
+        """Counters per peer, for all ranks but this one."""
 
     @property
     def now_s(self) -> float:
-        """CLOCK_MONOTONIC as `progress` last found it: good enough for time-outs, and free.
+        """CLOCK_MONOTONIC as last read by `progress`, in seconds: accurate enough for timeouts, and free.
 
-        Under the virtual clock reading the time is a system call of 15 us, and was most of what a rank did.
+        Under the virtual clock reading the time is a system call of 15 us, which used to dominate a rank's time.
         """
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """Begin to send; a lost peer shows as an error of the request. ValueError for a bad peer or tag."""
+        """Start to send a message.
+
+        Args:
+            peer: The receiving rank.
+            tag: 0 to `MAX_TAG`.
+            view: The payload.
+            traffic: The class of traffic.
+
+        Returns:
+            The request. If the peer is lost, the request carries the error.
+
+        Raises:
+            ValueError: If the peer or the tag is invalid.
+        """
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """Begin to receive what the peer sends in the same class; errors as `isend`, and ValueError for a bad view."""
+        """Start to receive a message that the peer sends in the same class.
+
+        Args, Returns and Raises are those of `isend`. A read-only view raises ValueError, too.
+        """
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
-        """Do what can be done, waiting for it up to `timeout_s` (None: for ever); may return early, never much late."""
+        """Make progress, blocking for up to `timeout_s` seconds (None: forever). May return early, never much late."""
 
     def wake(self) -> None:
-        """Have `progress` return soon. The one call that any thread, or a signal handler, may make."""
+        """Make `progress` return soon. The only call that is safe from any thread or from a signal handler."""
 
     def abort(self, reason: str) -> None:
-        """Give up: fail all requests, tell the peers why, as far as that can be done at once; then only `close`."""
+        """Fail all requests and send the reason to the peers, as far as possible without blocking.
+
+        Only `close` may follow.
+        """
 
     def close(self) -> None:
-        """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
+        """Flush what was started, say goodbye and release all resources, in bounded time. Idempotent."""
 
 
-def unwrap_transport(transport: Transport, kind: type[Below]) -> Below | None:
-    """What of a kind a transport is, or has under its layers, as their attribute `inner`; None where there is none."""
+def unwrap_transport(transport: Transport, kind: type[Found]) -> Found | None:
+    """Return the transport of type `kind`, found through the attribute `inner` of layers, or None."""
     found: Any = transport
     while not isinstance(found, kind):
         if not hasattr(found, "inner"):
@@ -195,19 +221,19 @@ def unwrap_transport(transport: Transport, kind: type[Below]) -> Below | None:
     return found
 
 
-def reason_bytes(reason: str) -> bytes:
-    """Why this rank gives up, as it goes to the peers."""
-    return reason.encode()[:MOST_REASON_BYTES]
+def encode_reason(reason: str) -> bytes:
+    """Return the reason of an abort as it is sent to the peers."""
+    return reason.encode()[:MAX_REASON_BYTES]
 
 
-def aborted_words(data: bytes | bytearray) -> str:
-    """Why a peer says that it gave up: text from elsewhere, so made printable."""
-    text = data[:MOST_REASON_BYTES].decode(errors="replace")
+def describe_abort(data: bytes | bytearray) -> str:
+    """Return a peer's reason for its abort as a sentence. The text is untrusted, so it is made printable."""
+    text = data[:MAX_REASON_BYTES].decode(errors="replace")
     return "it aborted: " + "".join(c if c.isprintable() else "?" for c in text)
 
 
 def address_error(rank: int, size: int, peer: int, tag: int) -> ValueError:
-    """What is wrong with a peer or a tag."""
+    """Return the error for an invalid peer or tag."""
     if 0 <= tag <= MAX_TAG:
         expected = f"another rank of 0 to {size - 1}"
         return ValueError(f"rank {rank}: peer: got {peer}, expected {expected}")
@@ -215,7 +241,7 @@ def address_error(rank: int, size: int, peer: int, tag: int) -> ValueError:
 
 
 def check_writable(view: memoryview) -> None:
-    """Raise ValueError for a receive's buffer that cannot be written to."""
+    """Raise ValueError if a receive buffer is read-only."""
     if view.readonly and view:
         raise ValueError("view: got read-only memory, expected a buffer to receive into")
 
@@ -223,7 +249,14 @@ def check_writable(view: memoryview) -> None:
 def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float) -> None:
     """Make progress until all requests are done.
 
-    Raises the first error that a request has, or TransportTimeout naming the peers that are still waited for.
+    Args:
+        transport: The transport of the requests.
+        requests: The requests to wait for.
+        timeout_s: The limit, in seconds.
+
+    Raises:
+        TransportError: The first error of a request.
+        TransportTimeout: With the peers that are still missing.
     """
     deadline_s = time.monotonic() + timeout_s
     pending = list(requests)
@@ -249,38 +282,45 @@ OnPeerLost = Callable[[PeerLost], None]
 
 @runtime_checkable
 class PeerEvents(Protocol):
-    """A transport that has this; one of somebody else's may go without, and failures then stay with who meets them.
+    """The optional part of a transport: notes, and callbacks for lost peers.
 
-    incarnations: of peers, the latest that has said hello, where that was not the first. on_note: called with a peer
-    and what it told, from inside `progress`. on_peer_lost: called once for each connection that ends without a goodbye,
-    from inside any call. Neither may call back into the transport.
+    A transport from a plug-in may lack it. Failures are then seen only by the operations that meet them. Neither
+    callback may call back into the transport.
+
+    Attributes:
+        incarnations: The latest incarnation of each peer that said hello with a number above 0.
+        on_note: Called with a peer and its note, from inside `progress`.
+        on_peer_lost: Called once for each connection that ends without a goodbye, from inside any call.
     """
 
     incarnations: dict[int, int]
     on_note: OnNote | None
     on_peer_lost: OnPeerLost | None
 
-    def tell(self, peer: int, data: bytes) -> None:
-        """Say something to a peer beside all messages, at most MOST_NOTE_BYTES; nothing happens where it is lost."""
+    def send_note(self, peer: int, data: bytes) -> None:
+        """Send a note of at most MAX_NOTE_BYTES to a peer, outside the message stream.
+
+        Does nothing if the peer is lost.
+        """
 
     def forget(self, peer: int) -> None:
-        """Let go of a lost peer, so that its next incarnation can be reached; what waits for the old one fails."""
+        """Drop a lost peer, so that its next incarnation can connect. Requests for the old one fail."""
 
 
 def find_peer_events(transport: Transport) -> PeerEvents | None:
-    """The transport itself, or what is under its layers; None where none does."""
+    """Return the transport, or the one under its layers, that has `PeerEvents`; None if there is none."""
     return unwrap_transport(transport, PeerEvents)  # type: ignore[type-abstract]
 
 
 class PeerCounterMap(Mapping[int, PeerCounters]):
-    """Of all ranks but this one; each is made when it is first asked for, since a rank of thousands talks to few."""
+    """Counters of all peers. Each is created on first access, since one rank of thousands talks to few."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._made: dict[int, PeerCounters] = {}
 
     def __getitem__(self, peer: int) -> PeerCounters:
-        """Of one peer. KeyError for this rank and those that there are not."""
+        """Return the counters of one peer. KeyError for this rank and for ranks that do not exist."""
         found = self._made.get(peer)
         if found is None:
             if peer not in self:
@@ -289,18 +329,18 @@ class PeerCounterMap(Mapping[int, PeerCounters]):
         return found
 
     def __contains__(self, peer: object) -> bool:
-        """Whether it is a peer."""
         return isinstance(peer, int) and 0 <= peer < self._size and peer != self._rank
 
     def __iter__(self) -> Iterator[int]:
-        """All peers, in rank order."""
         return (peer for peer in range(self._size) if peer != self._rank)
 
     def __len__(self) -> int:
-        """How many peers there are."""
         return self._size - 1
 
 
 def buffer_address(view: memoryview) -> int:
-    """Of its first byte; 0 of nothing. Whoever uses it keeps the view."""
+    """Return the address of the first byte of a view, for the kernel or a network card; 0 if it is empty.
+
+    The caller must keep the view alive while the address is in use.
+    """
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view else 0

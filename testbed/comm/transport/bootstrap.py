@@ -1,9 +1,9 @@
-"""How ranks that know only rank 0's address come to know all others': through rank 0 alone, or round a ring.
+"""Bootstrap: ranks that know only rank 0's address learn all addresses, through rank 0 alone or around a ring.
 
-"star": everybody tells rank 0 its address; rank 0 sends everybody all of them. Rank 0 handles 2 (n - 1) messages and
-sends n - 1 tables of n entries: bytes grow as n^2 at one place. "ring_hybrid": rank 0 tells each only the address of
-its next neighbour, and addresses go round the ring of neighbours: every rank sends n - 1 entries. After NCCLX's
-NCCL_FASTINIT_MODE=ring_hybrid (arXiv:2510.20171).
+"star": every rank sends its address to rank 0, which sends all addresses to every rank. Rank 0 handles 2 (n - 1)
+messages and sends n - 1 tables of n entries, so bytes grow as n^2 in one place. "ring_hybrid": rank 0 sends each rank
+only the address of its next neighbour, and addresses go around the ring of neighbours, so every rank sends n - 1
+entries. After NCCLX's NCCL_FASTINIT_MODE=ring_hybrid (arXiv:2510.20171).
 """
 
 from __future__ import annotations
@@ -28,46 +28,48 @@ from testbed.comm.transport.wire import (
 
 METHODS = ("star", "ring_hybrid")
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
-_MOST_STRANGERS = 256
+_MAX_UNKNOWN_CALLERS = 256
 
 
 @dataclass(frozen=True)
 class BootstrapCosts:
-    """Seconds that software takes, beside what it takes here. caller_s: rank 0, for each that calls.
+    """Emulated software time in seconds, on top of the real time.
 
-    entry_s: any rank, for each address that goes round.
+    Attributes:
+        caller_s: At rank 0, for each rank that connects.
+        entry_s: At any rank, for each address that passes through.
     """
 
     caller_s: float = 0.0
     entry_s: float = 0.0
 
 
-FREE = BootstrapCosts()
-_LEAST_PAID_S = 0.5e-3  # together, so that addresses that come meanwhile are handled together, too
+NO_COSTS = BootstrapCosts()
+_MIN_SLEEP_S = 0.5e-3  # short costs are summed up, so that addresses are also handled in batches
 
 
-class _Debt:
-    """Software's time, paid by sleeping."""
+class _CostSleeper:
+    """Accumulates software time and spends it by sleeping."""
 
     def __init__(self) -> None:
-        self.owed_s = 0.0
+        self.pending_s = 0.0
 
-    def owe(self, seconds: float) -> None:
-        """Pay once it is worth while."""
-        self.owed_s += seconds
-        if self.owed_s >= _LEAST_PAID_S:
-            self.settle()
+    def add(self, seconds: float) -> None:
+        """Add to the pending time, and sleep once it is long enough."""
+        self.pending_s += seconds
+        if self.pending_s >= _MIN_SLEEP_S:
+            self.flush()
 
-    def settle(self) -> None:
-        """Pay all of it."""
-        if self.owed_s > 0:
-            time.sleep(self.owed_s)
-            self.owed_s = 0.0
+    def flush(self) -> None:
+        """Sleep for the pending time."""
+        if self.pending_s > 0:
+            time.sleep(self.pending_s)
+            self.pending_s = 0.0
 
 
 @dataclass
 class BootstrapReport:
-    """What finding each other cost one rank: seconds, connections made, messages and bytes, both ways."""
+    """What the bootstrap cost one rank: seconds, connections made, messages and bytes in both directions."""
 
     method: str
     time_s: float = 0.0
@@ -78,7 +80,7 @@ class BootstrapReport:
     bytes_received: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the report, ready for JSON."""
         return asdict(self)
 
 
@@ -91,21 +93,32 @@ def bootstrap(
     token: str,
     timeout_s: float = 30.0,
     master_listener: socket.socket | None = None,
-    costs: BootstrapCosts = FREE,
+    costs: BootstrapCosts = NO_COSTS,
 ) -> tuple[Addresses, BootstrapReport]:
-    """The addresses of all ranks, in rank order, and what it cost this one.
+    """Return the addresses of all ranks, in rank order, and what the bootstrap cost this one.
 
-    method: one of METHODS. master: where rank 0 listens meanwhile; `master_listener`: its socket, bound to it, if rank
-    0 has one already. own: the address that the others are to know of this rank. token: the same for all ranks of the
-    job; others are turned away. Raises TransportTimeout naming ranks that did not appear, TransportError.
+    Args:
+        method: One of METHODS.
+        rank: This rank.
+        size: The number of ranks.
+        master: The address on which rank 0 listens during the bootstrap.
+        own: The address of this rank that the others are to use.
+        token: The job's secret. Callers of another job are refused.
+        timeout_s: The limit, in seconds.
+        master_listener: A socket bound to `master`, if rank 0 has one already.
+        costs: Emulated software time.
+
+    Raises:
+        TransportTimeout: With the ranks that did not appear.
+        TransportError: If a socket fails.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
     begun_s = time.monotonic()
-    found = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
-    addresses = found.run(master_listener) if size > 1 else Addresses.of([own])
-    found.report.time_s = time.monotonic() - begun_s
-    return addresses, found.report
+    exchange = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
+    addresses = exchange.run(master_listener) if size > 1 else Addresses.of([own])
+    exchange.report.time_s = time.monotonic() - begun_s
+    return addresses, exchange.report
 
 
 class _Bootstrap:
@@ -123,7 +136,7 @@ class _Bootstrap:
     ) -> None:
         self.report = BootstrapReport(method)
         self.costs = costs
-        self.debt = _Debt()
+        self.sleeper = _CostSleeper()
         self.rank = rank
         self.size = size
         self.master = master
@@ -134,130 +147,130 @@ class _Bootstrap:
         self.ring = method == "ring_hybrid"
 
     def run(self, master_listener: socket.socket | None) -> Addresses:
-        """All ranks' addresses."""
-        found = self._found(master_listener)
-        self.debt.settle()
-        return found
+        """Return the addresses of all ranks."""
+        addresses = self._exchange(master_listener)
+        self.sleeper.flush()
+        return addresses
 
-    def _found(self, master_listener: socket.socket | None) -> Addresses:
+    def _exchange(self, master_listener: socket.socket | None) -> Addresses:
         with contextlib.ExitStack() as stack:
             listener = None
             if self.ring:
                 listener = stack.enter_context(open_listener((self.own[0], 0)))
-            told = listener.getsockname() if listener is not None else self.own
+            listening = listener.getsockname() if listener is not None else self.own
             if self.rank == 0:
-                entrance = stack.enter_context(master_listener or open_listener(self.master))
-                callers = self._gather(entrance, stack)
-                self.debt.settle()
-                table = Addresses.of([told] + [callers[peer][1] for peer in range(1, self.size)])
+                listener_sock = stack.enter_context(master_listener or open_listener(self.master))
+                callers = self._gather(listener_sock, stack)
+                self.sleeper.flush()
+                table = Addresses.of([listening] + [callers[peer][1] for peer in range(1, self.size)])
                 for peer, (sock, _) in callers.items():
                     answer = Addresses.of([table[(peer + 1) % self.size]]) if self.ring else table
                     self._send(sock, answer.packed)
-                following = table[1]
+                next_address = table[1]
             else:
                 sock = stack.enter_context(self._dial(self.master, 0))
-                self._send(sock, self._hello(0) + Addresses.of([told]).packed)
+                self._send(sock, self._hello(0) + Addresses.of([listening]).packed)
                 count = 1 if self.ring else self.size
                 table = Addresses(self._receive(sock, count * ENTRY_BYTES, "rank 0's answer", 0))
-                following = table[0]
+                next_address = table[0]
             if listener is None:
                 return table
-            return self._go_round(listener, following, stack)
+            return self._exchange_ring(listener, next_address, stack)
 
-    # ---- rank 0 meets everybody
+    # ---- rank 0 collects addresses
 
     def _gather(
-        self, entrance: socket.socket, stack: contextlib.ExitStack
+        self, listener_sock: socket.socket, stack: contextlib.ExitStack
     ) -> dict[int, tuple[socket.socket, Address]]:
-        """Everybody's connection and address, as they come; strangers are turned away."""
-        entrance.listen(self.size + _MOST_STRANGERS)
-        found: dict[int, tuple[socket.socket, Address]] = {}
+        """Return every rank's connection and address. Unknown callers are refused."""
+        listener_sock.listen(self.size + _MAX_UNKNOWN_CALLERS)
+        callers: dict[int, tuple[socket.socket, Address]] = {}
         with selectors.DefaultSelector() as selector:
-            entrance.setblocking(False)
-            selector.register(entrance, selectors.EVENT_READ, bytearray())
-            while len(found) < self.size - 1:
+            listener_sock.setblocking(False)
+            selector.register(listener_sock, selectors.EVENT_READ, bytearray())
+            while len(callers) < self.size - 1:
                 left_s = self.deadline_s - time.monotonic()
                 if left_s <= 0:
-                    missing = [peer for peer in range(1, self.size) if peer not in found]
+                    missing = [peer for peer in range(1, self.size) if peer not in callers]
                     raise TransportTimeout(
                         self.rank, missing, "bootstrap: waiting to hear from", self.timeout_s
                     )
                 for key, _ in selector.select(left_s):
                     sock = key.fileobj
                     assert isinstance(sock, socket.socket)
-                    if sock is entrance:
+                    if sock is listener_sock:
                         with contextlib.suppress(OSError):
-                            caller, _ = entrance.accept()
+                            caller, _ = listener_sock.accept()
                             stack.enter_context(caller)
                             caller.setblocking(False)
                             selector.register(caller, selectors.EVENT_READ, bytearray())
                         continue
-                    heard = key.data
-                    peer = self._hear(sock, heard)
+                    received = key.data
+                    peer = self._read_caller(sock, received)
                     if peer is None:
                         continue
                     selector.unregister(sock)
-                    if peer <= 0 or peer in found:
+                    if peer <= 0 or peer in callers:
                         sock.close()
                         continue
                     sock.setblocking(True)
-                    found[peer] = (sock, Addresses(bytes(heard[HELLO_BYTES:]))[0])
-                    self.debt.owe(self.costs.caller_s)
+                    callers[peer] = (sock, Addresses(bytes(received[HELLO_BYTES:]))[0])
+                    self.sleeper.add(self.costs.caller_s)
                     self.report.messages_received += 1
-                    self.report.bytes_received += len(heard)
+                    self.report.bytes_received += len(received)
                     self.report.connections += 1
-        return dict(sorted(found.items()))
+        return dict(sorted(callers.items()))
 
-    def _hear(self, sock: socket.socket, heard: bytearray) -> int | None:
-        """More of a caller's first words: its rank once they are complete, -1 for a stranger, None until then."""
+    def _read_caller(self, sock: socket.socket, received: bytearray) -> int | None:
+        """Read more of a caller's hello: its rank once complete, -1 for an unknown caller, None until then."""
         wanted = HELLO_BYTES + ENTRY_BYTES
         try:
-            data = sock.recv(wanted - len(heard))
+            data = sock.recv(wanted - len(received))
         except BlockingIOError:
             return None
         except OSError:
             return -1
-        heard += data
+        received += data
         if not data:
             return -1
-        if len(heard) < wanted:
+        if len(received) < wanted:
             return None
         try:
-            peer = read_hello(bytes(heard[:HELLO_BYTES]), 0, self.size, self.token).sender
+            peer = read_hello(bytes(received[:HELLO_BYTES]), 0, self.size, self.token).sender
         except ValueError:
             return -1
         return peer
 
-    # ---- round the ring
+    # ---- around the ring
 
-    def _go_round(
-        self, listener: socket.socket, following: Address, stack: contextlib.ExitStack
+    def _exchange_ring(
+        self, listener: socket.socket, next_address: Address, stack: contextlib.ExitStack
     ) -> Addresses:
-        """Every rank's own address goes round: each passes on what it hears, but what began with its follower."""
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        onward = stack.enter_context(self._dial(following, after))
-        self._send(onward, self._hello(after) + Addresses.of([self.own]).packed)
-        back = stack.enter_context(self._accept(listener, before))
+        """Pass addresses around the ring: each rank forwards what it receives, except its successor's own address."""
+        next_rank, previous_rank = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        next_sock = stack.enter_context(self._dial(next_address, next_rank))
+        self._send(next_sock, self._hello(next_rank) + Addresses.of([self.own]).packed)
+        previous_sock = stack.enter_context(self._accept(listener, previous_rank))
         table = bytearray(self.size * ENTRY_BYTES)
         self._enter(table, self.rank, Addresses.of([self.own]).packed)
-        left = self.size - 1
-        source = before
+        missing = self.size - 1
+        source = previous_rank
         pending = b""
-        while left:
-            data = self._some(back, (left * ENTRY_BYTES) - len(pending), before)
+        while missing:
+            data = self._receive_some(previous_sock, (missing * ENTRY_BYTES) - len(pending), previous_rank)
             pending += data
-            whole = len(pending) // ENTRY_BYTES
-            entries, pending = pending[: whole * ENTRY_BYTES], pending[whole * ENTRY_BYTES :]
-            # the follower knows its own: the last entry to come is not passed on
-            passed = whole if left > whole else whole - 1
+            count = len(pending) // ENTRY_BYTES
+            entries, pending = pending[: count * ENTRY_BYTES], pending[count * ENTRY_BYTES :]
+            # the successor knows its own address: do not forward the last entry
+            passed = count if missing > count else count - 1
             if passed > 0:
-                self._send(onward, entries[: passed * ENTRY_BYTES])
-            for number in range(whole):
+                self._send(next_sock, entries[: passed * ENTRY_BYTES])
+            for number in range(count):
                 entry = entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
                 self._enter(table, source, entry)
                 source = (source - 1) % self.size
-            left -= whole
-            self.debt.owe(whole * self.costs.entry_s)
+            missing -= count
+            self.sleeper.add(count * self.costs.entry_s)
         return Addresses(bytes(table))
 
     @staticmethod
@@ -265,13 +278,13 @@ class _Bootstrap:
         table[rank * ENTRY_BYTES : (rank + 1) * ENTRY_BYTES] = entry
 
     def _accept(self, listener: socket.socket, before: int) -> socket.socket:
-        """The connection of the rank before; strangers are turned away."""
+        """Return the connection of the previous rank. Unknown callers are refused."""
         while True:
-            listener.settimeout(self._left(before))
+            listener.settimeout(self._remaining_s(before))
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
-                self._left(before)
+                self._remaining_s(before)
                 continue
             try:
                 hello = self._receive(sock, HELLO_BYTES, "the hello of", before)
@@ -290,15 +303,15 @@ class _Bootstrap:
         return make_hello(self.rank, peer, self.size, self.token, ConnectionKey())
 
     def _dial(self, address: Address, peer: int) -> socket.socket:
-        """A connection to a rank, which may not listen yet."""
+        """Connect to a rank, retrying while it does not listen yet."""
         pause_s = _FIRST_RETRY_S
         while True:
             try:
                 sock = socket.create_connection(
-                    address, timeout=self._left(peer), source_address=(self.own[0], 0)
+                    address, timeout=self._remaining_s(peer), source_address=(self.own[0], 0)
                 )
             except OSError:
-                self._left(peer)
+                self._remaining_s(peer)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LAST_RETRY_S)
                 continue
@@ -306,7 +319,7 @@ class _Bootstrap:
             self.report.connections += 1
             return sock
 
-    def _left(self, peer: int) -> float:
+    def _remaining_s(self, peer: int) -> float:
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise TransportTimeout(self.rank, [peer], "bootstrap: waiting for", self.timeout_s)
@@ -317,23 +330,27 @@ class _Bootstrap:
         try:
             sock.sendall(data)
         except OSError as error:
-            raise TransportError(f"rank {self.rank}: bootstrap: a peer has gone: {error.strerror}") from None
+            raise TransportError(
+                f"rank {self.rank}: bootstrap: a peer closed its connection: {error.strerror}"
+            ) from None
         self.report.messages_sent += 1
         self.report.bytes_sent += len(data)
 
     def _receive(self, sock: socket.socket, count: int, what: str, peer: int) -> bytes:
         data = b""
         while len(data) < count:
-            data += self._some(sock, count - len(data), peer, what)
+            data += self._receive_some(sock, count - len(data), peer, what)
         return data
 
-    def _some(self, sock: socket.socket, most: int, peer: int, what: str = "addresses from") -> bytes:
-        """Up to so many bytes, at least one."""
-        sock.settimeout(self._left(peer))
+    def _receive_some(
+        self, sock: socket.socket, max_bytes: int, peer: int, what: str = "addresses from"
+    ) -> bytes:
+        """Receive up to `max_bytes` bytes; empty if none came in time."""
+        sock.settimeout(self._remaining_s(peer))
         try:
-            data = sock.recv(most)
+            data = sock.recv(max_bytes)
         except TimeoutError:
-            self._left(peer)
+            self._remaining_s(peer)
             return b""
         except OSError as error:
             raise TransportError(
@@ -347,7 +364,7 @@ class _Bootstrap:
 
 
 def open_listener(address: Address, callers: int = 0) -> socket.socket:
-    """A socket that so many may call at once, and some strangers. TransportError."""
+    """Return a listening socket with a backlog for `callers` ranks and some unknown callers. Raises TransportError."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -357,5 +374,5 @@ def open_listener(address: Address, callers: int = 0) -> socket.socket:
         raise TransportError(
             f"bootstrap: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
         ) from None
-    sock.listen(callers + _MOST_STRANGERS)
+    sock.listen(callers + _MAX_UNKNOWN_CALLERS)
     return sock

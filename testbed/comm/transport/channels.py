@@ -1,9 +1,10 @@
-"""One message over several connections: cut into segments, dealt out to channels that have room, put together again.
+"""Channels of a striped pair: a message is cut into segments, which are spread over several connections.
 
-After NCCLX's dynamic queue-pair load balancing (DQPLB; arXiv:2510.20171, and the public code `CtranIbVc`): segments go
-round the channels, one with too many of them unacknowledged is passed over, sequence numbers let the receiver put them
-in order, the last segment of a message notifies, and small messages take a fast path over channel 0. Here a channel is
-a TCP connection, its completions are acknowledgements of the receiver's, and data go to where the receive was posted.
+After NCCLX's dynamic queue-pair load balancing (DQPLB; arXiv:2510.20171, and the public code `CtranIbVc`): segments
+go round the channels, and a channel with too many unacknowledged segments is skipped. Sequence numbers let the
+receiver put segments in order, the last segment of a message notifies, and small messages take a fast path over
+channel 0. Here a channel is a TCP connection, its completions are acknowledgements by the receiver, and data go
+straight into the buffer of the posted receive.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from testbed.comm.transport.base import (
-    MOST_NOTE_BYTES,
-    MOST_REASON_BYTES,
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
     Request,
     TransportError,
-    aborted_words,
+    describe_abort,
 )
 from testbed.comm.transport.reassembly import IncomingMessage
 from testbed.comm.transport.stream import NOTHING, Stream
@@ -25,21 +26,26 @@ from testbed.comm.transport.stream import NOTHING, Stream
 FRAME = struct.Struct("<BBHIIIQQQ")
 _SEGMENT, _ACK, _NOTIFY, _GOODBYE, _NOTE = 1, 2, 3, 4, 5
 LAST, FAST = 1, 2
-LEAST_SEGMENT_BYTES = 256
+MIN_SEGMENT_BYTES = 256
 
 MODES = ("dqplb", "spray")
 
 
 @dataclass(frozen=True)
 class StripeSettings:
-    """How messages to a peer are cut and dealt out; both ends of a pair have the same.
+    """How messages to a peer are striped; both ends of a pair have the same settings.
 
-    connections: how many channels. segment_bytes: of a segment at most. outstanding: segments of a channel without
-    acknowledgement. together: those of all pairs with these settings; None: any number. mode: "dqplb" numbers segments
-    through, and messages end in their order; in "spray" they carry no number, and each message's end is announced
-    apart, on channel 0. fast_bytes: messages up to this size go on channel 0 at once, whole, uncounted. The defaults
-    are those of NCCLX's public code within a zone, but for channels (16 there), which here cost connections, and for
-    the fast path's bound.
+    The defaults are those of NCCLX's public code within a zone, except for the number of channels (16 there), which
+    cost connections here, and the limit of the fast path.
+
+    Attributes:
+        connections: The number of channels.
+        segment_bytes: The largest segment.
+        outstanding: The most unacknowledged segments of a channel.
+        together: The most unacknowledged segments of all pairs with these settings; None: unlimited.
+        mode: "dqplb" numbers segments, and messages complete in their order. In "spray" segments have no number, and
+            the end of each message is announced separately, on channel 0.
+        fast_bytes: Messages up to this size go on channel 0 at once, in one piece, and count against no window.
     """
 
     connections: int = 4
@@ -52,13 +58,13 @@ class StripeSettings:
     def __post_init__(self) -> None:
         bounds = {
             "connections": (1, 255),
-            "segment_bytes": (LEAST_SEGMENT_BYTES, 1 << 30),
+            "segment_bytes": (MIN_SEGMENT_BYTES, 1 << 30),
             "outstanding": (1, 1 << 16),
         }
-        for name, (least, most) in bounds.items():
+        for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(f"{name}: got {value}, expected {least} to {most}")
+            if not low <= value <= high:
+                raise ValueError(f"{name}: got {value}, expected {low} to {high}")
         if self.together is not None and self.together < 1:
             raise ValueError(f"together: got {self.together}, expected at least 1")
         if self.mode not in MODES:
@@ -66,7 +72,7 @@ class StripeSettings:
 
 
 class _Frame(NamedTuple):
-    """A header. segments: acknowledged. offset: in the message; of a notice, how many segments there were."""
+    """A frame header. `segments`: acknowledged. `offset`: in the message; in a NOTIFY frame, the number of segments."""
 
     kind: int
     flags: int
@@ -79,8 +85,8 @@ class _Frame(NamedTuple):
     total: int
 
 
-class Outgoing:
-    """A message that is being cut: how much is cut off, how much the kernel does not have yet."""
+class OutgoingMessage:
+    """A message that is being sent: how much is cut into segments, and how much the kernel has not accepted yet."""
 
     __slots__ = ("cut", "left", "number", "request", "segments")
 
@@ -93,35 +99,35 @@ class Outgoing:
 
 
 class ChannelOwner(Protocol):
-    """What a channel tells its pair of; see `striped`."""
+    """The callbacks of a channel into its pair; see `striped`."""
 
     rank: int
     peer: int
 
     def pump(self) -> None:
-        """There is room, or a channel more."""
+        """Send more: there is room, or a new channel."""
 
     def on_acknowledged(self, count: int) -> None:
-        """So many segments have come."""
+        """Handle the acknowledgement of `count` segments."""
 
-    def on_sent(self, out: Outgoing, size_bytes: int) -> None:
-        """The kernel has another part of a message."""
+    def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
+        """Handle that the kernel has accepted `size_bytes` more of a message."""
 
     def incoming(
         self, channel: Channel, number: int, tag: int, total: int, fast: bool
     ) -> IncomingMessage | None:
-        """The message of this number; None when it has to wait, or the peer breaks the rules."""
+        """Return the incoming message of this number; None if it has to wait, or the peer breaks the protocol."""
 
     def on_segment(
         self, channel: Channel, into: IncomingMessage, offset: int, length: int, flags: int, sequence: int
     ) -> None:
-        """Another part of a message is there."""
+        """Handle a complete segment."""
 
     def on_progress(self, into: IncomingMessage) -> None:
-        """It is known of how many segments a message is made."""
+        """Handle that the number of segments of a message is known."""
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
-        """The channel is gone."""
+        """Handle the loss of the channel."""
 
 
 class Channel(Stream):
@@ -134,26 +140,26 @@ class Channel(Stream):
         self.pair = pair
         self.number = number
         self.outstanding = 0
-        self.left_well = False
-        # the segment coming in: its message, offset, length, flags and sequence number
+        self.peer_said_goodbye = False
+        # the segment being received: message, offset, length, flags and sequence number
         self.current: tuple[IncomingMessage, int, int, int, int] | None = None
-        self._farewell: bytearray | None = None
-        self._told: bytearray | None = None
+        self._goodbye_reason: bytearray | None = None
+        self._note_data: bytearray | None = None
 
     def attach(self, sock: Any, watch: Any) -> None:
-        """See Stream; then there is a channel more."""
+        """Attach the socket (see Stream), and let the pair use this channel."""
         super().attach(sock, watch)
         self.pair.pump()
 
-    def segment(self, out: Outgoing, flags: int, sequence: int, start: int, end: int) -> None:
-        """Send a part of a message."""
+    def segment(self, out: OutgoingMessage, flags: int, sequence: int, start: int, end: int) -> None:
+        """Send one segment of a message."""
         request = out.request
         total = len(request.view)
         header = FRAME.pack(_SEGMENT, flags, 0, sequence, out.number, end - start, request.tag, start, total)
         self.queue(header, request.view[start:end], out)
 
-    def notify(self, out: Outgoing) -> None:
-        """Say of how many segments a message was made."""
+    def notify(self, out: OutgoingMessage) -> None:
+        """Announce the number of segments of a message."""
         request = out.request
         total = len(request.view)
         self.queue(
@@ -161,42 +167,42 @@ class Channel(Stream):
         )
 
     def repoint(self, into: IncomingMessage, view: memoryview) -> int:
-        """What is coming in for this message goes on in other memory; the bytes that had to be copied."""
+        """Redirect a message that is being received to other memory; return the bytes that had to be copied."""
         if self.current is None or self.current[0] is not into or self._target is None:
             return 0
         _, offset, length, _, _ = self.current
-        come = length - len(self._target)
-        view[offset : offset + come] = into.view[offset : offset + come]
-        self._target = view[offset + come : offset + length]
-        return come
+        received = length - len(self._target)
+        view[offset : offset + received] = into.view[offset : offset + received]
+        self._target = view[offset + received : offset + length]
+        return received
 
-    # ---- what the stream tells
+    # ---- called by the stream
 
-    def _sent(self, what: Outgoing, size_bytes: int) -> None:
-        self.pair.on_sent(what, size_bytes)
+    def _on_frame_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
+        self.pair.on_sent(out, size_bytes)
 
-    def _goodbye(self, reason: bytes) -> bytes:
+    def _goodbye_header(self, reason: bytes) -> bytes:
         return FRAME.pack(_GOODBYE, 0, 0, 0, 0, len(reason), 0, 0, 0)
 
-    def _note(self, data: bytes) -> bytes:
+    def _note_header(self, data: bytes) -> bytes:
         return FRAME.pack(_NOTE, 0, 0, 0, 0, len(data), 0, 0, 0)
 
-    def _begin(self, stage: bytearray, start: int) -> bool:
+    def _begin_payload(self, stage: bytearray, start: int) -> bool:
         frame = _Frame._make(FRAME.unpack_from(stage, start))
         self.current = None
-        self._farewell = None
+        self._goodbye_reason = None
         self._target = NOTHING
         if frame.kind == _SEGMENT:
             return self._begin_segment(frame)
         if frame.kind == _ACK:
-            return self._acknowledged(frame.segments)
+            return self._on_ack(frame.segments)
         if frame.kind == _NOTIFY:
-            return self._announced(frame)
-        if frame.kind == _GOODBYE and frame.length <= MOST_REASON_BYTES:
-            return self._begin_farewell(frame.length)
-        if frame.kind == _NOTE and frame.length <= MOST_NOTE_BYTES:
-            self._told = bytearray(frame.length)
-            self._target = memoryview(self._told)
+            return self._on_notify(frame)
+        if frame.kind == _GOODBYE and frame.length <= MAX_REASON_BYTES:
+            return self._begin_goodbye(frame.length)
+        if frame.kind == _NOTE and frame.length <= MAX_NOTE_BYTES:
+            self._note_data = bytearray(frame.length)
+            self._target = memoryview(self._note_data)
             return True
         return self._refuse(f"it sent a frame of kind {frame.kind}, {frame.length} bytes")
 
@@ -206,43 +212,43 @@ class Channel(Stream):
             return self._refuse(f"it sent {length} bytes at {offset} of a message of {total}")
         into = self.pair.incoming(self, frame.message, frame.tag, total, fast=bool(frame.flags & FAST))
         if into is None:
-            self._wait()
+            self._wait_for_room()
             return False
-        many = len(into.segments) > total // LEAST_SEGMENT_BYTES
-        if into.received + length > total or into.ended or many:
-            words = f"it sent more than the {total} bytes of message {frame.message}, or too many segments"
-            return self._refuse(words)
+        too_many = len(into.segments) > total // MIN_SEGMENT_BYTES
+        if into.received + length > total or into.ended or too_many:
+            reason = f"it sent more than the {total} bytes of message {frame.message}, or too many segments"
+            return self._refuse(reason)
         self.current = (into, offset, length, frame.flags, frame.sequence)
         self._target = into.view[offset : offset + length]
         return True
 
-    def _acknowledged(self, count: int) -> bool:
+    def _on_ack(self, count: int) -> bool:
         if not 0 < count <= self.outstanding:
             return self._refuse(f"it acknowledged {count} segments of {self.outstanding}")
         self.outstanding -= count
         self.pair.on_acknowledged(count)
         return self.lost is None
 
-    def _announced(self, frame: _Frame) -> bool:
+    def _on_notify(self, frame: _Frame) -> bool:
         into = self.pair.incoming(self, frame.message, frame.tag, frame.total, fast=False)
         if into is None:
-            self._wait()
+            self._wait_for_room()
             return False
         into.announced = frame.offset
         self.pair.on_progress(into)
         return self.lost is None
 
-    def _begin_farewell(self, length: int) -> bool:
+    def _begin_goodbye(self, length: int) -> bool:
         if length:
-            self._farewell = bytearray(length)
-            self._target = memoryview(self._farewell)
+            self._goodbye_reason = bytearray(length)
+            self._target = memoryview(self._goodbye_reason)
             return True
-        self.left_well = True
-        self._end("it closed its end", orderly=True)
+        self.peer_said_goodbye = True
+        self._on_goodbye("it closed its end", orderly=True)
         return False
 
-    def _wait(self) -> None:
-        """There is no room: the rest stays in the kernel."""
+    def _wait_for_room(self) -> None:
+        """Leave the rest in the kernel until there is room."""
         if self.lost is None:
             self._target = None
             self._pause()
@@ -251,14 +257,14 @@ class Channel(Stream):
         self.fail(reason)
         return False
 
-    def _arrived(self) -> None:
-        if self._farewell is not None:
-            self._end(aborted_words(self._farewell))
+    def _on_payload(self) -> None:
+        if self._goodbye_reason is not None:
+            self._on_goodbye(describe_abort(self._goodbye_reason))
             return
-        if self._told is not None:
-            told, self._told = bytes(self._told), None
+        if self._note_data is not None:
+            note, self._note_data = bytes(self._note_data), None
             if self.on_note is not None:
-                self.on_note(self.peer, told)
+                self.on_note(self.peer, note)
             return
         if self.current is None:
             return
@@ -268,6 +274,6 @@ class Channel(Stream):
             self.queue(FRAME.pack(_ACK, 0, 1, 0, 0, 0, 0, 0, 0), NOTHING, None, first=True)
         self.pair.on_segment(self, into, offset, length, flags, sequence)
 
-    def _lost(self, error: TransportError) -> None:
+    def _on_lost(self, error: TransportError) -> None:
         self.current = None
         self.pair.on_channel_lost(self, error)

@@ -1,4 +1,7 @@
-"""Getting the connections of a mesh: lower ranks listen, higher ones dial, again and again until it is too late."""
+"""Connection setup of a mesh: lower ranks listen, higher ranks dial and retry until a deadline.
+
+`Handshake` is the first exchange on a new connection, until both ends know that the other is a rank of this job.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,24 @@ from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, Hello, make_
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
-_MAX_STRANGERS = 256
+_MAX_UNKNOWN_CALLERS = 256
 _IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 
 StreamKey = tuple[int, ConnectionKey]
-"""A peer, and which of the connections with it."""
+"""A peer and the key of one connection with it."""
 
 
-class Connecting:
-    """What is under way until connections stand.
+class Connector:
+    """Connections that are being set up.
 
-    stream_at: gives the stream of a which, begun if need be. came: is told a peer and its incarnation, as it said.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order.
+        settings: Sockets and timeouts.
+        loop: The event loop.
+        stream_at: Returns the stream of a connection, creating it if needed.
+        on_hello: Called with a peer and its incarnation when its hello arrives. ValueError refuses the connection.
     """
 
     def __init__(
@@ -40,9 +49,9 @@ class Connecting:
         settings: MeshSettings,
         loop: EventLoop,
         stream_at: Callable[[StreamKey], Stream],
-        came: Callable[[int, int], None],
+        on_hello: Callable[[int, int], None],
     ) -> None:
-        self.refused = 0  # connections from elsewhere
+        self.refused = 0  # connections that are not from this job
         self._rank = rank
         self._size = len(addresses)
         self._addresses = addresses
@@ -50,44 +59,44 @@ class Connecting:
         self._sockets = settings.sockets
         self._loop = loop
         self._stream_at = stream_at
-        self._came = came
-        self._deadlines_s: dict[StreamKey, float] = {}  # of those that this rank dials
+        self._on_hello = on_hello
+        self._deadlines_s: dict[StreamKey, float] = {}  # of connections that this rank dials
         self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to try again, and why
-        self._pauses_s: dict[StreamKey, float] = {}  # for how long, if it fails again
-        self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
-        self._due_s = 0.0  # when the first of these wants something
+        self._pauses_s: dict[StreamKey, float] = {}  # backoff
+        self._handshakes: dict[int, tuple[Handshake, float]] = {}  # by file descriptor, with deadline
+        self._due_s = 0.0  # when the first of these is due
         self._listener: socket.socket | None = None
 
     @property
-    def busy(self) -> bool:
-        """Whether `tend` has something to do."""
+    def is_busy(self) -> bool:
+        """Whether connections are being set up, so that `advance` has to be called."""
         return bool(self._deadlines_s or self._handshakes)
 
     def close(self) -> None:
-        """Give back what the kernel keeps for connections that do not stand."""
+        """Close the listener and all sockets that are still in their handshake."""
         for handshake, _ in self._handshakes.values():
             handshake.sock.close()
         if self._listener is not None:
             self._listener.close()
 
-    def want(self, which: StreamKey) -> None:
-        """Have this peer dialled, unless it is its own turn to dial, or that is under way."""
-        if which[0] < self._rank and which not in self._deadlines_s:
-            self._deadlines_s[which] = time.monotonic() + self._settings.bootstrap_timeout_s
-            self._attempts[which] = (0.0, "not tried yet")
+    def dial(self, stream_key: StreamKey) -> None:
+        """Start dialling a peer, unless the peer is the one that dials, or this is in progress."""
+        if stream_key[0] < self._rank and stream_key not in self._deadlines_s:
+            self._deadlines_s[stream_key] = time.monotonic() + self._settings.bootstrap_timeout_s
+            self._attempts[stream_key] = (0.0, "not tried yet")
             self._due_s = 0.0
 
     def forget(self, peer: int) -> None:
-        """Dial this peer no longer, let go of what is under way with it."""
+        """Stop dialling a peer, and close connections with it that are being set up."""
         for handshake, _ in list(self._handshakes.values()):
             if handshake.peer == peer:
                 self._fail_handshake(handshake, "given up")
-        for found in (self._deadlines_s, self._attempts, self._pauses_s):
-            for which in [which for which in found if which[0] == peer]:
-                del found[which]
+        for by_key in (self._deadlines_s, self._attempts, self._pauses_s):
+            for stream_key in [stream_key for stream_key in by_key if stream_key[0] == peer]:
+                del by_key[stream_key]
 
     def listen(self, listener: socket.socket | None) -> None:
-        """Take calls on this rank's address, or on this socket, bound already. TransportError."""
+        """Accept connections on this rank's address, or on a socket that is bound already. Raises TransportError."""
         if self._rank == self._size - 1:
             self._listener = listener  # nobody dials the highest rank
             return
@@ -103,60 +112,62 @@ class Connecting:
                     f"rank {self._rank}: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
                 ) from None
         self._sockets.apply(listener)
-        listener.listen(self._size + _MAX_STRANGERS)
-        self._loop.watch(listener, select.EPOLLIN, self._on_caller)
+        listener.listen(self._size + _MAX_UNKNOWN_CALLERS)
+        self._loop.watch(listener, select.EPOLLIN, self._on_accept)
         self._listener = listener
 
-    def tend(self, timeout_s: float | None) -> float | None:
-        """Dial where it is time, give up where it is too late; how long to wait until the next such thing."""
+    def advance(self, timeout_s: float | None) -> float | None:
+        """Dial connections that are due and time out late ones.
+
+        Return how long to block until the next deadline, in seconds.
+        """
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            self._due_s = self._tend_all(now_s)
+            self._due_s = self._advance_all(now_s)
         left_s = max(0.0, self._due_s - now_s)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    def _tend_all(self, now_s: float) -> float:
-        """Look through all that is under way; when the next thing is due."""
+    def _advance_all(self, now_s: float) -> float:
         self._due_s = due_s = math.inf
-        for which, deadline_s in list(self._deadlines_s.items()):
+        for stream_key, deadline_s in list(self._deadlines_s.items()):
             if now_s >= deadline_s:
-                self._give_up(which)
-                due_s = now_s  # requests have ended: no waiting
+                self._time_out(stream_key)
+                due_s = now_s  # requests have failed: do not block
                 continue
             due_s = min(due_s, deadline_s)
-            if which in self._attempts:
-                if now_s >= self._attempts[which][0]:
-                    self._dial(which)
-                if which in self._attempts:
-                    due_s = min(due_s, self._attempts[which][0])
+            if stream_key in self._attempts:
+                if now_s >= self._attempts[stream_key][0]:
+                    self._dial(stream_key)
+                if stream_key in self._attempts:
+                    due_s = min(due_s, self._attempts[stream_key][0])
         for handshake, deadline_s in list(self._handshakes.values()):
             if now_s >= deadline_s:
                 self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
             else:
                 due_s = min(due_s, deadline_s)
-        return min(due_s, self._due_s)  # dialling may have failed at once, and be due again
+        return min(due_s, self._due_s)  # dialling may have failed at once and be due again
 
-    def _give_up(self, which: StreamKey) -> None:
+    def _time_out(self, stream_key: StreamKey) -> None:
         for handshake, _ in list(self._handshakes.values()):
-            if (handshake.peer, handshake.key) == which:
+            if (handshake.peer, handshake.key) == stream_key:
                 self._fail_handshake(handshake, "connected, but no hello came back")
-        del self._deadlines_s[which]
-        _, reason = self._attempts.pop(which)
-        peer = which[0]
+        del self._deadlines_s[stream_key]
+        _, reason = self._attempts.pop(stream_key)
+        peer = stream_key[0]
         ip, port = self._addresses[peer]
         what = f"no connection ({ip}:{port}: {reason}) with"
         bound_s = self._settings.bootstrap_timeout_s
-        self._stream_at(which).fail(TransportTimeout(self._rank, [peer], what, bound_s))
+        self._stream_at(stream_key).fail(TransportTimeout(self._rank, [peer], what, bound_s))
 
-    def _dial(self, which: StreamKey) -> None:
-        peer, key = which
+    def _dial(self, stream_key: StreamKey) -> None:
+        peer, key = stream_key
         sock = self._sockets.make()
         handshake = self._handshake(sock, peer, key)
         try:
-            self._settings.settings_of(self._rank, *which).apply(sock, key.traffic)
+            self._settings.settings_of(self._rank, *stream_key).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port = self._settings.local_port(self._rank, *which)
-            if not port:  # one that is free towards this peer, not towards all: there are enough of these
+            port = self._settings.local_port(self._rank, *stream_key)
+            if not port:  # a port that is free for this peer, not for all peers: there are enough of these
                 sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((self._addresses[self._rank][0], port))
             number = sock.connect_ex(self._addresses[peer])
@@ -165,24 +176,24 @@ class Connecting:
         except OSError as error:
             self._fail_handshake(handshake, str(error.strerror))
             return
-        self._begin_handshake(handshake, self._deadlines_s[which])
+        self._begin_handshake(handshake, self._deadlines_s[stream_key])
 
-    def _on_caller(self, mask: int) -> None:
-        """Accept one connection; epoll tells again of more."""
+    def _on_accept(self, mask: int) -> None:
+        """Accept one connection. epoll is level-triggered: it reports further ones again."""
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has gone already
+        except OSError:  # it was closed already
             return
-        # as many as there are ranks may come at once, and some strangers; those that this rank dials count too
-        if len(self._handshakes) >= 2 * self._size + _MAX_STRANGERS:
+        # all ranks may connect at once, and some unknown callers; dialled connections count, too
+        if len(self._handshakes) >= 2 * self._size + _MAX_UNKNOWN_CALLERS:
             self.refused += 1
             sock.close()
             return
         handshake = self._handshake(sock, None, None)
         try:
             self._sockets.apply(sock)
-        except OSError as error:  # reset in the meantime
+        except OSError as error:  # reset meanwhile
             self._fail_handshake(handshake, str(error))
             return
         self._begin_handshake(handshake, time.monotonic() + _HELLO_TIMEOUT_S)
@@ -205,28 +216,28 @@ class Connecting:
             if hello is None:
                 self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
                 return
-            peer, key = which = hello.sender, hello.key
-            self._came(peer, hello.incarnation)
+            peer, key = stream_key = hello.sender, hello.key
+            self._on_hello(peer, hello.incarnation)
             if handshake.peer is None:
                 if peer < self._rank:
-                    raise ValueError(f"sender: rank {peer} has no business to dial")
-                stream = self._stream_at(which)
+                    raise ValueError(f"sender: got rank {peer}, expected a higher rank: lower ranks listen")
+                stream = self._stream_at(stream_key)
                 if stream.sock is not None or stream.lost is not None:
-                    raise ValueError(f"sender: rank {peer} dialled before")
-                self._settings.settings_of(self._rank, *which).apply(sock, key.traffic)
-                handshake.speak(peer, key)
-            stream = self._stream_at(which)
+                    raise ValueError(f"sender: rank {peer} is connected already")
+                self._settings.settings_of(self._rank, *stream_key).apply(sock, key.traffic)
+                handshake.send_hello(peer, key)
+            stream = self._stream_at(stream_key)
         except (OSError, ValueError) as error:
             self._fail_handshake(handshake, getattr(error, "strerror", None) or str(error))
             return
-        self._deadlines_s.pop(which, None)
+        self._deadlines_s.pop(stream_key, None)
         del self._handshakes[sock.fileno()]
         self._loop.watch(sock, 0, stream.on_event)
         priority = key.traffic.priority
         stream.attach(sock, lambda mask: self._loop.watch(sock, mask, stream.on_event, priority))
 
     def _fail_handshake(self, handshake: Handshake, reason: str) -> None:
-        """Let the socket go; dial again later when it was ours."""
+        """Close the socket. Schedule another attempt if this rank dialled."""
         sock = handshake.sock
         self._handshakes.pop(sock.fileno(), None)
         self._loop.watch(sock, 0, _ignore)
@@ -234,23 +245,29 @@ class Connecting:
         if handshake.peer is None or handshake.key is None:
             self.refused += 1
         else:
-            which = (handshake.peer, handshake.key)
-            pause_s = self._pauses_s.get(which, _FIRST_RETRY_S)
-            self._pauses_s[which] = min(2 * pause_s, _LAST_RETRY_S)
+            stream_key = (handshake.peer, handshake.key)
+            pause_s = self._pauses_s.get(stream_key, _FIRST_RETRY_S)
+            self._pauses_s[stream_key] = min(2 * pause_s, _LAST_RETRY_S)
             again_s = time.monotonic() + pause_s
-            self._attempts[which] = (again_s, reason)
+            self._attempts[stream_key] = (again_s, reason)
             self._due_s = min(self._due_s, again_s)
 
 
 def _ignore(mask: int) -> None:
-    """The handler of what is no longer watched."""
+    """Ignore events of a socket that is no longer watched."""
 
 
 class Handshake:
-    """A socket that has not proven yet to belong to a rank of this job.
+    """A socket that has not yet proven to belong to a rank of this job.
 
-    peer, key: the rank that was dialled and for which connection; None on one that was accepted. incarnation: of this
-    rank.
+    Args:
+        sock: The socket, non-blocking.
+        rank: This rank.
+        size: The number of ranks.
+        token: The job's secret.
+        peer: The dialled rank; None for an accepted connection.
+        key: The connection that was dialled; None for an accepted connection.
+        incarnation: This rank's.
     """
 
     def __init__(
@@ -270,45 +287,49 @@ class Handshake:
         self._size = size
         self._token = token
         self._incarnation = incarnation
-        self._spoken = False
-        self._heard = b""
+        self._hello_sent = False
+        self._received = b""
 
     @property
     def events(self) -> int:
-        """The epoll events that it waits for."""
-        return select.EPOLLIN if self.peer is None or self._spoken else select.EPOLLOUT
+        """The epoll events to wait for."""
+        return select.EPOLLIN if self.peer is None or self._hello_sent else select.EPOLLOUT
 
     def on_event(self) -> Hello | None:
-        """Go on; what the peer said once it has.
+        """Continue the handshake.
 
-        Raises OSError or ValueError saying why there will be none.
+        Returns:
+            The peer's hello, None until it is complete.
+
+        Raises:
+            OSError, ValueError: If the handshake fails, with the reason.
         """
-        if self.peer is not None and self.key is not None and not self._spoken:
+        if self.peer is not None and self.key is not None and not self._hello_sent:
             number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if number:
                 raise OSError(number, os.strerror(number))
-            self.speak(self.peer, self.key)
+            self.send_hello(self.peer, self.key)
             return None
         try:
-            # no more than the hello: what follows belongs to the connection
-            data = self.sock.recv(HELLO_BYTES - len(self._heard))
+            # read no more than the hello: the rest belongs to the connection
+            data = self.sock.recv(HELLO_BYTES - len(self._received))
         except BlockingIOError:
             return None
         if not data:
-            raise ValueError(f"it closed after {len(self._heard)} of {HELLO_BYTES} bytes of its hello")
-        self._heard += data
-        if len(self._heard) < HELLO_BYTES:
+            raise ValueError(f"it closed after {len(self._received)} of {HELLO_BYTES} bytes of its hello")
+        self._received += data
+        if len(self._received) < HELLO_BYTES:
             return None
-        hello = read_hello(self._heard, self._rank, self._size, self._token)
+        hello = read_hello(self._received, self._rank, self._size, self._token)
         if self.peer is not None and (hello.sender, hello.key) != (self.peer, self.key):
             got = f"rank {hello.sender}, {hello.key}"
             raise ValueError(f"sender: got {got}, expected rank {self.peer}, {self.key}")
         return hello
 
-    def speak(self, peer: int, key: ConnectionKey) -> None:
-        """Say hello to this rank, for this connection. Raises OSError, or ValueError for MPTCP that is none."""
+    def send_hello(self, peer: int, key: ConnectionKey) -> None:
+        """Send the hello for this connection. Raises OSError, or ValueError if MPTCP fell back to TCP."""
         if self.sock.proto == IPPROTO_MPTCP:
             subflows(self.sock)
-        self._spoken = True
-        # the first bytes of a connection: there is room for them
+        self._hello_sent = True
+        # the first bytes of a connection always fit the send buffer
         self.sock.send(make_hello(self._rank, peer, self._size, self._token, key, self._incarnation))

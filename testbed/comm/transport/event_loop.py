@@ -1,4 +1,8 @@
-"""What a rank waits for: its sockets, and whoever wants it to wake up; one thread, one epoll instance."""
+"""A rank's event loop: its sockets and a wake-up event, in one thread on one epoll instance.
+
+`ExactPoll` is epoll with timeouts in nanoseconds, by one system call. Python's own epoll counts milliseconds, and
+reads the clock as well. Each system call stops a guest's program, which is most of the cost of a message there.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +20,28 @@ from typing import Protocol
 
 from testbed.clock import clock_here
 
-# The kernel may add a thousandth of the time asked for, save for real-time processes, which ranks are in a guest. Where
-# it has no exact epoll: that counts milliseconds; select is exact but slower.
+# The kernel may add a thousandth of the timeout, except for real-time processes, which ranks are in a guest. Without
+# epoll_pwait2, epoll counts milliseconds; select is exact but slower.
 _EXACT_BELOW_S = 0.003
-_EARLY = 0.998
+_EARLY_SHARE = 0.998
 PR_SET_TIMERSLACK = 29
 
 Handler = Callable[[int], None]
 
 
 class HasDescriptor(Protocol):
-    """A socket, or what else has one."""
+    """A socket, or any other object with a file descriptor."""
 
     def fileno(self) -> int:
-        """For epoll."""
+        """Return the descriptor, for epoll."""
 
 
 @dataclass
 class StallDetector:
-    """Whether a rank was able to run: it never waits longer than `wait_s`, so who is not back in `gap_s` stood still.
+    """Detects that a rank was not scheduled.
 
-    gaps: (last seen, back again) of each time that it was not; CLOCK_MONOTONIC.
+    The rank never blocks longer than `wait_s`, so it was stalled if it is not back within `gap_s`. `gaps` has the
+    times (last seen, back again) of each stall, by CLOCK_MONOTONIC.
     """
 
     wait_s: float
@@ -45,28 +50,28 @@ class StallDetector:
 
 
 class EventLoop:
-    """Sockets and what to call when they are ready. `wake` is for any thread, or a signal handler."""
+    """Sockets and their handlers. `wake` may be called from any thread or from a signal handler."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._exact = ExactPoll(self._epoll.fileno())
-        self._early = 1.0 if clock_here() == "free" else _EARLY
+        self._early = 1.0 if clock_here() == "free" else _EARLY_SHARE
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
         self._handlers: dict[int, Handler] = {self._bell: self._on_bell}
         self._masks: dict[int, int] = {}
-        self._priorities: dict[int, int] = {}  # of descriptors that come first
+        self._priorities: dict[int, int] = {}  # of descriptors above 0
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether the loop is closed."""
         return self._epoll.closed
 
     def poll(self, timeout_s: float | None) -> Events:
-        """What is ready, waiting for it up to `timeout_s` (None: for ever): (descriptor, mask of epoll)."""
+        """Return the ready sockets as (descriptor, epoll mask), blocking for up to `timeout_s` (None: forever)."""
         if timeout_s is None:
             return self._epoll.poll()
-        # wakes up too early rather than too late; the caller comes again for the rest
+        # wake up too early rather than too late; the caller polls again for the rest
         if self._exact.works:
             return self._exact.poll(timeout_s * self._early if timeout_s > _EXACT_BELOW_S else timeout_s)
         if timeout_s > _EXACT_BELOW_S:
@@ -78,7 +83,7 @@ class EventLoop:
         return self._epoll.poll(0)
 
     def handle(self, events: Events) -> None:
-        """Call the handlers, those of the highest priority first."""
+        """Call the handlers of events, the highest priority first."""
         if self._priorities and len(events) > 1:
             events.sort(key=lambda event: -self._priorities.get(event[0], 0))
         handlers = self._handlers
@@ -88,7 +93,7 @@ class EventLoop:
                 handler(mask)
 
     def watch(self, sock: HasDescriptor, mask: int, handler: Handler, priority: int = 0) -> None:
-        """Have `handler` called for these events of the socket; 0 for no longer."""
+        """Call `handler` for the events of a socket in `mask`; a mask of 0 stops watching."""
         descriptor = sock.fileno()
         before = self._masks.get(descriptor, 0)
         if not mask:
@@ -108,16 +113,16 @@ class EventLoop:
             self._priorities[descriptor] = priority
 
     def handler_of(self, sock: socket.socket) -> Handler:
-        """What is called for a socket that is watched."""
+        """Return the handler of a watched socket."""
         return self._handlers[sock.fileno()]
 
     def wake(self) -> None:
-        """Have `poll` return."""
-        with contextlib.suppress(OSError):  # closed meanwhile
+        """Make `poll` return."""
+        with contextlib.suppress(OSError):  # closed concurrently
             os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Close the loop."""
         if not self._epoll.closed:
             self._epoll.close()
             os.close(self._bell)
@@ -129,10 +134,10 @@ class EventLoop:
 
 
 def set_timer_slack() -> None:
-    """Have the kernel wake this thread when its time has come, not up to 50 us later as it does by default.
+    """Make the kernel wake this thread on time, instead of up to 50 us late as by default.
 
-    Waiting for sockets it allows itself a thousandth of the time-out on top, save for real-time processes. Where
-    computing takes no time, that class costs nobody anything.
+    When waiting for sockets the kernel allows itself a thousandth of the timeout on top, except for real-time
+    processes. In a guest, where computing takes no time, the real-time class costs nobody anything.
     """
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     if clock_here() == "free":
@@ -142,9 +147,9 @@ def set_timer_slack() -> None:
 
 Events = list[tuple[int, int]]
 
-_EPOLL_PWAIT2 = 441  # Linux 5.11; the same number on all processors
+_EPOLL_PWAIT2 = 441  # Linux 5.11; the same number on all architectures
 _SIGNAL_SET_BYTES = 8
-_MOST_EVENTS = 64
+_MAX_EVENTS = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -154,7 +159,7 @@ class _Event(ctypes.Structure):
     _fields_ = (
         ("events", ctypes.c_uint32),
         ("gap", ctypes.c_char * (0 if platform.machine() == "x86_64" else 4)),
-        ("descriptor", ctypes.c_int32),  # of its eight bytes of data Python fills these
+        ("descriptor", ctypes.c_int32),  # of the eight bytes of user data Python fills these four
         ("rest", ctypes.c_uint32),
     )
 
@@ -164,16 +169,16 @@ class _Time(ctypes.Structure):
 
 
 class ExactPoll:
-    """Waits on one epoll instance, by its descriptor. `works` says whether this kernel has the call."""
+    """epoll_pwait2 on one epoll instance, given by its descriptor. `works` says whether this kernel has the call."""
 
     def __init__(self, descriptor: int) -> None:
-        self._events = (_Event * _MOST_EVENTS)()
+        self._events = (_Event * _MAX_EVENTS)()
         self._time = _Time()
         self._arguments = (
             ctypes.c_long(_EPOLL_PWAIT2),
             ctypes.c_long(descriptor),
             ctypes.byref(self._events),
-            ctypes.c_long(_MOST_EVENTS),
+            ctypes.c_long(_MAX_EVENTS),
             ctypes.byref(self._time),
             None,
             ctypes.c_long(_SIGNAL_SET_BYTES),
@@ -185,8 +190,8 @@ class ExactPoll:
             self.works = False
 
     def poll(self, timeout_s: float) -> Events:
-        """What is ready, waiting for it up to so long: (descriptor, mask of epoll). OSError."""
-        # to the next nanosecond, save for what counting in seconds has added to a whole one
+        """Return the ready sockets as (descriptor, epoll mask), blocking for up to `timeout_s`. Raises OSError."""
+        # round up to a nanosecond, except for rounding errors of seconds as floats
         left_ns = max(1, math.ceil(timeout_s * 1e9 - 0.01)) if timeout_s > 0 else 0
         self._time.seconds, self._time.nanoseconds = divmod(left_ns, 1_000_000_000)
         found = _libc.syscall(*self._arguments)

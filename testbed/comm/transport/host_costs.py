@@ -1,7 +1,10 @@
-"""How a job's messages are handed over and what that costs their hosts, in plain figures: for ranks and for the model.
+"""Host costs of messages and operations, for ranks and for the model of a step.
 
-Seconds and bytes are emulated ones. What belongs to a message is spent by `CostedTransport`, what belongs to an
-operation (a collective, one end of a message between two ranks) by whoever begins it.
+Under the virtual clock software runs in no time, so its cost has to be added on purpose. A rank works on one message
+after another: each costs a fixed time and a time per byte, before it goes to the network and after it arrives. The
+handover between device and host comes on top, in parallel with other messages. `CostedTransport` spends the cost of a
+message. The cost of an operation (a collective, or one end of a message between two ranks) is spent by its initiator.
+Seconds and bytes are emulated ones.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from testbed.comm.transport.base import (
 from testbed.comm.transport.layers import Wrapper
 from testbed.comm.transport.onesided import OneSided
 
-PAGE_BYTES = 4096  # smaller arrays go by way of memory that is registered anyway
+PAGE_BYTES = 4096  # smaller arrays are copied through registered memory
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What it takes to register an array with a network card: evenly drawn, and now and then much more.
+    """Time to register an array with a network card.
 
-    least_s, most_s: of most; rare_s: of a share `rare` of them.
+    Uniform between `least_s` and `most_s`, except for a share `rare` of arrays, which take `rare_s`.
     """
 
     least_s: float
@@ -43,16 +46,19 @@ class Registration:
     rare_s: float
     rare: float
 
-    def drawn_s(self, draw: random.Random) -> float:
-        """Of one array."""
+    def draw_s(self, draw: random.Random) -> float:
+        """Return the time for one array, in seconds."""
         return self.rare_s if draw.random() < self.rare else draw.uniform(self.least_s, self.most_s)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Of a protocol that copies: through so many slots of so many bytes between two ranks.
+    """The slots between two ranks of a protocol that copies.
 
-    announced: none of a message's is free before its receiver waits for it, and has said so.
+    Attributes:
+        chunk_bytes: Size of a slot.
+        count: The number of slots.
+        announced: Slots become free for a message only when its receiver waits for it, and has said so.
     """
 
     chunk_bytes: int = 256 * 1024
@@ -62,13 +68,20 @@ class Slots:
 
 @dataclass(frozen=True)
 class Software:
-    """Of one job. protocol: by name. slots: of one that copies through some.
+    """Software costs of one job.
 
-    message_s, byte_s: of each message (of one that is cut, of each chunk) at each end, one after another. note_s: of a
-    protocol's note; None: as a message. handover_s: more until it is handed over between device and host, while others
-    go on. launch_s: before an operation begins; completion_s: after its last message. synchronisation_s: before one
-    whose host must first read the device's counts. registration: of each array when first used; None: all are.
-    computing_share: of a rank's speed of computing that an operation under way takes away.
+    Attributes:
+        protocol: Name of the message protocol.
+        slots: The slots, if the protocol copies through slots.
+        message_s: Per message, or per chunk of a message that is cut, at each end; messages are processed one by one.
+        byte_s: Per byte, likewise.
+        note_s: Of a protocol's note; None: the same as a message.
+        handover_s: Extra latency of the handover between device and host, in parallel with other messages.
+        launch_s: Before an operation begins.
+        completion_s: After its last message.
+        synchronisation_s: Before an operation whose host must first read counts from the device.
+        registration: Of each array on first use; None: all arrays are registered.
+        computing_share: The share of a rank's computing speed that a running operation takes away.
     """
 
     protocol: str = "eager"
@@ -84,26 +97,26 @@ class Software:
     computing_share: float = 0.0
 
     @property
-    def of_note_s(self) -> float:
-        """What a note costs each of its ends."""
+    def note_cost_s(self) -> float:
+        """The cost of a note at each end, in seconds."""
         return self.message_s if self.note_s is None else self.note_s
 
     @property
-    def of_messages(self) -> bool:
+    def costs_messages(self) -> bool:
         """Whether messages cost anything."""
-        return any((self.message_s, self.byte_s, self.of_note_s, self.handover_s))
+        return any((self.message_s, self.byte_s, self.note_cost_s, self.handover_s))
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Software:
-        """The inverse of dataclasses.asdict, after a round trip through JSON."""
-        found = dict(document, slots=Slots(**document["slots"]))
-        if found["registration"] is not None:
-            found["registration"] = Registration(**found["registration"])
-        return cls(**found)
+        """Return the inverse of dataclasses.asdict, after a round trip through JSON."""
+        fields = dict(document, slots=Slots(**document["slots"]))
+        if fields["registration"] is not None:
+            fields["registration"] = Registration(**fields["registration"])
+        return cls(**fields)
 
 
 class OperationCosts:
-    """What one rank's operations take beside their messages. seed: of what is drawn, another for each rank."""
+    """The costs of one rank's operations, without their messages. `seed` of the random draws differs by rank."""
 
     def __init__(self, software: Software, seed: str) -> None:
         self._software = software
@@ -111,32 +124,40 @@ class OperationCosts:
         self._registered: set[tuple[int, int]] = set()
 
     def before_s(self, address: int, size_bytes: int) -> float:
-        """Until an operation on the array at this address begins; 0 bytes for none."""
+        """Return the time until an operation on the array at this address begins, in seconds.
+
+        size_bytes: 0 for no array.
+        """
         took_s, registration = self._software.launch_s, self._software.registration
         array = address, size_bytes
         if registration is not None and size_bytes >= PAGE_BYTES and array not in self._registered:
             self._registered.add(array)
-            took_s += registration.drawn_s(self._draw)
+            took_s += registration.draw_s(self._draw)
         return took_s
 
     @property
     def after_s(self) -> float:
-        """From an operation's last message until who waits for it is told."""
+        """The time from an operation's last message until its waiter is notified, in seconds."""
         return self._software.completion_s
 
 
 def operation_costs(software: Software, seed: int, rank: int) -> OperationCosts | None:
-    """Of one rank; None where operations cost nothing by themselves."""
+    """Return the operation costs of one rank; None if operations themselves cost nothing."""
     if not (software.launch_s or software.completion_s or software.registration):
         return None
     return OperationCosts(software, f"{seed}/registration/{rank}")
 
 
 class CostedTransport(Wrapper):
-    """A transport whose messages cost their rank time, at both ends; otherwise the one that it wraps.
+    """A wrapper whose messages cost their rank time, at both ends.
 
-    note_s: of a protocol's note, in place of per_message_s; None: the same. handover_s: between device and host, of
-    each message but notes, at each end; the rank does other things meanwhile.
+    Args:
+        inner: The transport.
+        per_message_s: Per message.
+        per_byte_s: Per byte.
+        note_s: Per note of a protocol, instead of per_message_s; None: the same.
+        handover_s: Between device and host, of each message except notes, at each end. The rank can do other work
+            meanwhile.
     """
 
     def __init__(
@@ -156,8 +177,8 @@ class CostedTransport(Wrapper):
         self._lost: dict[int, TransportError] = {}
         if isinstance(inner, OneSided):
             self.exposed = inner.exposed
-        self._forgotten: Counter[int] = Counter()  # how many times each peer was
-        # what comes next when its time has come; of two at one moment what was asked for first
+        self._forgotten: Counter[int] = Counter()  # how often each peer was forgotten
+        # actions by due time, then by order of request
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
 
@@ -167,11 +188,11 @@ class CostedTransport(Wrapper):
         return self.inner.counters
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport; the message leaves once the rank has paid for it."""
+        """See Transport. The message leaves once its cost is spent."""
         check_traffic_class(traffic)
         request = Request("send", peer, tag, view)
-        if not self._valid(peer, tag):
-            return self.inner.isend(peer, tag, view, traffic)  # which says what is wrong
+        if peer not in self.inner.counters or tag < 0:
+            return self.inner.isend(peer, tag, view, traffic)  # raises the error
 
         if peer in self._lost:
             request.fail(self._lost[peer])
@@ -179,16 +200,16 @@ class CostedTransport(Wrapper):
         forgotten = self._forgotten[peer]
 
         def leave() -> None:
-            if self._forgotten[peer] != forgotten:  # meant for one that has gone
-                request.fail(PeerLost(self.rank, peer, "it was given up"))
+            if self._forgotten[peer] != forgotten:  # the message was for an earlier incarnation
+                request.fail(PeerLost(self.rank, peer, "this rank dropped it"))
             else:
-                self._follow(request, self.inner.isend(peer, tag, view, traffic))
+                self._complete_with(request, self.inner.isend(peer, tag, view, traffic))
 
-        self._after(tag, len(view), leave)
+        self._schedule(tag, len(view), leave)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport; the message is there once the rank has paid for it."""
+        """See Transport. The request is done once the cost of the message is spent."""
         request = Request("recv", peer, tag, view)
         inner = self.inner.irecv(peer, tag, view, traffic)
 
@@ -196,7 +217,7 @@ class CostedTransport(Wrapper):
             if inner.error is not None:
                 self._fail(request, inner.error)
             else:
-                self._after(tag, len(view), request.complete)
+                self._schedule(tag, len(view), request.complete)
 
         if inner.done:
             arrived(inner)
@@ -206,12 +227,12 @@ class CostedTransport(Wrapper):
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
-        self._do_due()
+        self._run_due()
         if self._due:
             left_s = max(0.0, self._due[0][0] - self.inner.now_s)
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self.inner.progress(timeout_s)
-        self._do_due()
+        self._run_due()
 
     def abort(self, reason: str) -> None:
         """See Transport."""
@@ -220,7 +241,7 @@ class CostedTransport(Wrapper):
         self.inner.abort(reason)
 
     def close(self) -> None:
-        """See Transport; what is paid for already still leaves."""
+        """See Transport. Sends whose cost is being spent still leave."""
         while self._due:
             self.progress(None)
         self.inner.close()
@@ -231,24 +252,21 @@ class CostedTransport(Wrapper):
         super().forget(peer)
         self._lost.pop(peer, None)
 
-    def _valid(self, peer: int, tag: int) -> bool:
-        return peer in self.inner.counters and tag >= 0
-
-    def _after(self, tag: int, size_bytes: int, action: Callable[[], None]) -> None:
-        """Do `action` when the rank has worked off this message, after all before it, and handed it over."""
+    def _schedule(self, tag: int, size_bytes: int, action: Callable[[], None]) -> None:
+        """Run `action` once this message's cost is spent, after all earlier ones, and it is handed over."""
         note = tag == CONTROL_TAG
         cost_s = size_bytes * self._per_byte_s + (self._note_s if note else self._per_message_s)
         self._busy_until_s = max(self._busy_until_s, self.inner.now_s) + cost_s
         at_s = self._busy_until_s + (0.0 if note else self._handover_s)
         heapq.heappush(self._due, (at_s, next(self._number), action))
 
-    def _do_due(self) -> None:
+    def _run_due(self) -> None:
         due = self._due
         while due and due[0][0] <= self.inner.now_s:
             heapq.heappop(due)[-1]()
 
-    def _follow(self, request: Request, inner: Request) -> None:
-        """The request ends as the inner one does."""
+    def _complete_with(self, request: Request, inner: Request) -> None:
+        """Complete or fail the request as the inner one does."""
 
         def ended(_: Request) -> None:
             if inner.error is not None:

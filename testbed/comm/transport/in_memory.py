@@ -1,4 +1,4 @@
-"""A network inside one process, for tests: one transport per rank, driven by a thread each or all by one thread."""
+"""An in-process network for tests: one transport per rank, driven by a thread each or all by one thread."""
 
 from __future__ import annotations
 
@@ -17,33 +17,27 @@ from testbed.comm.transport.base import (
     PeerLost,
     Request,
     TrafficClass,
-    aborted_words,
     address_error,
     check_traffic_class,
     check_writable,
-    reason_bytes,
+    describe_abort,
+    encode_reason,
 )
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 
-_CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
-_BELL = -2  # nothing came: somebody wants `progress` to return
-_NOTE = -3  # something told beside all messages
+_CLOSED = -1  # instead of a tag: the sender has closed; the payload is the reason
+_WAKE = -2  # no message: makes `progress` return
+_NOTE = -3  # a note
 
 
 class MemoryNetwork:
-    """`size` ranks; `transports[r]` is rank r's. Sending copies the message and is done at once."""
+    """A network of `size` ranks; `transports[r]` is rank r's. A send copies the message and is done at once."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"size: got {size}, expected at least 1")
         self.transports = [MemoryTransport(self, rank, size) for rank in range(size)]
-
-    def come_back(self, rank: int) -> MemoryTransport:
-        """A new transport of a rank that has gone, for its next incarnation; peers have to forget the old one first."""
-        size = len(self.transports)
-        self.transports[rank] = MemoryTransport(self, rank, size)
-        return self.transports[rank]
 
 
 class MemoryTransport:
@@ -58,12 +52,12 @@ class MemoryTransport:
         self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
         self._lost: dict[int, PeerLost] = {}
         self._closed = False
-        self.exposed = Exposed()
+        self.exposed = ExposedWindows()
         self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
             deque()
-        )  # other ranks' threads append here
-        self._news = threading.Condition()
-        self.incarnations: dict[int, int] = {}  # nobody says hello
+        )  # appended by other ranks' threads
+        self._condition = threading.Condition()
+        self.incarnations: dict[int, int] = {}  # there are no hellos
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
 
@@ -99,20 +93,20 @@ class MemoryTransport:
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
-        with self._news:
+        with self._condition:
             if not self._arrived and timeout_s != 0.0:
-                self._news.wait(timeout_s)
+                self._condition.wait(timeout_s)
         self.now_s = time.monotonic()
         while self._arrived:
             peer, tag, traffic, payload = self._arrived.popleft()
-            if tag == _BELL:
+            if tag == _WAKE:
                 continue
             if tag == _NOTE:
                 if self.on_note is not None:
                     self.on_note(peer, payload)
                 continue
             if tag == _CLOSED:
-                self._lose(peer, aborted_words(payload) if payload else "it closed its end", not payload)
+                self._lose(peer, describe_abort(payload) if payload else "it closed its end", not payload)
                 continue
             if is_put(tag):
                 request = self.exposed.place(peer, tag, len(payload))
@@ -132,23 +126,23 @@ class MemoryTransport:
 
     def wake(self) -> None:
         """See Transport."""
-        self._deliver(self.rank, _BELL, BEST_EFFORT, b"")
+        self._deliver(self.rank, _WAKE, BEST_EFFORT, b"")
 
     def abort(self, reason: str) -> None:
         """See Transport."""
-        self._end(reason_bytes(reason), "this rank has aborted")
+        self._end(encode_reason(reason), "this rank has aborted")
 
     def close(self) -> None:
         """See Transport."""
         self._end(b"", "this rank has closed its transport")
 
-    def _end(self, told: bytes, reason: str) -> None:
+    def _end(self, peers_reason: bytes, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
-        self.on_peer_lost = None  # it knows
+        self.on_peer_lost = None  # the caller knows
         for peer in self.counters:
-            self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, told)
+            self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, peers_reason)
             self._lose(peer, reason)
 
     def _request(
@@ -160,9 +154,9 @@ class MemoryTransport:
         return Request(kind, peer, tag, view)
 
     def _deliver(self, sender: int, tag: int, traffic: TrafficClass, payload: bytes) -> None:
-        with self._news:
+        with self._condition:
             self._arrived.append((sender, tag, traffic, payload))
-            self._news.notify()
+            self._condition.notify()
 
     def _count(self, peer: int, payload: bytes) -> None:
         counters = self.counters[peer]
@@ -177,19 +171,19 @@ class MemoryTransport:
             request.view[:] = payload
         request.complete()
 
-    def tell(self, peer: int, data: bytes) -> None:
-        """See TellsOfPeers."""
+    def send_note(self, peer: int, data: bytes) -> None:
+        """See PeerEvents."""
         if peer not in self._lost:
             self._network.transports[peer]._deliver(self.rank, _NOTE, BEST_EFFORT, data)
 
     def forget(self, peer: int) -> None:
-        """See TellsOfPeers."""
+        """See PeerEvents."""
         on_peer_lost, self.on_peer_lost = self.on_peer_lost, None
-        self._lose(peer, "it was given up")
+        self._lose(peer, "this rank dropped it")
         self.on_peer_lost = on_peer_lost
         del self._lost[peer]
-        for which in [which for which in self._mailboxes if which[0] == peer]:
-            del self._mailboxes[which]
+        for pair_key in [pair_key for pair_key in self._mailboxes if pair_key[0] == peer]:
+            del self._mailboxes[pair_key]
 
     def _lose(self, peer: int, reason: str, orderly: bool = False) -> None:
         new = peer not in self._lost

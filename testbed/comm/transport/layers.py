@@ -1,4 +1,8 @@
-"""Layers over a transport, and one that lets ranks send notes to each other beside their messages."""
+"""Base classes of layers over a transport.
+
+`Wrapper` forwards to the inner transport. `Layer` adds notes: small control messages between ranks, outside the
+messages.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,14 @@ from testbed.comm.transport.base import (
 
 _CONTROL = struct.Struct("<QQ")
 NOTE_BYTES = _CONTROL.size
-MOST_NOTES = 100_000  # that wait for what they are about
+MAX_PENDING_NOTES = 100_000  # notes that wait for their message
 _CLOSE_TIMEOUT_S = 2.0
 
-Line = tuple[int, TrafficClass]
+PairKey = tuple[int, TrafficClass]
 
 
 class Wrapper:
-    """A transport on top of another one: what both have in common."""
+    """A transport on top of another one."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -53,42 +57,42 @@ class Wrapper:
         self.inner.wake()
 
     def forget(self, peer: int) -> None:
-        """See TellsOfPeers; nothing more happens where the transport below knows nothing of it."""
+        """See PeerEvents. Does nothing if the inner transport does not have it."""
         if hasattr(self.inner, "forget"):
             self.inner.forget(peer)
 
 
 class Layer(Wrapper):
-    """What both have in common: notes from rank to rank beside the messages, and things done after `progress`."""
+    """A wrapper with notes between ranks, and actions that are deferred until after `progress`."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._later: deque[Callable[[], None]] = deque()
-        self._listening: dict[Line, TransportError | None] = {}
+        self._deferred: deque[Callable[[], None]] = deque()
+        self._note_errors: dict[PairKey, TransportError | None] = {}
         self._notes_sent: dict[int, int] = dict.fromkeys(inner.counters, 0)
         self._notes_received = dict(self._notes_sent)
         self._copied = dict(self._notes_sent)
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
-        """A note has come."""
+    def on_note(self, pair: PairKey, tag: int, number: int) -> None:
+        """Handle a note."""
         raise NotImplementedError
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
-        """No notes will come any more."""
+    def on_lost(self, pair: PairKey, error: TransportError) -> None:
+        """Handle that no more notes will come from a peer in this class."""
         raise NotImplementedError
 
     @property
-    def unfinished(self) -> bool:
+    def has_waiting_sends(self) -> bool:
         """Whether sends wait for notes."""
         raise NotImplementedError
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
-        """See Transport; notes are not counted as messages, their bytes count as headers."""
-        found = {}
+        """See Transport. Notes do not count as messages; their bytes count as headers."""
+        counters = {}
         for peer, raw in self.inner.counters.items():
             sent, received = self._notes_sent[peer], self._notes_received[peer]
-            found[peer] = replace(
+            counters[peer] = replace(
                 raw,
                 messages_sent=raw.messages_sent - sent,
                 bytes_sent=raw.bytes_sent - sent * _CONTROL.size,
@@ -98,80 +102,79 @@ class Layer(Wrapper):
                 header_bytes_received=raw.header_bytes_received + received * _CONTROL.size,
                 bytes_copied=raw.bytes_copied + self._copied[peer],
             )
-        return found
+        return counters
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
-        self._catch_up()
+        self._run_deferred()
         self.inner.progress(timeout_s)
-        self._catch_up()
+        self._run_deferred()
 
     def abort(self, reason: str) -> None:
         """See Transport."""
         self.inner.abort(reason)
-        self._catch_up()
+        self._run_deferred()
 
     def close(self) -> None:
-        """See Transport; sends that the peers have not asked for are waited for, for a while."""
+        """See Transport. Waits for a limited time for sends that the peers have not asked for."""
         deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        while self.unfinished and (left_s := deadline_s - time.monotonic()) > 0:
+        while self.has_waiting_sends and (left_s := deadline_s - time.monotonic()) > 0:
             self.progress(left_s)
         self.inner.close()
-        self._catch_up()
+        self._run_deferred()
 
     def forget(self, peer: int) -> None:
         """See Wrapper."""
         super().forget(peer)
-        self._catch_up()  # what waited for the peer has failed
-        for line in [line for line in self._listening if line[0] == peer]:
-            del self._listening[line]
+        self._run_deferred()  # requests for the peer have failed
+        for pair in [pair for pair in self._note_errors if pair[0] == peer]:
+            del self._note_errors[pair]
 
-    # ---- for those who derive
+    # ---- for subclasses
 
-    def _check(self, peer: int, tag: int) -> None:
+    def _check_address(self, peer: int, tag: int) -> None:
         if peer not in self.inner.counters or not 0 <= tag <= MAX_TAG:
             raise address_error(self.rank, self.size, peer, tag)
 
-    def _after(self, request: Request, then: Callable[[Request], None]) -> None:
-        """Once that request of the inner transport is done, and outside its calls."""
+    def _when_done(self, request: Request, then: Callable[[Request], None]) -> None:
+        """Call `then` once the request of the inner transport is done, outside the inner transport's calls."""
         if request.done:
-            self._later.append(lambda: then(request))
+            self._deferred.append(lambda: then(request))
         else:
-            request.on_done = lambda done: self._later.append(lambda: then(done))
+            request.on_done = lambda done: self._deferred.append(lambda: then(done))
 
-    def _catch_up(self) -> None:
-        while self._later:
-            self._later.popleft()()
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()()
 
-    def _note(self, line: Line, tag: int, number: int) -> None:
-        """Send a note."""
-        self._notes_sent[line[0]] += 1
+    def _send_note(self, pair: PairKey, tag: int, number: int) -> None:
+        self._notes_sent[pair[0]] += 1
         note = memoryview(_CONTROL.pack(tag, number))
-        self.inner.isend(line[0], CONTROL_TAG, note, line[1])
+        self.inner.isend(pair[0], CONTROL_TAG, note, pair[1])
 
-    def _listen(self, line: Line) -> TransportError | None:
-        """Have notes of this line heard; the error that ended it, if it has ended."""
-        if line not in self._listening:
-            self._listening[line] = None
-            self._hear(line)
-        return self._listening[line]
+    def _listen_for_notes(self, pair: PairKey) -> TransportError | None:
+        """Receive the notes of this pair from now on; return the error that ended them, if any."""
+        if pair not in self._note_errors:
+            self._note_errors[pair] = None
+            self._post_note_receive(pair)
+        return self._note_errors[pair]
 
-    def _hear(self, line: Line) -> None:
+    def _post_note_receive(self, pair: PairKey) -> None:
         buffer = memoryview(bytearray(_CONTROL.size))
 
-        def heard(request: Request) -> None:
+        def on_received(request: Request) -> None:
             if request.error is not None:
-                self._listening[line] = request.error
-                self.on_lost(line, request.error)
+                self._note_errors[pair] = request.error
+                self.on_lost(pair, request.error)
                 return
-            self._notes_received[line[0]] += 1
-            self._hear(line)
-            self.on_note(line, *_CONTROL.unpack(buffer))
+            self._notes_received[pair[0]] += 1
+            self._post_note_receive(pair)
+            self.on_note(pair, *_CONTROL.unpack(buffer))
 
-        self._after(self.inner.irecv(line[0], CONTROL_TAG, buffer, line[1]), heard)
+        self._when_done(self.inner.irecv(pair[0], CONTROL_TAG, buffer, pair[1]), on_received)
 
-    def _end_as(self, request: Request, inner: Request) -> None:
-        """The request ends as the inner one does."""
+    def _complete_with(self, request: Request, inner: Request) -> None:
+        """Complete or fail the request as the inner one does."""
 
         def ended(done: Request) -> None:
             if done.error is not None:
@@ -179,4 +182,4 @@ class Layer(Wrapper):
             else:
                 request.complete()
 
-        self._after(inner, ended)
+        self._when_done(inner, ended)

@@ -1,4 +1,4 @@
-"""Matching of arriving messages with posted receives, by tag, for one peer."""
+"""Matching of incoming messages with posted receives, by tag, for one peer."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from testbed.comm.transport.base import Request, TransportError
 
-_MOST_MESSAGES = 100_000
+_MAX_MESSAGES = 100_000
 
 
 class Staged:
-    """A message that nobody has asked for yet: its payload so far, in memory of its own."""
+    """An unexpected message: its payload so far, in a buffer of its own."""
 
     __slots__ = ("view",)
 
     def __init__(self, length: int) -> None:
-        # numpy does not touch the memory, so an announced length costs nothing until bytes come
+        # numpy does not touch the memory, so an announced length costs nothing until data arrives
         self.view = np.empty(length, dtype=np.uint8).data
 
 
 class Mailbox:
-    """Receives posted and messages staged, each in order per tag; at most one of the two exists for a tag."""
+    """Posted receives and unexpected messages, each in order per tag. A tag never has both."""
 
     __slots__ = ("posted", "staged", "staged_bytes", "staged_messages")
 
@@ -33,7 +33,7 @@ class Mailbox:
         self.staged_messages = 0
 
     def post(self, request: Request) -> None:
-        """Remember a receive that no message waits for."""
+        """Post a receive for which no message waits."""
         queue = self.posted.get(request.tag)
         if queue is None:
             self.posted[request.tag] = deque((request,))
@@ -41,7 +41,7 @@ class Mailbox:
             queue.append(request)
 
     def take_posted(self, tag: int) -> Request | None:
-        """The oldest receive posted for this tag, no longer posted."""
+        """Remove and return the oldest receive posted for this tag, or None."""
         queue = self.posted.get(tag)
         if queue is None:
             return None
@@ -50,12 +50,15 @@ class Mailbox:
             del self.posted[tag]
         return request
 
-    def has_room(self, length: int, most_bytes: int) -> bool:
-        """Whether a message of `length` bytes may be staged; of empty ones, too, there may only be so many."""
-        return self.staged_bytes + length <= most_bytes and self.staged_messages < _MOST_MESSAGES
+    def has_room(self, length: int, max_bytes: int) -> bool:
+        """Return whether a message of `length` bytes may be staged.
+
+        The number of messages is limited, too, even of empty ones.
+        """
+        return self.staged_bytes + length <= max_bytes and self.staged_messages < _MAX_MESSAGES
 
     def stage(self, tag: int, length: int) -> Staged:
-        """Room for a message of `length` bytes that came before its receive."""
+        """Return a buffer for a message of `length` bytes that came before its receive."""
         staged = Staged(length)
         self.reserve(length)
         self.keep(tag, staged)
@@ -67,16 +70,16 @@ class Mailbox:
         self.staged_messages += 1
 
     def release(self, length: int) -> None:
-        """Count it no longer."""
+        """Undo `reserve`."""
         self.staged_bytes -= length
         self.staged_messages -= 1
 
     def keep(self, tag: int, staged: Staged) -> None:
-        """Put a message, which is counted already, where receives look for it."""
+        """Store a message, which is counted already, where receives look for it."""
         self.staged.setdefault(tag, deque()).append(staged)
 
     def take_staged(self, tag: int) -> Staged | None:
-        """The oldest message staged for this tag, whole or still coming in, no longer staged."""
+        """Remove and return the oldest message staged for this tag, complete or not, or None."""
         queue = self.staged.get(tag)
         if queue is None:
             return None
@@ -87,7 +90,7 @@ class Mailbox:
         return staged
 
     def discard(self, staged: Staged) -> None:
-        """Forget a message that will never be whole; nothing happens when it was taken before."""
+        """Drop a message that will never be complete. Does nothing if it was taken."""
         for tag, queue in self.staged.items():
             if staged in queue:
                 self.release(len(staged.view))
@@ -107,13 +110,13 @@ class Mailbox:
 class WrongLength(TransportError):
     """A message of `got_bytes` that does not fit its receive."""
 
-    def __init__(self, words: str, got_bytes: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, got_bytes: int) -> None:
+        super().__init__(message)
         self.got_bytes = got_bytes
 
 
 def wrong_length(rank: int, peer: int, tag: int, got: int, expected: int) -> TransportError:
-    """The error of a message that does not fit its receive."""
+    """Return the error for a message that does not fit its receive."""
     return WrongLength(
         f"rank {rank}: message from peer {peer}, tag {tag}: got {got} bytes, expected {expected}, as posted",
         got,

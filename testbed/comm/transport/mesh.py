@@ -1,6 +1,8 @@
-"""TCP sockets between all ranks that want them: one thread, one epoll instance, lower ranks listen, higher ones dial.
+"""TCP sockets between the ranks of a job, in one thread on one epoll instance.
 
-What goes over them is for those who derive from `Mesh`: `tcp`, `striped`.
+Lower ranks listen, higher ranks dial.
+
+Subclasses of `Mesh` define what goes over the sockets: see `tcp` and `striped`.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from testbed.comm.transport.base import (
     address_error,
     check_traffic_class,
     check_writable,
-    reason_bytes,
+    encode_reason,
 )
-from testbed.comm.transport.connector import Connecting, StreamKey
+from testbed.comm.transport.connector import Connector, StreamKey
 from testbed.comm.transport.event_loop import EventLoop, StallDetector, set_timer_slack
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 from testbed.comm.transport.sockets import (
     MeshSettings,
     SocketOptions,
@@ -47,21 +49,28 @@ from testbed.comm.transport.wire import ConnectionKey
 
 
 class PeerConnections(Protocol):
-    """A connection, or several, that messages take."""
+    """The connections that carry messages to and from one peer."""
 
     def send(self, request: Request) -> None:
-        """Send now as far as the kernel takes it, the rest when it can."""
+        """Send as much as the kernel accepts now, the rest when it can."""
 
     def receive(self, request: Request) -> None:
-        """Take the oldest message of the request's tag, or post the request for it."""
+        """Take the oldest message of the request's tag, or post the request."""
 
 
 class Mesh:
     """One rank's sockets.
 
-    addresses: (IPv4 address, port) of every rank, in rank order. listener: a bound socket to listen on in place of this
-    rank's address. eager: connect to all peers at once. Raises TransportError when a setting does not take,
-    TransportTimeout when `eager` and a peer does not appear.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order.
+        settings: Sockets and timeouts.
+        listener: A bound socket to listen on instead of this rank's address.
+        eager: Connect to all peers at once.
+
+    Raises:
+        TransportError: If a setting does not take effect.
+        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     counts_payload = True  # whether `peer_counts` has the bytes of messages
@@ -75,52 +84,54 @@ class Mesh:
         eager: bool,
     ) -> None:
         if not 0 <= rank < len(addresses):
-            raise ValueError(f"rank: got {rank}, expected 0 to {len(addresses) - 1}, as there are addresses")
+            raise ValueError(
+                f"rank: got {rank}, expected 0 to {len(addresses) - 1}, one below the number of addresses"
+            )
         self.rank = rank
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.settings = settings
         self.stall_detector: StallDetector | None = None
-        self.exposed = Exposed()
+        self.exposed = ExposedWindows()
         self._counters = PeerCounterMap(rank, self.size)
         self._streams: dict[StreamKey, Stream] = {}
-        self._ended: TransportError | None = None  # why streams made from now on are lost
+        self._ended: TransportError | None = None  # why new streams are lost at once
         self._closed = False
-        self._leftover: list[socket.socket] = []
+        self._aborted_sockets: list[socket.socket] = []
         set_timer_slack()
         self._loop = EventLoop()
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
         self.incarnations: dict[int, int] = {}
-        self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at, self._came)
+        self._connector = Connector(rank, addresses, settings, self._loop, self._stream_at, self._on_hello)
         try:
             with settings.sockets.make() as trial:
                 settings.sockets.apply(trial)
-            self._connecting.listen(listener)
+            self._connector.listen(listener)
             if eager:
                 self.connect()
         except BaseException:
             self._closed = True
             self._end_all("this rank has closed its transport")
-            self._give_back()
+            self._release_sockets()
             raise
 
-    # ---- for those who derive
+    # ---- for subclasses
 
     def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> PeerConnections:
-        """What carries messages of this class to and from a peer, begun if need be. ValueError for bad addresses."""
+        """Return the connections for messages of this class with a peer, creating them if needed. Raises ValueError."""
         raise NotImplementedError
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Stream:
-        """The stream for a connection that this rank or a peer wants. ValueError if there should be none."""
+        """Return a new stream for a connection that this rank or a peer wants. ValueError if there should be none."""
         raise NotImplementedError
 
     def _keys(self, peer: int) -> list[ConnectionKey]:
-        """The connections with a peer that `connect` makes."""
+        """Return the connections with a peer that `connect` makes."""
         raise NotImplementedError
 
-    def _drop(self, peer: int) -> None:
-        """Forget all connections with a peer that are lost."""
+    def _drop_lost(self, peer: int) -> None:
+        """Forget all lost connections with a peer."""
         raise NotImplementedError
 
     # ---- the transport
@@ -142,13 +153,13 @@ class Mesh:
 
     @property
     def connections(self) -> int:
-        """How many there are, or are begun."""
+        """The number of connections, including those that are being set up."""
         return len(self._streams)
 
     @property
     def refused(self) -> int:
-        """Connections from elsewhere that were turned away."""
-        return self._connecting.refused
+        """The number of refused connections, which were not from this job."""
+        return self._connector.refused
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
@@ -160,8 +171,8 @@ class Mesh:
         if self._loop.closed:
             self.now_s = time.monotonic()
             return
-        if self._connecting.busy:
-            timeout_s = self._connecting.tend(timeout_s)
+        if self._connector.is_busy:
+            timeout_s = self._connector.advance(timeout_s)
         stall_detector = self.stall_detector
         if stall_detector is not None:
             timeout_s = stall_detector.wait_s if timeout_s is None else min(timeout_s, stall_detector.wait_s)
@@ -172,9 +183,11 @@ class Mesh:
         self._loop.handle(events)
 
     def connect(self, peers: Iterable[int] | None = None) -> None:
-        """Connect to these peers (all by default), which must do likewise, within the bootstrap timeout.
+        """Connect to these peers (default: all), which must do the same, within the bootstrap timeout.
 
-        Raises TransportTimeout naming the peers that did not appear, or the error that a connection ended with.
+        Raises:
+            TransportTimeout: With the peers that did not appear.
+            TransportError: The error of a connection that failed.
         """
         wanted = sorted(self._counters if peers is None else peers)
         bound_s = self.settings.bootstrap_timeout_s
@@ -194,7 +207,10 @@ class Mesh:
             self.progress(left_s)
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """Per connection, open or past: `peer`, class and channel unless 0, `Stream.info`. Ready for JSON."""
+        """Return `peer`, class and channel (unless 0) and `Stream.info` of every connection, open or past.
+
+        Ready for JSON.
+        """
         entries = []
         for (peer, (traffic, channel, _)), stream in sorted(self._streams.items(), key=lambda item: item[0]):
             info = stream.info()
@@ -203,56 +219,56 @@ class Mesh:
                 entries.append({"peer": peer, **{k: v for k, v in marks.items() if v}, **info})
         return entries
 
-    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """Peer, which connection, `sockets.snapshot_connection` of all that are open. Any thread may ask."""
-        found = []
+    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """Return peer, key and `sockets.snapshot_connection` of all open connections. Thread-safe."""
+        snapshots = []
         for (peer, key), stream in list(self._streams.items()):
             if (sock := stream.sock) is not None:
-                with contextlib.suppress(OSError):  # it is closed at this moment
-                    found.append((peer, key, snapshot_connection(sock)))
-        return found
+                with contextlib.suppress(OSError):  # closed concurrently
+                    snapshots.append((peer, key, snapshot_connection(sock)))
+        return snapshots
 
     def open_connections(self) -> frozenset[object]:
-        """What stands for each that is open, for as long as it is."""
+        """Return an object for each open connection, the same one for as long as it is open."""
         return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
-        """Return what the kernel has carried for the open connections with each peer; None where it does not tell."""
-        found: dict[int, WireCounts] = {}
+        """Return the kernel's counts of the open connections, by peer; None if they are unavailable."""
+        counts: dict[int, WireCounts] = {}
         try:
             for (peer, _), stream in self._streams.items():
                 if stream.sock is not None:
-                    found[peer] = found.get(peer, WireCounts()).plus(read_wire_counts(stream.sock))
+                    counts[peer] = counts.get(peer, WireCounts()).add(read_wire_counts(stream.sock))
         except OSError:
             return None
-        return found
+        return counts
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """Return the options of every open connection, by its peer and what stands for it in `open_connections`."""
-        found: dict[tuple[int, object], SocketOptions] = {}
+        """Return the options of every open connection, by peer and its object in `open_connections`."""
+        options: dict[tuple[int, object], SocketOptions] = {}
         for (peer, _), stream in self._streams.items():
             if stream.sock is not None:
-                with contextlib.suppress(OSError):  # it is closed at this moment
-                    found[peer, stream] = read_socket_options(stream.sock)
-        return found
+                with contextlib.suppress(OSError):  # closed concurrently
+                    options[peer, stream] = read_socket_options(stream.sock)
+        return options
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """Return what was carried for all peers together; None where nothing tells. peers: as `peer_counts` has it."""
-        return reduce(WireCounts.plus, peers.values(), WireCounts())
+        """Return the sum over all peers; None if unavailable. peers: the result of `peer_counts`."""
+        return reduce(WireCounts.add, peers.values(), WireCounts())
 
-    def state_words(self, peers: Iterable[int]) -> str:
-        """How the connections with these peers stand, for people who wonder why nothing comes."""
-        wanted, found = set(peers), []
+    def describe_state(self, peers: Iterable[int]) -> str:
+        """Return, as text, the state of the connections with these peers, to explain why nothing arrives."""
+        wanted, states = set(peers), []
         for (peer, key), stream in sorted(self._streams.items(), key=lambda item: item[0]):
             if peer not in wanted:
                 continue
-            words = "none yet" if stream.lost is None else "lost"
+            state = "none yet" if stream.lost is None else "lost"
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):
-                    words = describe_socket_state(sock)
-            which = f", channel {key.channel}" if key.channels else ""
-            found.append(f"connection with rank {peer}{which}: {words}")
-        return "; ".join(found)
+                    state = describe_socket_state(sock)
+            channel = f", channel {key.channel}" if key.channels else ""
+            states.append(f"connection with rank {peer}{channel}: {state}")
+        return "; ".join(states)
 
     def wake(self) -> None:
         """See Transport."""
@@ -261,10 +277,10 @@ class Mesh:
     def abort(self, reason: str) -> None:
         """See Transport."""
         for stream in self._streams.values():
-            sock = stream.farewell(reason_bytes(reason)) if stream.lost is None else None
+            sock = stream.send_abort(encode_reason(reason)) if stream.lost is None else None
             if sock is not None:
-                self._leftover.append(sock)
-        self.on_peer_lost = None  # it knows
+                self._aborted_sockets.append(sock)
+        self.on_peer_lost = None  # the caller knows
         self._end_all("this rank has aborted")
 
     def close(self) -> None:
@@ -277,41 +293,41 @@ class Mesh:
         self._before_goodbye(deadline_s)
         for stream in self._streams.values():
             stream.say_goodbye()
-        self._progress_until(lambda: all(stream.settled for stream in self._streams.values()), deadline_s)
+        self._progress_until(lambda: all(stream.can_close for stream in self._streams.values()), deadline_s)
         self._end_all("this rank has closed its transport")
-        self._give_back()
+        self._release_sockets()
 
-    def tell(self, peer: int, data: bytes) -> None:
-        """See TellsOfPeers."""
+    def send_note(self, peer: int, data: bytes) -> None:
+        """See PeerEvents."""
         self._check_address(peer, 0)
         stream = self._stream(peer, self._keys(peer)[0])
         if stream.lost is None:
-            stream.tell(data)
+            stream.send_note(data)
 
     def forget(self, peer: int) -> None:
-        """See TellsOfPeers."""
+        """See PeerEvents."""
         self._check_address(peer, 0)
-        self._connecting.forget(peer)
-        for which, stream in list(self._streams.items()):
-            if which[0] == peer:
-                stream.on_lost = None  # whoever forgets it knows
-                stream.give_up("it was given up")
-                del self._streams[which]
-        self._drop(peer)
+        self._connector.forget(peer)
+        for stream_key, stream in list(self._streams.items()):
+            if stream_key[0] == peer:
+                stream.on_lost = None  # the caller knows
+                stream.reset("this rank dropped it")
+                del self._streams[stream_key]
+        self._drop_lost(peer)
 
-    def _came(self, peer: int, incarnation: int) -> None:
-        """A peer said hello. ValueError where a later incarnation of it has been heard of."""
+    def _on_hello(self, peer: int, incarnation: int) -> None:
+        """Handle a peer's hello. ValueError if a later incarnation of the peer is known."""
         known = self.incarnations.get(peer, 0)
         if incarnation < known:
             raise ValueError(f"incarnation: got {incarnation}, expected {known} or more")
         if incarnation == known:
             return
         self.incarnations[peer] = incarnation
-        for which, stream in list(self._streams.items()):
-            if which[0] == peer and (stream.sock is not None or stream.lost is not None):
-                stream.give_up(f"it came back, for the {incarnation}. time")
-                del self._streams[which]
-        self._drop(peer)
+        for stream_key, stream in list(self._streams.items()):
+            if stream_key[0] == peer and (stream.sock is not None or stream.lost is not None):
+                stream.reset(f"it came back as incarnation {incarnation}")
+                del self._streams[stream_key]
+        self._drop_lost(peer)
 
     def _on_stream_lost(self, error: TransportError) -> None:
         if isinstance(error, TransportTimeout):  # it never appeared
@@ -324,10 +340,9 @@ class Mesh:
             self.on_note(peer, data)
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        """What has to be said before; nothing, unless one who derives knows something."""
+        """Wait for what must be sent before the goodbye; nothing by default."""
 
     def _progress_until(self, done: Callable[[], bool], deadline_s: float) -> None:
-        """Go on until that is so, or it is too late."""
         while not done():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -339,31 +354,30 @@ class Mesh:
             stream.fail(reason)
         self._ended = TransportError(reason)
 
-    def _give_back(self) -> None:
-        """Everything that the kernel keeps for us."""
-        for sock in self._leftover:
-            # what the peers have sent is read, or closing would reset the connection before they heard why
+    def _release_sockets(self) -> None:
+        for sock in self._aborted_sockets:
+            # read what the peers have sent: otherwise close would reset the connection before they read the reason
             with contextlib.suppress(OSError):
                 while sock.recv(1 << 20):
                     pass
             sock.close()
-        self._connecting.close()
+        self._connector.close()
         self._loop.close()
 
     # ---- streams
 
     def _stream(self, peer: int, key: ConnectionKey) -> Stream:
-        """The stream of one connection with a peer, begun if need be."""
+        """Return the stream of one connection with a peer, and dial it if needed."""
         stream = self._streams.get((peer, key))
         if stream is None:
             stream = self._new_stream(peer, key)
         if stream.sock is None and stream.lost is None:
-            self._connecting.want((peer, key))
+            self._connector.dial((peer, key))
         return stream
 
-    def _stream_at(self, which: StreamKey) -> Stream:
-        """The stream of a connection that a peer wants."""
-        return self._streams.get(which) or self._new_stream(*which)
+    def _stream_at(self, stream_key: StreamKey) -> Stream:
+        """Return the stream of a connection that a peer wants."""
+        return self._streams.get(stream_key) or self._new_stream(*stream_key)
 
     def _new_stream(self, peer: int, key: ConnectionKey) -> Stream:
         check_traffic_class(key.traffic)

@@ -1,6 +1,7 @@
-"""Messages that come in parts, in any order: where each part goes, which receive a message is for, when it is whole.
+"""Reassembly of messages whose segments arrive in any order, and their matching with receives.
 
-Messages of a pair are numbered in the order in which they were sent, and find their receives in that order.
+Messages of a pair are numbered in the order in which they were sent, and are matched with receives in that order.
+`SegmentOrder` finds, from numbered segments, when everything up to the last segment of a message has arrived.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Generic, TypeVar
 
 from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 
 MESSAGE_MASK = (1 << 32) - 1
-# a message may be so much ahead of the oldest that has not begun to come: sanity, not flow control
-MOST_AHEAD = 1 << 20
+# how far a message may be ahead of the oldest one that has not begun: a sanity check, not flow control
+MAX_AHEAD = 1 << 20
 
 
 class IncomingMessage(Staged):
-    """A message of which something has come. request: where it goes, once that is known; view: where it goes now."""
+    """A message of which a part has arrived. `request`: its receive, once known; `view`: the buffer in use now."""
 
     __slots__ = ("announced", "ended", "number", "received", "request", "segments", "staged", "tag", "total")
 
@@ -27,19 +28,19 @@ class IncomingMessage(Staged):
         self.number = number
         self.tag = tag
         self.total = total
-        self.staged = staged  # in memory of its own
+        self.staged = staged  # in a buffer of its own
         self.request: Request | None = None
         self.received = 0
         self.segments: list[tuple[int, int]] = []
-        self.announced: int | None = None  # of how many segments it is made, once that is known
+        self.announced: int | None = None  # its number of segments, once known
         self.ended = False
 
 
 class Reassembler:
-    """What comes from one peer, of one class of traffic."""
+    """Incoming messages from one peer, of one class of traffic."""
 
     def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: Exposed
+        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
     ) -> None:
         self.rank = rank
         self.peer = peer
@@ -48,29 +49,27 @@ class Reassembler:
         self.lost: TransportError | None = None
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
-        self._messages: dict[int, IncomingMessage] = {}  # begun and not ended, or not matched yet
-        self._next_match = 0  # the oldest message that is not matched
-        self._one_sided: deque[IncomingMessage] = (
-            deque()
-        )  # puts and signals, in the order in which they were sent
+        self._messages: dict[int, IncomingMessage] = {}  # incomplete or not matched yet
+        self._next_match = 0  # the oldest unmatched message
+        self._one_sided: deque[IncomingMessage] = deque()  # puts and signals, in sending order
 
-    # ---- for those who derive
+    # ---- for subclasses
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost."""
+        """Mark the peer as lost."""
         raise NotImplementedError
 
-    def _go_on(self) -> None:
-        """What found no room may find some now."""
+    def _resume_reading(self) -> None:
+        """Retry what found no room before."""
 
     def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
-        """What is coming in for this message goes on in other memory; the bytes that had to be copied."""
+        """Redirect a message that is being received to other memory; return the bytes that had to be copied."""
         return 0
 
-    # ---- the rank's side
+    # ---- called by the rank
 
     def receive(self, request: Request) -> None:
-        """Take the oldest message of the request's tag, or post the request for it."""
+        """Take the oldest message of the request's tag, or post the request."""
         staged = self._mailbox.take_staged(request.tag)
         if staged is None:
             if self.lost is not None:
@@ -79,24 +78,28 @@ class Reassembler:
             self._mailbox.post(request)
         else:
             assert isinstance(staged, IncomingMessage)
-            self._give(staged, request)
-        self._go_on()
+            self._assign(staged, request)
+        self._resume_reading()
 
-    # ---- the network's side
+    # ---- called by the network side
 
     def begin(self, number: int, tag: int, total: int, slack: int = 1) -> IncomingMessage | None:
-        """The message of this number, begun if need be; None when it has to wait, or the peer breaks the rules.
+        """Return the message of this number, creating it if needed; None if it has to wait or is invalid.
 
-        slack: how many times the room for messages without a receive counts.
+        Args:
+            number: The message's number.
+            tag: Its tag.
+            total: Its length, in bytes.
+            slack: The factor on the limit for messages without a receive.
         """
         into = self._messages.get(number)
         if into is not None:
             if (into.tag, into.total) != (tag, total):
-                self.fail(f"it changed its mind on message {number}")
+                self.fail(f"it changed the tag or length of message {number}")
                 return None
             return into
         ahead = (number - self._next_match) & MESSAGE_MASK
-        if ahead >= MOST_AHEAD:
+        if ahead >= MAX_AHEAD:
             self.fail(f"it sent message {number} when {self._next_match} was next")
             return None
         put = self.exposed.place(self.peer, tag, total) if is_put(tag) else None
@@ -114,33 +117,33 @@ class Reassembler:
             self._mailbox.reserve(total)
         if ahead == 0:
             self._match()
-            self._go_on()  # what could not be matched yet perhaps can now
+            self._resume_reading()  # later messages may match now
         return None if self.lost is not None else into
 
     def end(self, into: IncomingMessage) -> None:
-        """All of a message is there."""
+        """Handle that all of a message has arrived."""
         if into.ended:
             return
         into.ended = True
         self.counters.messages_received += 1
         self.counters.bytes_received += into.total
-        # matched, or else to be matched still
-        if (into.number - self._next_match) & MESSAGE_MASK >= MOST_AHEAD:
-            self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
+        # keep it until it is matched
+        if (into.number - self._next_match) & MESSAGE_MASK >= MAX_AHEAD:
+            self._messages.pop(into.number, None)  # gone if the pair has failed meanwhile
         if is_one_sided(into.tag):
-            self._tell_one_sided()
+            self._complete_one_sided()
         elif into.request is not None:
             into.request.complete()
 
     def _match(self) -> None:
-        """Find receives for messages, in the order in which they were sent."""
+        """Match messages with receives, in the order in which they were sent."""
         while (into := self._messages.get(self._next_match)) is not None and self.lost is None:
             self._next_match = (self._next_match + 1) & MESSAGE_MASK
             if into.ended:
                 del self._messages[into.number]
             if is_one_sided(into.tag):
                 self._one_sided.append(into)
-                self._tell_one_sided()
+                self._complete_one_sided()
             else:
                 self._match_receive(into)
 
@@ -151,10 +154,10 @@ class Reassembler:
             return
         if into.staged:
             self._mailbox.release(into.total)
-        self._give(into, request)
+        self._assign(into, request)
 
-    def _tell_one_sided(self) -> None:
-        """Puts are over, and signals found, in their order, when they have come and all before them have."""
+    def _complete_one_sided(self) -> None:
+        """Complete puts and deliver signals in order, each once it and all before it have arrived."""
         waiting = self._one_sided
         while waiting and waiting[0].ended:
             into = waiting.popleft()
@@ -163,11 +166,11 @@ class Reassembler:
             else:
                 self._match_receive(into)
 
-    def _give(self, into: IncomingMessage, request: Request) -> None:
-        """A message, come entirely, in part or not at all yet, goes to this receive."""
+    def _assign(self, into: IncomingMessage, request: Request) -> None:
+        """Give a message to this receive, whether it has arrived entirely, in part or not at all."""
         if len(request.view) != into.total:
             request.fail(wrong_length(self.rank, self.peer, request.tag, into.total, len(request.view)))
-            if not into.staged:  # there is no room for it: it goes nowhere
+            if not into.staged:  # no room for it: its bytes are dropped
                 if into.total > self._max_staged_bytes:
                     assert request.error is not None
                     self.fail(request.error)
@@ -186,7 +189,7 @@ class Reassembler:
             request.complete()
 
     def _fail_incoming(self, reason: TransportError) -> None:
-        """The peer is lost: what is not whole fails. Whole messages can still be received."""
+        """Fail incomplete messages of a lost peer. Whole messages can still be received."""
         for into in self._messages.values():
             if not into.ended:
                 if into.request is not None:
@@ -198,23 +201,26 @@ class Reassembler:
         self._mailbox.fail(reason)
 
 
-SEQUENCES = 1 << 24  # after which numbers begin again
+SEQUENCES = 1 << 24  # sequence numbers wrap around
 
 Message = TypeVar("Message")
 
 
 class SegmentOrder(Generic[Message]):
-    """Of one pair, one direction. expected: the lowest number that has not come."""
+    """Order of the numbered segments of one pair, in one direction.
+
+    `expected`: the lowest number that has not arrived.
+    """
 
     def __init__(self) -> None:
         self.expected = 0
-        self._early: set[int] = set()  # higher ones that have come
-        # messages that are not whole, by their last segments
-        self._notices: deque[tuple[int, Message]] = deque()
+        self._early: set[int] = set()  # higher numbers that have arrived
+        # incomplete messages with the number of their last segment
+        self._open_messages: deque[tuple[int, Message]] = deque()
 
-    def came(self, sequence: int) -> bool:
-        """A segment has come; False for one that had."""
-        if self._passed(sequence) or sequence in self._early:
+    def record(self, sequence: int) -> bool:
+        """Record an arrived segment; return False if it is a duplicate."""
+        if self._all_received(sequence) or sequence in self._early:
             return False
         self._early.add(sequence)
         while self.expected in self._early:
@@ -222,17 +228,18 @@ class SegmentOrder(Generic[Message]):
             self.expected = (self.expected + 1) % SEQUENCES
         return True
 
-    def ends(self, sequence: int, message: Message) -> None:
-        """A message's last segment has this number."""
-        self._notices.append((sequence, message))
+    def end_message(self, sequence: int, message: Message) -> None:
+        """Record the number of a message's last segment."""
+        self._open_messages.append((sequence, message))
 
-    def whole(self) -> list[Message]:
-        """Messages whose last segment, and all before, have come; each is told once."""
-        found = [message for last, message in self._notices if self._passed(last)]
-        if found:
-            self._notices = deque(notice for notice in self._notices if not self._passed(notice[0]))
-        return found
+    def pop_complete(self) -> list[Message]:
+        """Return the messages whose last segment, and all segments before it, have arrived; each is returned once."""
+        complete = [message for last, message in self._open_messages if self._all_received(last)]
+        if complete:
+            self._open_messages = deque(
+                entry for entry in self._open_messages if not self._all_received(entry[0])
+            )
+        return complete
 
-    def _passed(self, sequence: int) -> bool:
-        """Whether all up to it have come."""
+    def _all_received(self, sequence: int) -> bool:
         return (self.expected - sequence - 1) % SEQUENCES < SEQUENCES // 2

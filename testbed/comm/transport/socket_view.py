@@ -1,4 +1,4 @@
-"""The sockets at the bottom of a rank's transport, for those who measure: a mesh of ours, or none that can be seen."""
+"""Access to the sockets at the bottom of a rank's transport, for measurements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from testbed.comm.transport.sockets import SocketOptions, WireCounts
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class Unobserved:
-    """In place of a mesh, where a transport of somebody's own has none: records of its connections stay empty."""
+class NoSocketView:
+    """The stand-in for a transport of a plug-in without a `Mesh`: records of its connections stay empty."""
 
     counts_payload = False
 
@@ -21,37 +21,37 @@ class Unobserved:
         self.stall_detector: StallDetector | None = None
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """No connections that can be seen."""
+        """Return no connections."""
         return []
 
-    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """No connections that can be seen."""
+    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """Return no connections."""
         return []
 
     def open_connections(self) -> frozenset[object]:
-        """None that can be seen."""
+        """Return no connections."""
         return frozenset()
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
-        """Not known."""
+        """Return None: unknown."""
         return None
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """No connections that can be seen."""
+        """Return no connections."""
         return {}
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """Not known."""
+        """Return None: unknown."""
         return None
 
-    def state_words(self, peers: Iterable[int]) -> str:
-        """For people who wonder why nothing comes."""
-        return "its transport does not tell how its connections stand"
+    def describe_state(self, peers: Iterable[int]) -> str:
+        """Return, as text, that the state is unknown."""
+        return "its transport does not report the state of its connections"
 
 
-Observed = Mesh | Unobserved
+SocketView = Mesh | NoSocketView
 
 
-def observed(transport: Transport) -> Observed:
-    """The mesh that a transport is, or that is under its layers."""
-    return unwrap_transport(transport, Mesh) or Unobserved()
+def find_socket_view(transport: Transport) -> SocketView:
+    """Return the mesh that a transport is, or that is under its layers."""
+    return unwrap_transport(transport, Mesh) or NoSocketView()

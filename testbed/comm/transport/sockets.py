@@ -1,4 +1,10 @@
-"""TCP sockets: settings with read-back, and what the kernel knows about a connection."""
+"""TCP sockets: settings with read-back, state of a connection, and counters of its traffic.
+
+`SocketSettings` and `MeshSettings` configure sockets. `describe_connection`, `snapshot_connection` and
+`describe_socket_state` read TCP_INFO. `read_socket_options` reads options that only the owner of a socket can see, so
+that a change by somebody else is noticed. `read_wire_counts` counts segments and payload that the kernel sent and
+received.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from typing import Any, NamedTuple
 from testbed.comm.transport.base import BEST_EFFORT, TrafficClass, TransportError
 from testbed.comm.transport.wire import ConnectionKey
 
-# of struct tcp_info in linux/tcp.h: name here, offset, format, unit in which the kernel counts
+# fields of struct tcp_info in linux/tcp.h: our name, offset, format, unit
 _TCP_INFO = (
     ("mss_bytes", 16, "=I", 1),
     ("rtt_s", 68, "=I", 1e-6),
@@ -36,13 +42,16 @@ _TCP_INFO = (
 )
 _TCP_INFO_BYTES = 216
 _LAST_DATA_RECEIVED = 52
-_GLANCE = struct.Struct("=68xI8xI16xI16xQ")  # of these rtt, congestion window, retransmits, bytes_acked
+_SNAPSHOT = struct.Struct("=68xI8xI16xI16xQ")  # rtt, congestion window, retransmits, bytes_acked
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 # of asm-generic/socket.h
-_SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of whatever width
-FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}  # with which root may pass the machine's limits
+_SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of any width
+FORCED_OPTIONS = {
+    socket.SO_SNDBUF: 32,
+    socket.SO_RCVBUF: 33,
+}  # SO_SNDBUFFORCE, SO_RCVBUFFORCE: root may exceed the host's limits
 # of linux/mptcp.h
 _SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
@@ -50,9 +59,9 @@ IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not i
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """What every socket of a transport gets; None leaves the kernel's default.
+    """Settings of every socket of a transport; None keeps the kernel's default.
 
-    window_bytes: the most that may be under way; both buffers are twice that, for what waits to be sent or read.
+    `window_bytes` limits the bytes in flight. Both buffers are twice that, for data that waits to be sent or read.
     """
 
     congestion_control: str | None = None
@@ -63,7 +72,7 @@ class SocketSettings:
     window_bytes: int | None = None
 
     def make(self) -> socket.socket:
-        """A new socket. TransportError where the kernel has no MPTCP."""
+        """Return a new socket. Raises TransportError if the kernel has no MPTCP."""
         try:
             return socket.socket(
                 socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP if self.multipath else socket.IPPROTO_TCP
@@ -74,9 +83,9 @@ class SocketSettings:
             ) from None
 
     def apply(self, sock: socket.socket, traffic: TrafficClass = BEST_EFFORT) -> None:
-        """Set and read back; raises TransportError where the kernel refuses or does something else."""
+        """Apply the settings and read them back. Raises TransportError if the kernel refuses or uses another value."""
         sock.setblocking(False)
-        self.mark(sock, traffic)
+        self.set_traffic_class(sock, traffic)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         room = None if self.window_bytes is None else 2 * self.window_bytes
         for option, size in (
@@ -86,21 +95,24 @@ class SocketSettings:
             if size is not None:
                 _set_buffer(sock, option, size)
         if self.window_bytes is not None:
-            # a buffer that is set is not widened any more, and one that was accepted would keep its first window
+            # a buffer that is set no longer grows, and an accepted socket would keep its initial window
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, self.window_bytes)
         if self.congestion_control is not None:
             _set_congestion_control(sock, self.congestion_control)
         if self.pacing_bps is not None:
             _set_pacing(sock, self.pacing_bps)
 
-    def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
-        """Give the socket's packets this class, and read it back."""
+    def set_traffic_class(self, sock: socket.socket, traffic: TrafficClass) -> None:
+        """Set DSCP and priority of the socket and read them back.
+
+        Raises TransportError if the kernel uses another value.
+        """
         if traffic.dscp:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2)
             got = sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2
             if got != traffic.dscp:
                 raise TransportError(f"DSCP: asked for {traffic.dscp}, the kernel uses {got}")
-        if traffic.priority:  # after the DSCP, which sets one of its own
+        if traffic.priority:  # after the DSCP, which sets a priority of its own
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, traffic.priority)
             got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
             if got != traffic.priority:
@@ -109,21 +121,26 @@ class SocketSettings:
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """How sockets are made and how long things may take.
+    """How sockets are created, and timeouts.
 
-    socket_of: (rank, peer, which connection, what all get) -> what this one gets.
-    token: the same for all ranks of a job; connections from any other job are refused.
-    congestion_control: set on every socket and read back; None leaves the kernel's default.
-    multipath: MPTCP in place of TCP.
-    source_port: (rank, peer, which connection) -> local port of a connection that `rank` dials to a peer, for hashing
-    that can be repeated.
-    incarnation: for how many times this rank has come back after it was lost.
-    bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
-    close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
-    that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
-    port_bps: of this rank's card. bdp_bytes: per rank what is under way when the empty path to it is full; path_bps:
-    per rank its narrowest link; round_trips_s: per rank what a full packet and its acknowledgement take there; None:
-    not known.
+    Attributes:
+        token: The job's secret. Connections of any other job are refused.
+        congestion_control: Set on every socket and read back; None keeps the kernel's default.
+        multipath: Use MPTCP instead of TCP.
+        source_port: (rank, peer, connection) -> local port of a connection that `rank` dials, for reproducible ECMP
+            hashing.
+        bootstrap_timeout_s: From dialling a peer, which may start later than this rank, until both have said hello.
+        incarnation: How often this rank has come back after being lost.
+        close_timeout_s: The limit of `close`.
+        max_staged_bytes: Per peer, for messages that arrive before their receive is posted. A peer that sends more
+            is blocked.
+        send_buffer_bytes: Of each socket; None lets the kernel size it.
+        receive_buffer_bytes: Of each socket; None lets the kernel size it.
+        socket_of: (rank, peer, connection, common settings) -> settings of one connection.
+        port_bps: Rate of this rank's network card.
+        bdp_bytes: Bandwidth-delay product of the path to each rank; None if unknown.
+        path_bps: Rate of the narrowest link of the path to each rank; None if unknown.
+        round_trips_s: Time of a full packet and its acknowledgement on the empty path to each rank; None if unknown.
     """
 
     token: str
@@ -144,22 +161,22 @@ class MeshSettings:
 
     @property
     def sockets(self) -> SocketSettings:
-        """The part that every socket gets."""
+        """The settings that all sockets share."""
         return SocketSettings(
             self.congestion_control, self.send_buffer_bytes, self.receive_buffer_bytes, self.multipath
         )
 
     def settings_of(self, rank: int, peer: int, key: ConnectionKey) -> SocketSettings:
-        """What the sockets of one connection get."""
+        """Return the settings for the sockets of one connection."""
         return self.sockets if self.socket_of is None else self.socket_of(rank, peer, key, self.sockets)
 
     def local_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
-        """From which port `rank` dials a peer; 0 for any."""
+        """Return the local port from which `rank` dials a peer; 0 for any."""
         return 0 if self.source_port is None else self.source_port(rank, peer, key)
 
 
 def congestion_control(sock: socket.socket) -> str:
-    """The name of the congestion control that the socket uses now."""
+    """Return the name of the congestion control that the socket uses."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
@@ -180,9 +197,9 @@ def _set_congestion_control(sock: socket.socket, name: str) -> None:
 def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, size)
     if sock.getsockopt(socket.SOL_SOCKET, option) // 2 < size:
-        with contextlib.suppress(PermissionError):  # root may pass the machine's limit
-            sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size)
-    in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own needs
+        with contextlib.suppress(PermissionError):  # root may exceed the host's limit
+            sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size)
+    in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles the value for its overhead
     if in_use < size:
         name, limit = ("send", "wmem_max") if option == socket.SO_SNDBUF else ("receive", "rmem_max")
         raise TransportError(
@@ -193,39 +210,39 @@ def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
 def _set_pacing(sock: socket.socket, rate_bps: float) -> None:
     size = max(1, round(rate_bps / 8))
     sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, size.to_bytes(8, sys.byteorder))
-    if (in_use := _pacing(sock)) != size:
+    if (in_use := _read_pacing(sock)) != size:
         raise TransportError(f"pacing: asked for {size} bytes/s, the kernel uses {in_use}")
 
 
-def _pacing(sock: socket.socket) -> int:
+def _read_pacing(sock: socket.socket) -> int:
     return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
 def describe_connection(sock: socket.socket) -> dict[str, Any]:
-    """A connection's congestion control and history, ready for JSON; seconds, bytes, segments.
+    """Return a connection's congestion control and statistics, ready for JSON, in seconds, bytes and segments.
 
-    What a kernel older than a figure does not know reads as 0.
+    A field that the kernel is too old to know reads as 0.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES).ljust(_TCP_INFO_BYTES, b"\0")
-    figures = {
+    info = {
         name: round(struct.unpack_from(form, raw, offset)[0] * unit, 6)
         for name, offset, form, unit in _TCP_INFO
     }
-    more: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if sock.proto == IPPROTO_MPTCP:
         with contextlib.suppress(ValueError):
-            more["subflows"] = subflows(sock)
+            extra["subflows"] = subflows(sock)
     for name, option in (("send_buffer_bytes", socket.SO_SNDBUF), ("receive_buffer_bytes", socket.SO_RCVBUF)):
-        more[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
-    if (pacing := _pacing(sock)) < _UNPACED:
-        more["pacing_bps"] = pacing * 8
-    return {"congestion_control": congestion_control(sock), **figures, **more}
+        extra[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
+    if (pacing := _read_pacing(sock)) < _UNPACED:
+        extra["pacing_bps"] = pacing * 8
+    return {"congestion_control": congestion_control(sock), **info, **extra}
 
 
 def snapshot_connection(sock: socket.socket) -> dict[str, float]:
-    """The part of `describe_connection` that changes all the time, and quickly; seconds, segments, bytes."""
-    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _GLANCE.size)
-    rtt_us, window, retransmits, acked = _GLANCE.unpack(raw)
+    """Return the fast-changing part of `describe_connection`, in seconds, segments and bytes."""
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SNAPSHOT.size)
+    rtt_us, window, retransmits, acked = _SNAPSHOT.unpack(raw)
     return {
         "rtt_s": rtt_us / 1e6,
         "congestion_window_segments": window,
@@ -235,22 +252,22 @@ def snapshot_connection(sock: socket.socket) -> dict[str, float]:
 
 
 def describe_socket_state(sock: socket.socket) -> str:
-    """Where bytes are that do not arrive, for people. OSError when the socket has gone."""
+    """Return, as text, where undelivered bytes are. Raises OSError if the socket is closed."""
     unread, unacknowledged = (
-        int.from_bytes(fcntl.ioctl(sock, what, bytes(4)), sys.byteorder)
-        for what in (termios.FIONREAD, termios.TIOCOUTQ)
+        int.from_bytes(fcntl.ioctl(sock, request, bytes(4)), sys.byteorder)
+        for request in (termios.FIONREAD, termios.TIOCOUTQ)
     )
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    (heard_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECEIVED)
-    return f"{unread} bytes unread, {unacknowledged} not acknowledged, last data came {heard_ms} ms ago"
+    (quiet_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECEIVED)
+    return f"{unread} bytes unread, {unacknowledged} not acknowledged, last data came {quiet_ms} ms ago"
 
 
 def subflows(sock: socket.socket) -> int:
-    """How many subflows an MPTCP connection has. ValueError when it is plain TCP, by the other end for example."""
+    """Return the number of subflows of an MPTCP connection. Raises ValueError if it fell back to plain TCP."""
     try:
         raw = sock.getsockopt(_SOL_MPTCP, _MPTCP_INFO, 64)
     except OSError:
-        raise ValueError("MPTCP: the other end, or something on the way, speaks plain TCP only") from None
+        raise ValueError("MPTCP: the other end, or a middlebox, supports only plain TCP") from None
     (flags,) = struct.unpack_from("=I", raw, 8)
     if flags & _MPTCP_FELL_BACK:
         raise ValueError("MPTCP: the connection fell back to plain TCP")
@@ -259,8 +276,8 @@ def subflows(sock: socket.socket) -> int:
 
 SocketOptions = dict[str, int | str]
 
-# of asm-generic/socket.h, linux/tcp.h and linux/in.h, where Python has no names for them: level, option, size in bytes
-_SO_MAX_PACING_RATE, _SO_BUF_LOCK, _TCP_NOTSENT_LOWAT, _IP_MTU_DISCOVER, _IP_MTU = 47, 72, 25, 10, 14
+# from asm-generic/socket.h, linux/tcp.h and linux/in.h, if Python lacks the name: level, option, size in bytes
+_SO_BUF_LOCK, _TCP_NOTSENT_LOWAT, _IP_MTU_DISCOVER, _IP_MTU = 72, 25, 10, 14
 _OPTIONS = {
     "TCP_NODELAY": (socket.IPPROTO_TCP, socket.TCP_NODELAY, 4),
     "TCP_CORK": (socket.IPPROTO_TCP, socket.TCP_CORK, 4),
@@ -281,26 +298,26 @@ _NAME_BYTES = 16  # TCP_CA_NAME_MAX
 def read_socket_options(sock: socket.socket) -> SocketOptions:
     """Return a connection's options by name, without those that this kernel or kind of socket does not have.
 
-    Buffers count only where somebody has set their size: the kernel sizes the others as it needs them.
+    Buffer sizes are included only if somebody set them: the kernel adapts the others as needed.
     """
-    found: SocketOptions = {}
+    options: SocketOptions = {}
     for name, (level, option, size) in _OPTIONS.items():
         with contextlib.suppress(OSError):
-            found[name] = int.from_bytes(sock.getsockopt(level, option, size), sys.byteorder)
+            options[name] = int.from_bytes(sock.getsockopt(level, option, size), sys.byteorder)
     with contextlib.suppress(OSError):
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
-        found["TCP_CONGESTION"] = raw.partition(b"\0")[0].decode()
+        options["TCP_CONGESTION"] = raw.partition(b"\0")[0].decode()
     with contextlib.suppress(OSError):
         locked = sock.getsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK)
         for name, (bit, option) in _BUFFERS.items():
-            found[name] = (
+            options[name] = (
                 sock.getsockopt(socket.SOL_SOCKET, option) if locked & bit else "sized by the kernel"
             )
-    return found
+    return options
 
 
 def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:
-    """Say which options differ, each with its old and new value."""
+    """Return the options that differ, each with its old and new value."""
     return [
         f"{name} {before[name]} -> {value}"
         for name, value in after.items()
@@ -308,21 +325,27 @@ def changed_options(before: SocketOptions, after: SocketOptions) -> list[str]:
     ]
 
 
-# of struct tcp_info in linux/tcp.h: last_data_recv (milliseconds ago, by the kernel's ticks), bytes_received, segs_out,
-# segs_in, bytes_sent (those sent again count again)
-_INFO = struct.Struct("=52xI72xQII56xQ")
-# of linux/mptcp.h: struct mptcp_subflow_data goes before one tcp_info for each subflow
-_SOL_MPTCP, _MPTCP_TCPINFO = 284, 2
-_SUBFLOWS = struct.Struct("=IIII")
-_MOST_SUBFLOWS = 16
+# fields of struct tcp_info in linux/tcp.h: last_data_recv (milliseconds ago, in the kernel's ticks), bytes_received,
+# segs_out, segs_in, bytes_sent (includes retransmissions)
+_WIRE_COUNTS = struct.Struct("=52xI72xQII56xQ")
+# from linux/mptcp.h: struct mptcp_subflow_data precedes one tcp_info per subflow
+_MPTCP_TCPINFO = 2
+_SUBFLOW_DATA = struct.Struct("=IIII")
+_MAX_SUBFLOWS = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WireCounts(NamedTuple):
-    """Of one or several connections since they were made; `subflows`: how many, of MPTCP's those that there are now.
+    """Traffic of one or more connections since they were created.
 
-    quiet_s: how long ago the last data came in, by the kernel's ticks; infinity where that is not known.
+    Attributes:
+        subflows: The number of connections; of MPTCP, subflows that exist now.
+        segments_out: Segments sent.
+        segments_in: Segments received.
+        bytes_out: Payload sent. Retransmitted bytes count again.
+        bytes_in: Payload received.
+        quiet_s: Time since the last data arrived, in the kernel's ticks; infinity if unknown.
     """
 
     subflows: int = 0
@@ -332,8 +355,8 @@ class WireCounts(NamedTuple):
     bytes_in: int = 0
     quiet_s: float = math.inf
 
-    def plus(self, other: WireCounts) -> WireCounts:
-        """The sums, and the shorter quiet."""
+    def add(self, other: WireCounts) -> WireCounts:
+        """Return the sums, and the shorter `quiet_s`."""
         return WireCounts(
             self.subflows + other.subflows,
             self.segments_out + other.segments_out,
@@ -345,28 +368,30 @@ class WireCounts(NamedTuple):
 
 
 def read_wire_counts(sock: socket.socket) -> WireCounts:
-    """Of this connection. OSError when it is closed."""
+    """Return the counts of one connection. Raises OSError if it is closed."""
     if sock.proto == IPPROTO_MPTCP:
-        return _by_subflow(sock)
-    return _read(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+        return _read_subflow_counts(sock)
+    return _unpack_wire_counts(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WIRE_COUNTS.size))
 
 
-def _read(raw: bytes) -> WireCounts:
-    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _INFO.unpack(raw.ljust(_INFO.size, b"\0"))
+def _unpack_wire_counts(raw: bytes) -> WireCounts:
+    quiet_ms, bytes_in, segments_out, segments_in, bytes_out = _WIRE_COUNTS.unpack(
+        raw.ljust(_WIRE_COUNTS.size, b"\0")
+    )
     return WireCounts(1, segments_out, segments_in, bytes_out, bytes_in, quiet_ms / 1e3)
 
 
-def _by_subflow(sock: socket.socket) -> WireCounts:
-    """Of all subflows that an MPTCP connection has now; Python's own getsockopt cannot say what it wants to know."""
-    room = ctypes.create_string_buffer(_SUBFLOWS.size + _MOST_SUBFLOWS * _INFO.size)
-    _SUBFLOWS.pack_into(room, 0, _SUBFLOWS.size, 0, 0, _INFO.size)
+def _read_subflow_counts(sock: socket.socket) -> WireCounts:
+    """Sum over all current subflows. Python's getsockopt cannot pass the input that MPTCP_TCPINFO needs."""
+    room = ctypes.create_string_buffer(_SUBFLOW_DATA.size + _MAX_SUBFLOWS * _WIRE_COUNTS.size)
+    _SUBFLOW_DATA.pack_into(room, 0, _SUBFLOW_DATA.size, 0, 0, _WIRE_COUNTS.size)
     length = ctypes.c_uint(len(room))
     if _libc.getsockopt(sock.fileno(), _SOL_MPTCP, _MPTCP_TCPINFO, room, ctypes.byref(length)) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    _, subflows, _, size = _SUBFLOWS.unpack_from(room)
-    offsets = range(_SUBFLOWS.size, _SUBFLOWS.size + min(subflows, _MOST_SUBFLOWS) * size, size)
+    _, subflows, _, size = _SUBFLOW_DATA.unpack_from(room)
+    offsets = range(_SUBFLOW_DATA.size, _SUBFLOW_DATA.size + min(subflows, _MAX_SUBFLOWS) * size, size)
     total = WireCounts()
     for offset in offsets:
-        total = total.plus(_read(room.raw[offset : offset + size]))
+        total = total.add(_unpack_wire_counts(room.raw[offset : offset + size]))
     return total

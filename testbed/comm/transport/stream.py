@@ -1,7 +1,7 @@
-"""Frames over one socket, before, during and after the socket's life: a header of fixed size, then a payload.
+"""Frames over one socket: a header of fixed size, then a payload.
 
-What frames mean is for those who derive from `Stream`: `tcp.Connection` for whole messages, `channels` for parts of
-them.
+A stream exists before, during and after the life of its socket. Subclasses define the frames: `tcp.Connection` has
+whole messages, `channels` has segments of them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from typing import Any
 from testbed.comm.transport.base import PeerLost, TransportError
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
-# one read takes in a header and a small payload, or several; of a large one this much is copied twice
+# one read gets a header and a small payload, or several; of a large payload this much is copied twice
 _STAGE_BYTES = 16 * 1024
-# the kernel wakes a rank when so much of a payload has come, or all the rest: not for every packet. No more than this
-# share of the receive buffer, or the kernel is slow to widen the window for a long path; less is not worth a call
+# SO_RCVLOWAT: the kernel wakes a rank for this much of a payload, or for the rest, not for every packet. Above this
+# share of the receive buffer the kernel is slow to widen the window for a long path; small values are not worth a call
 _LOW_WATER_SHARE = 16
-_LOW_WATER_MOST_BYTES = 256 * 1024
-_LOW_WATER_LEAST_BYTES = 16 * 1024
-# payloads for which the receive buffer is taken to be as large as it was
+_LOW_WATER_MAX_BYTES = 256 * 1024
+_LOW_WATER_MIN_BYTES = 16 * 1024
+# payloads until the size of the receive buffer is read again
 _ROOM_KNOWN_FOR = 16
-# after so much from one peer others have their turn
+# after this much from one peer others have a turn
 _TURN_BYTES = 1024 * 1024
 
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
-_GONE = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+_CLOSED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
 
 NOTHING = memoryview(b"")
 
 
 class Stream:
-    """One end of it. Frames can be queued at any time; they wait for the socket, and are dropped once it is lost.
+    """One end of a stream of frames.
 
-    Deriving classes say what a frame is: `_begin`, `_arrived`, `_sent`, `_goodbye`, `_lost`.
+    Frames can be queued at any time. They wait for the socket, and are dropped when it is lost. Subclasses define the
+    frames by `_begin_payload`, `_on_payload`, `_on_frame_sent`, `_goodbye_header`, `_note_header` and `_on_lost`.
     """
 
     header_bytes = 0
@@ -56,10 +57,10 @@ class Stream:
         self._info: dict[str, Any] = {}
         self._watch: Callable[[int], None] = _no_watch
         self._said_goodbye = False
-        # outgoing: header, payload and whatever `_sent` is to be told of, and how many bytes of the first have gone
+        # outgoing: header, payload and argument of `_on_frame_sent`; how many bytes of the first frame are sent
         self._outgoing: deque[tuple[bytes, memoryview, Any]] = deque()
-        self._begun = 0
-        # incoming: bytes read ahead, and the part of the payload coming in that is not yet filled
+        self._begun_bytes = 0
+        # incoming: bytes read ahead, and the unfilled rest of the current payload
         self._stage = bytearray(_STAGE_BYTES)
         self._stage_view = memoryview(self._stage)
         self._stage_start = 0
@@ -69,144 +70,145 @@ class Stream:
         self._room = self._room_known_for = 0
         self._paused = False
 
-    # ---- for those who derive
+    # ---- for subclasses
 
-    def _begin(self, stage: bytearray, start: int) -> bool:
-        """A header stands at `start`: set `_target` to where its payload goes; False to stop reading here."""
+    def _begin_payload(self, stage: bytearray, start: int) -> bool:
+        """Set `_target` to the buffer for the payload of the header at `start`; return False to stop reading here."""
         raise NotImplementedError
 
-    def _arrived(self) -> None:
-        """The payload that `_begin` made room for is there."""
+    def _on_payload(self) -> None:
+        """Handle the complete payload that `_begin_payload` made room for."""
         raise NotImplementedError
 
-    def _sent(self, what: Any, size_bytes: int) -> None:
-        """The kernel has all of a frame."""
+    def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
+        """Handle that the kernel has accepted all of a frame."""
         raise NotImplementedError
 
-    def _goodbye(self, reason: bytes) -> bytes:
-        """The frame that says that nothing more will come."""
+    def _goodbye_header(self, reason: bytes) -> bytes:
+        """Return the header of the last frame of this side."""
         raise NotImplementedError
 
-    def _note(self, data: bytes) -> bytes:
-        """The frame's header for something told beside all messages."""
+    def _note_header(self, data: bytes) -> bytes:
+        """Return the header of a note."""
         raise NotImplementedError
 
-    def _lost(self, error: TransportError) -> None:
-        """The socket is gone, what was queued dropped."""
+    def _on_lost(self, error: TransportError) -> None:
+        """Handle that the socket is gone and queued frames are dropped."""
         raise NotImplementedError
 
-    # ---- what the rank asks for
+    # ---- called by the rank
 
     def queue(self, header: bytes, view: memoryview, what: Any, first: bool = False) -> None:
-        """Send now as far as the kernel takes it, the rest when it can. first: before all that has not begun."""
+        """Send as much as the kernel accepts now, the rest when it can.
+
+        first: ahead of all frames that have not begun.
+        """
         if self.lost is not None:
             return
-        waits = self.sock is None or bool(self._outgoing)
+        must_wait = self.sock is None or bool(self._outgoing)
         if first and self._outgoing:
-            self._outgoing.insert(1 if self._begun else 0, (header, view, what))
+            self._outgoing.insert(1 if self._begun_bytes else 0, (header, view, what))
         else:
             self._outgoing.append((header, view, what))
-        if not waits:
+        if not must_wait:
             self._flush()
             if self._outgoing:
-                self._rewatch()
+                self._update_events()
 
-    def go_on(self) -> None:
-        """What stopped reading may have found room."""
+    def resume_reading(self) -> None:
+        """Continue reading after a pause, in case there is room now."""
         if self._paused:
             self._paused = False
             self._parse()
             self._set_low_water()
-            self._rewatch()
+            self._update_events()
 
-    def tell(self, data: bytes) -> None:
-        """Say something beside all messages, before those that have not begun to leave."""
-        self.queue(self._note(data), memoryview(data), None, first=True)
+    def send_note(self, data: bytes) -> None:
+        """Send a note, ahead of all frames that have not begun."""
+        self.queue(self._note_header(data), memoryview(data), None, first=True)
 
     def say_goodbye(self) -> None:
-        """Tell the peer, after all that is queued, that nothing more will come."""
+        """Queue a goodbye: the last frame of this side."""
         used = self.sock is not None or bool(self._outgoing)
         if used and self.lost is None and not self._said_goodbye:
             self._said_goodbye = True
-            self._outgoing.append((self._goodbye(b""), NOTHING, None))
+            self._outgoing.append((self._goodbye_header(b""), NOTHING, None))
             if self.sock is not None:
                 self._flush()
-                self._rewatch()
+                self._update_events()
 
-    def farewell(self, reason: bytes) -> socket.socket | None:
-        """Say why nothing more will come, if that can be done between frames; the socket, to be closed later.
+    def send_abort(self, reason: bytes) -> socket.socket | None:
+        """Send the reason of an abort, unless a frame is half sent, and return the socket, to be closed later.
 
-        Closed at once it would be reset, if there is something unread, and the peer might not come to read the reason.
+        If closed at once with unread data, the socket would be reset, and the peer might never read the reason.
         """
         sock = self.sock
         if sock is not None:
             self._watch(0)
             self.sock = None
             with contextlib.suppress(OSError):
-                if not self._begun and not self._said_goodbye:
-                    sock.send(self._goodbye(reason) + reason)
+                if not self._begun_bytes and not self._said_goodbye:
+                    sock.send(self._goodbye_header(reason) + reason)
                 sock.shutdown(socket.SHUT_WR)
         return sock
 
     @property
-    def settled(self) -> bool:
-        """Whether this side, which has said goodbye, may close without losing anything."""
-        # on pause the peer's goodbye could not be read
+    def can_close(self) -> bool:
+        """Whether this side, which has said goodbye, may close without losing data."""
+        # a paused stream cannot read the peer's goodbye
         return self.lost is not None or (not self._outgoing and (self.sock is None or self._paused))
 
     def info(self) -> dict[str, Any] | None:
-        """`local` and `remote` address and what `sockets.describe_connection` told last; None when there never was a
-        socket.
-        """
+        """Return both addresses and the last `sockets.describe_connection`; None if there never was a socket."""
         if self.sock is not None:
             self._info.update(describe_connection(self.sock))
         return self._info or None
 
-    # ---- what the event loop tells
+    # ---- called by the event loop
 
     def attach(self, sock: socket.socket, watch: Callable[[int], None]) -> None:
-        """Use this socket. `watch(mask)` makes the event loop tell `on_event` of these epoll events, none for 0."""
+        """Use this socket. `watch(mask)` makes the event loop call `on_event` for these epoll events; 0 for none."""
         self.sock = sock
         self._watch = watch
         self._info = {"local": list(sock.getsockname()), "remote": None}
-        with contextlib.suppress(OSError):  # it may be reset already; what came before is still to be read
+        with contextlib.suppress(OSError):  # already reset; earlier data can still be read
             self._info["remote"] = list(sock.getpeername())
         self._flush()
-        self._rewatch()
+        self._update_events()
 
     def on_event(self, mask: int) -> None:
-        """The socket is ready for what the mask says."""
+        """Handle epoll events of the socket."""
         if mask & _WRITE and self._outgoing:
             self._flush()
             if not self._outgoing:
-                self._rewatch()
+                self._update_events()
         if self.lost is None:
             if mask & _READ and not self._paused:
                 self._read()
                 self._set_low_water()
-            elif mask & _GONE:
+            elif mask & _CLOSED:
                 self.fail(self._reason(None))
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost: let the socket go, and all that waits for it."""
+        """Mark the peer as lost: close the socket and fail everything that waits for it."""
         if self.lost is not None:
             return
         self.lost = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
-        self._release()
+        self._close_socket()
         self._target = None
         self._paused = False
         self._outgoing.clear()
-        self._lost(self.lost)
+        self._on_lost(self.lost)
         if self.on_lost is not None:
             self.on_lost(self.lost)
 
-    def give_up(self, reason: str) -> None:
-        """As `fail`, with a reset: what was on its way to the peer is not sent again, whatever becomes of that."""
+    def reset(self, reason: str) -> None:
+        """Fail with a TCP reset: data in flight to the peer is not retransmitted."""
         if self.sock is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.fail(reason)
 
-    def _release(self) -> None:
+    def _close_socket(self) -> None:
         if self.sock is None:
             return
         with contextlib.suppress(OSError):
@@ -215,45 +217,45 @@ class Stream:
         self.sock.close()
         self.sock = None
 
-    def _rewatch(self) -> None:
+    def _update_events(self) -> None:
         if self.sock is not None:
-            self._watch((_GONE if self._paused else _READ) | (_WRITE if self._outgoing else 0))
+            self._watch((_CLOSED if self._paused else _READ) | (_WRITE if self._outgoing else 0))
 
     # ---- sending
 
     def _flush(self) -> None:
-        """Give the kernel what it takes."""
+        """Send as much as the kernel accepts."""
         sock, outgoing, header_bytes = self.sock, self._outgoing, self.header_bytes
         assert sock is not None
         while outgoing:
             header, view, what = outgoing[0]
-            begun = self._begun
+            begun_bytes = self._begun_bytes
             try:
-                if begun >= header_bytes:
-                    begun += sock.send(view[begun - header_bytes :])
+                if begun_bytes >= header_bytes:
+                    begun_bytes += sock.send(view[begun_bytes - header_bytes :])
                 elif view:
-                    begun += sock.sendmsg((header[begun:], view))
+                    begun_bytes += sock.sendmsg((header[begun_bytes:], view))
                 else:
-                    begun += sock.send(header[begun:])
+                    begun_bytes += sock.send(header[begun_bytes:])
             except BlockingIOError:
                 return
             except OSError as error:
                 self.fail(self._reason(error))
                 return
-            if begun < header_bytes + len(view):
-                self._begun = begun
+            if begun_bytes < header_bytes + len(view):
+                self._begun_bytes = begun_bytes
                 return
-            self._begun = 0
+            self._begun_bytes = 0
             outgoing.popleft()
             if what is not None:
-                self._sent(what, len(view))
-                if self.sock is None:  # whoever heard of it gave up
+                self._on_frame_sent(what, len(view))
+                if self.sock is None:  # the callback closed the stream
                     return
 
     # ---- receiving
 
     def _read(self) -> None:
-        """Read what is there: up to the end of a large payload, or all, or until others should have their turn."""
+        """Read until a large payload is complete, no more data is there, or other streams should have a turn."""
         sock = self.sock
         assert sock is not None
         taken = 0
@@ -271,15 +273,15 @@ class Stream:
                     count = sock.recv_into(target)
                     if count == room:
                         self._target = None
-                        self._arrived()
-                        return  # whoever waited for it goes on first
+                        self._on_payload()
+                        return  # let the receiver continue first
                     self._target = target[count:]
                 if not count:
-                    # nothing of it is left to be said to; a reset lets its next incarnation have the port pair
+                    # the process is gone; a reset frees the port pair for its next incarnation
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     self.fail("its end closed without a goodbye, as when a process ends")
                 if count < room or self.lost is not None or self._paused:
-                    return  # nothing is left in the kernel, or none of it wanted
+                    return  # nothing is left in the kernel, or reading stopped
                 taken += count
         except BlockingIOError:
             pass
@@ -287,11 +289,11 @@ class Stream:
             self.fail(self._reason(error))
 
     def _parse(self) -> None:
-        """Take frames from what was read ahead; leaves at most a part of a header, unless on pause."""
+        """Parse frames from the read-ahead buffer. Leaves at most a partial header, unless reading is paused."""
         stage, start, end = self._stage, self._stage_start, self._stage_end
         header_bytes = self.header_bytes
         while end - start >= header_bytes:
-            if not self._begin(stage, start):
+            if not self._begin_payload(stage, start):
                 break
             start += header_bytes
             target = self._target
@@ -305,7 +307,7 @@ class Stream:
                 self._target = target[have:]
                 break
             self._target = None
-            self._arrived()
+            self._on_payload()
             if self.lost is not None:
                 break
         if start == end:
@@ -317,40 +319,39 @@ class Stream:
         self._stage_start, self._stage_end = start, end
 
     def _pause(self) -> None:
-        """Stop reading: what comes stays in the kernel, and the peer has to wait."""
+        """Stop reading: data stays in the kernel, so TCP's flow control stops the peer."""
         self._paused = True
-        self._rewatch()
+        self._update_events()
 
-    def _end(self, reason: str, orderly: bool = False) -> None:
-        """The peer said goodbye. It waits for ours, unless that is on its way already; then both ends let go."""
+    def _on_goodbye(self, reason: str, orderly: bool = False) -> None:
+        """Handle the peer's goodbye. The peer waits for ours, unless it is on its way already; then both ends close."""
         sock = self.sock
         assert sock is not None
         with contextlib.suppress(OSError):
             if self._said_goodbye:
-                # nothing is under way any more: a reset leaves no TIME_WAIT to block this port pair in the next run
+                # nothing is in flight: a reset leaves no TIME_WAIT that would block this port pair in the next run
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            elif not self._begun:
-                sock.send(self._goodbye(b""))
+            elif not self._begun_bytes:
+                sock.send(self._goodbye_header(b""))
         self.fail(PeerLost(self.rank, self.peer, reason, orderly))
 
     def _set_low_water(self) -> None:
-        """Let the kernel wake this rank for the rest of a payload, not for each of its packets."""
+        """Have the kernel wake this rank for the rest of a payload, not for each packet."""
         sock, target = self.sock, self._target
-        if sock is None or sock.proto == IPPROTO_MPTCP:  # there it may sleep for ever with less in hand
+        if sock is None or sock.proto == IPPROTO_MPTCP:  # MPTCP may block forever with less data
             return
         wanted = 1
-        if target is not None and len(target) >= _LOW_WATER_LEAST_BYTES:
+        if target is not None and len(target) >= _LOW_WATER_MIN_BYTES:
             if not self._room_known_for:
                 self._room_known_for = _ROOM_KNOWN_FOR
                 self._room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _LOW_WATER_SHARE
             self._room_known_for -= 1
-            wanted = min(len(target), self._room, _LOW_WATER_MOST_BYTES)
-        if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_LEAST_BYTES):
+            wanted = min(len(target), self._room, _LOW_WATER_MAX_BYTES)
+        if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_MIN_BYTES):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._low_water = wanted
 
     def _reason(self, error: OSError | None) -> str:
-        """What ended the socket, in words."""
         if error is not None:
             return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
         assert self.sock is not None
@@ -359,4 +360,4 @@ class Stream:
 
 
 def _no_watch(mask: int) -> None:
-    """No socket yet: nothing to watch."""
+    """Ignore the mask: there is no socket yet."""

@@ -1,4 +1,9 @@
-"""Several connections per peer, over which large messages are spread: see `channels` for the frames."""
+"""Large messages striped over several connections per peer: see `channels` for the frames.
+
+A rank may also limit the unacknowledged segments of all pairs at one distance together (`SharedWindow`). A window per
+pair would be too small for the last active pair, which could have the links to itself, or too large for all pairs at
+once. Free segments of the shared window go round-robin to the waiting pairs.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,9 @@ from testbed.comm.transport.base import (
     TrafficClass,
     TransportError,
 )
-from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
+from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, OutgoingMessage, StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.onesided import ExposedWindows
 from testbed.comm.transport.reassembly import (
     MESSAGE_MASK,
     SEQUENCES,
@@ -30,12 +35,19 @@ from testbed.comm.transport.wire import ConnectionKey
 
 
 class StripedTransport(Mesh):
-    """One rank's pairs; see Transport for the messages, MeshSettings for `settings`.
+    """One rank's striped pairs; see Transport for the messages.
 
-    rank: this rank. addresses: (IPv4 address, port) of every rank, in rank order. stripes: how messages to a peer are
-    cut and dealt out, by how far it is, for example; the same on both sides of a pair. eager, listener: as for
-    TcpTransport. Raises TransportError when a setting does not take, TransportTimeout when `eager` and a peer does not
-    appear.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order.
+        settings: Sockets and timeouts.
+        stripes: Returns the striping of messages to a peer, by distance for example. Both sides of a pair must agree.
+        eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
+
+    Raises:
+        TransportError: If a setting does not take effect.
+        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -54,7 +66,6 @@ class StripedTransport(Mesh):
         super().__init__(rank, addresses, settings, listener, eager)
 
     def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> StripedPair:
-        """The channels to a peer, begun if need be."""
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:
             self._check_address(peer, tag)
@@ -79,25 +90,27 @@ class StripedTransport(Mesh):
         return channel
 
     def _window_of(self, settings: StripeSettings) -> SharedWindow | None:
-        """The one of all pairs with these settings, which are one object."""
+        """Return the window that all pairs with the same settings object share."""
         if settings.together is None:
             return None
         return self._windows.setdefault(id(settings), SharedWindow(settings.together))
 
-    def _drop(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            del self._pairs[which]
+    def _drop_lost(self, peer: int) -> None:
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            del self._pairs[pair_key]
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
         return [ConnectionKey(traffic, channel, count) for channel in range(count)]
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)
+        self._progress_until(lambda: all(pair.can_say_goodbye for pair in self._pairs.values()), deadline_s)
 
 
 class StripedPair(Reassembler):
-    """All channels with one peer, for one class of traffic. Sends and receives are accepted at any time."""
+    """All channels with one peer, for one class of traffic. Sends and receives are always accepted."""
 
     def __init__(
         self,
@@ -106,45 +119,45 @@ class StripedPair(Reassembler):
         settings: StripeSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
         window: SharedWindow | None = None,
     ) -> None:
         super().__init__(rank, peer, max_staged_bytes, counters, exposed)
         self.settings = settings
-        self._window = window  # beside those of channels, with other pairs
+        self._window = window  # shared with other pairs, besides the channels' own windows
         self.channels: dict[int, Channel] = {}
-        self._begun = False  # to deal out
-        self._asking: Channel | None = None  # for whose segment a message is begun
+        self._begun = False  # striping has begun
+        self._asking_channel: Channel | None = None  # the channel whose segment begins a message
         # outgoing
         self._next_message = 0
         self._next_sequence = 0
         self._next_channel = 0
-        self._waiting: deque[Outgoing] = deque()  # not cut up entirely
-        self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
+        self._waiting: deque[OutgoingMessage] = deque()  # not completely cut
+        self._unsent: dict[int, OutgoingMessage] = {}  # messages that the kernel has not accepted completely
         # incoming
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
 
     @property
     def connected(self) -> bool:
-        """Whether every channel has a connection, or had one."""
+        """Whether every channel has, or had, a connection."""
         channels = self.channels.values()
         count = sum(channel.sock is not None or channel.lost is not None for channel in channels)
         return count == self.settings.connections
 
     @property
-    def may_part(self) -> bool:
-        """Whether all channels can say goodbye now: nothing is left to be cut up, and a pair in use has all of them."""
-        begun = any(channel.sock is not None for channel in self.channels.values())
-        return self.lost is not None or (not self._waiting and (self.connected or not begun))
+    def can_say_goodbye(self) -> bool:
+        """Whether all channels can say goodbye: no message waits to be cut, and a pair in use has all its channels."""
+        in_use = any(channel.sock is not None for channel in self.channels.values())
+        return self.lost is not None or (not self._waiting and (self.connected or not in_use))
 
-    # ---- what the rank asks for
+    # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send now as far as channels take it, the rest when they can."""
+        """Send as much as the channels accept now, the rest when they can."""
         if self.lost is not None:
             request.fail(self.lost)
             return
-        out = Outgoing(request, self._next_message)
+        out = OutgoingMessage(request, self._next_message)
         self._next_message = (self._next_message + 1) & MESSAGE_MASK
         self._unsent[out.number] = out
         if out.left <= self.settings.fast_bytes:
@@ -153,33 +166,37 @@ class StripedPair(Reassembler):
             self._waiting.append(out)
             self.pump()
 
-    def _go_on(self) -> None:
-        """Channels that found no room may find some now."""
+    def _resume_reading(self) -> None:
         for channel in list(self.channels.values()):
-            if channel is not self._asking:
-                channel.go_on()
+            if channel is not self._asking_channel:
+                channel.resume_reading()
 
     def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
         return sum(channel.repoint(into, view) for channel in self.channels.values())
 
-    def pump(self, most: int | None = None) -> None:
-        """Deal out what waits, as far as channels have room. most: segments, in this pair's turn of a shared window."""
+    def pump(self, max_segments: int | None = None) -> None:
+        """Spread waiting messages over channels with room.
+
+        max_segments: the segments of this pair's turn in a shared window.
+        """
         if not self._begun:
-            # all go round from the same one on, whichever connection was made first
+            # every pair starts with the same channel, whichever connected first
             self._begun = self.connected
             if not self._begun:
                 return
         settings, window = self.settings, self._window
         waiting = self._waiting
         while waiting and self.lost is None:
-            if most == 0:
+            if max_segments == 0:
                 assert window is not None
                 window.wait(self)
                 return
             channel = self._channel_with_room()
-            if channel is None or (window is not None and not window.take(self, in_turn=most is not None)):
+            if channel is None or (
+                window is not None and not window.take(self, in_turn=max_segments is not None)
+            ):
                 return
-            most = None if most is None else most - 1
+            max_segments = None if max_segments is None else max_segments - 1
             out = waiting[0]
             total = len(out.request.view)
             start, end = out.cut, min(out.cut + settings.segment_bytes, total)
@@ -197,7 +214,7 @@ class StripedPair(Reassembler):
                 self.channels[0].notify(out)
 
     def _channel_with_room(self) -> Channel | None:
-        """The next in turn that is connected and has not too much under way."""
+        """Return the next channel, round-robin, that is connected and has room in its window."""
         count = self.settings.connections
         for step in range(count):
             number = (self._next_channel + step) % count
@@ -211,16 +228,16 @@ class StripedPair(Reassembler):
                 return channel
         return None
 
-    # ---- what channels tell
+    # ---- called by channels
 
     def on_acknowledged(self, count: int) -> None:
-        """So many segments have come."""
+        """See ChannelOwner."""
         if self._window is not None:
             self._window.give(count)
         self.pump()
 
-    def on_sent(self, out: Outgoing, size_bytes: int) -> None:
-        """The kernel has another part of a message."""
+    def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
+        """See ChannelOwner."""
         out.left -= size_bytes
         self.counters.header_bytes_sent += FRAME.size
         if out.left == 0:
@@ -232,17 +249,20 @@ class StripedPair(Reassembler):
     def incoming(
         self, channel: Channel, number: int, tag: int, total: int, fast: bool
     ) -> IncomingMessage | None:
-        """See Assembly.begin. Small ones may come before large ones that were sent first, and must not wait."""
-        asking, self._asking = self._asking, channel
+        """See Reassembler.begin.
+
+        Small messages may overtake large ones that were sent first, and must not wait for them.
+        """
+        previous, self._asking_channel = self._asking_channel, channel
         try:
             return self.begin(number, tag, total, slack=2 if fast else 1)
         finally:
-            self._asking = asking
+            self._asking_channel = previous
 
     def on_segment(
         self, channel: Channel, into: IncomingMessage, offset: int, length: int, flags: int, sequence: int
     ) -> None:
-        """Another part of a message is there."""
+        """See ChannelOwner."""
         into.received += length
         into.segments.append((offset, length))
         self.counters.header_bytes_received += FRAME.size
@@ -251,35 +271,35 @@ class StripedPair(Reassembler):
                 into.announced = 1
             self.on_progress(into)
             return
-        if not self._sequences.came(sequence):
+        if not self._sequences.record(sequence):
             channel.fail(f"it sent segment {sequence} twice")
         if flags & LAST:
-            self._sequences.ends(sequence, into)
-        for whole in self._sequences.whole():
-            whole.announced = len(whole.segments)
-            self.on_progress(whole)
+            self._sequences.end_message(sequence, into)
+        for complete in self._sequences.pop_complete():
+            complete.announced = len(complete.segments)
+            self.on_progress(complete)
 
     def on_progress(self, into: IncomingMessage) -> None:
-        """Whether that message is whole."""
+        """Finish the message if all its segments have come."""
         if into.announced is None or into.received < into.total or into.announced > len(into.segments):
             return
         self.end(into)
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
-        """One channel is gone: with a goodbye the others finish first, else all is over."""
-        if not channel.left_well or all(other.lost is not None for other in self.channels.values()):
+        """Handle a lost channel: after a goodbye the others finish first, otherwise the peer is lost."""
+        if not channel.peer_said_goodbye or all(other.lost is not None for other in self.channels.values()):
             self.fail(error)
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost: let all channels go, fail all that waits. Whole messages can still be received."""
+        """Mark the peer as lost: close all channels and fail all requests. Whole messages can still be received."""
         if self.lost is not None:
             return
         channels = list(self.channels.values())
         if isinstance(reason, str):
-            # the channel words it, and comes back here with the error
+            # the channel makes the error and calls `fail` with it
             alive = next((channel for channel in channels if channel.lost is None), None)
             if alive is not None:
-                alive.left_well = False
+                alive.peer_said_goodbye = False
                 alive.fail(reason)
                 return
             reason = TransportError(reason)
@@ -295,35 +315,38 @@ class StripedPair(Reassembler):
             out.request.fail(reason)
 
 
-class Waiting(Protocol):
-    """A pair that has something to send."""
+class WindowUser(Protocol):
+    """A pair with something to send."""
 
-    def pump(self, most: int | None = None) -> None:
-        """Send so many segments, or all that may go."""
+    def pump(self, max_segments: int | None = None) -> None:
+        """Send up to `max_segments` segments, or everything that may go."""
 
 
 class SharedWindow:
-    """limit: segments under way at most."""
+    """A limit on unacknowledged segments that several pairs share."""
 
     def __init__(self, limit: int) -> None:
         self.free = limit
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[WindowUser] = deque()
 
-    def take(self, pair: Waiting, *, in_turn: bool) -> bool:
-        """Whether the pair may send a segment now; if not it is told when. in_turn: whether this is its turn."""
+    def take(self, pair: WindowUser, *, in_turn: bool) -> bool:
+        """Return whether the pair may send a segment now.
+
+        Otherwise queue it. in_turn: this is its turn in the queue.
+        """
         if not self.free or (self._waiting and not in_turn):
             self.wait(pair)
             return False
         self.free -= 1
         return True
 
-    def wait(self, pair: Waiting) -> None:
-        """Behind all others that wait."""
+    def wait(self, pair: WindowUser) -> None:
+        """Queue the pair behind all others that wait."""
         if pair not in self._waiting:
             self._waiting.append(pair)
 
     def give(self, count: int) -> None:
-        """So many have been acknowledged, or are lost with their pair."""
+        """Release `count` segments, which were acknowledged or are lost with their pair."""
         self.free += count
         while self.free and self._waiting:
             self._waiting.popleft().pump(1)

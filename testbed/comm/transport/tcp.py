@@ -1,6 +1,7 @@
-"""Non-blocking TCP between ranks: one connection per pair and class of traffic.
+"""Non-blocking TCP between ranks: one connection per pair of ranks and class of traffic.
 
-A connection is made when either side first uses it, or for all peers at once with `connect`.
+A connection is made when either side first uses it, or to all peers at once with `connect`. It carries whole
+messages, one after the other, straight into the buffers of their receives.
 """
 
 from __future__ import annotations
@@ -10,30 +11,36 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
     MAX_TAG,
-    MOST_NOTE_BYTES,
-    MOST_REASON_BYTES,
     PeerCounters,
     Request,
     TrafficClass,
     TransportError,
-    aborted_words,
+    describe_abort,
 )
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import Exposed, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_put
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG, ConnectionKey
 
 
 class TcpTransport(Mesh):
-    """One rank's TCP (or MPTCP) connections; see Transport for the messages, MeshSettings for `settings`.
+    """One rank's TCP or MPTCP connections; see Transport for the messages.
 
-    rank: this rank. addresses: (IPv4 address, port) of every rank, in rank order. eager: connect to all peers at once.
-    listener: a bound socket to listen on in place of this rank's address.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order.
+        settings: Sockets and timeouts.
+        eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
 
-    Raises TransportError when a setting does not take, TransportTimeout when `eager` and a peer does not appear.
+    Raises:
+        TransportError: If a setting does not take effect.
+        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -46,12 +53,11 @@ class TcpTransport(Mesh):
         listener: socket.socket | None = None,
     ) -> None:
         self._connections: dict[TrafficClass, dict[int, Connection]] = {BEST_EFFORT: {}}
-        self._usual = self._connections[BEST_EFFORT]
+        self._best_effort = self._connections[BEST_EFFORT]
         super().__init__(rank, addresses, settings, listener, eager)
 
     def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
-        """The connection with a peer, begun if need be."""
-        connections = self._usual if traffic is BEST_EFFORT else self._connections.get(traffic, {})
+        connections = self._best_effort if traffic is BEST_EFFORT else self._connections.get(traffic, {})
         connection = connections.get(peer)
         if connection is None or not 0 <= tag <= MAX_TAG:
             self._check_address(peer, tag)
@@ -68,7 +74,7 @@ class TcpTransport(Mesh):
         self._connections.setdefault(key.traffic, {})[peer] = made
         return made
 
-    def _drop(self, peer: int) -> None:
+    def _drop_lost(self, peer: int) -> None:
         for connections in self._connections.values():
             if peer in connections and connections[peer].lost is not None:
                 del connections[peer]
@@ -78,33 +84,36 @@ class TcpTransport(Mesh):
 
 
 class Connection(Stream):
-    """Sends and receives are accepted at any time; they wait for the socket, and fail once the peer is lost."""
+    """A connection with one peer.
+
+    Sends and receives are always accepted: they wait for the socket, and fail if the peer is lost.
+    """
 
     header_bytes = HEADER_BYTES
 
     def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: Exposed
+        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
     ) -> None:
         super().__init__(rank, peer)
         self.exposed = exposed
         self.counters = counters
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
-        self._into: Request | Staged | None = None  # the message that is coming in
-        self._farewell: bytearray | None = None  # the peer's, which is coming in
-        self._told: bytearray | None = None  # a note of the peer's, which is coming in
+        self._into: Request | Staged | None = None  # the message being received
+        self._goodbye_reason: bytearray | None = None  # the peer's, while being received
+        self._note_data: bytearray | None = None  # the peer's note, while being received
 
-    # ---- what the rank asks for
+    # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send now as far as the kernel takes it, the rest when it can."""
+        """Send as much as the kernel accepts now, the rest when it can."""
         if self.lost is not None:
             request.fail(self.lost)
         else:
             self.queue(HEADER.pack(request.tag, len(request.view)), request.view, request)
 
     def receive(self, request: Request) -> None:
-        """Take the oldest message of the request's tag, or post the request for it."""
+        """Take the oldest message of the request's tag, or post the request."""
         staged = self._mailbox.take_staged(request.tag)
         if staged is None:
             if self.lost is not None:
@@ -114,41 +123,41 @@ class Connection(Stream):
         elif len(staged.view) != len(request.view):
             request.fail(self._wrong_length(request, len(staged.view)))
         elif staged is self._into:
-            # still coming in: what has come is copied, the rest goes to its place directly
+            # still being received: copy what has arrived, receive the rest in place
             assert self._target is not None
-            come = len(staged.view) - len(self._target)
-            request.view[:come] = staged.view[:come]
-            self.counters.bytes_copied += come
-            self._target = request.view[come:]
+            received = len(staged.view) - len(self._target)
+            request.view[:received] = staged.view[:received]
+            self.counters.bytes_copied += received
+            self._target = request.view[received:]
             self._into = request
         else:
             if staged.view:
                 request.view[:] = staged.view
                 self.counters.bytes_copied += len(staged.view)
             request.complete()
-        self.go_on()
+        self.resume_reading()
 
-    # ---- what the stream tells
+    # ---- called by the stream
 
-    def _sent(self, what: Request, size_bytes: int) -> None:
+    def _on_frame_sent(self, request: Request, size_bytes: int) -> None:
         counters = self.counters
         counters.messages_sent += 1
         counters.bytes_sent += size_bytes
         counters.header_bytes_sent += HEADER_BYTES
-        what.complete()
+        request.complete()
 
-    def _goodbye(self, reason: bytes) -> bytes:
+    def _goodbye_header(self, reason: bytes) -> bytes:
         return HEADER.pack(GOODBYE_TAG, len(reason))
 
-    def _note(self, data: bytes) -> bytes:
+    def _note_header(self, data: bytes) -> bytes:
         return HEADER.pack(NOTE_TAG, len(data))
 
-    def _begin(self, stage: bytearray, start: int) -> bool:
-        """Find the place for a message; False when it has none."""
+    def _begin_payload(self, stage: bytearray, start: int) -> bool:
+        """Find the buffer for a message; False if there is no room for it."""
         tag, length = HEADER.unpack_from(stage, start)
         into: Request | Staged
         if tag == GOODBYE_TAG:
-            return self._begin_farewell(length)
+            return self._begin_goodbye(length)
         if tag == NOTE_TAG:
             return self._begin_note(length)
         if is_put(tag):
@@ -162,11 +171,11 @@ class Connection(Stream):
             if length > self._max_staged_bytes:
                 self.fail(error)
                 return False
-            into = Staged(length)  # goes nowhere; what follows may still make sense
+            into = Staged(length)  # dropped; later messages may still be valid
         elif self._mailbox.has_room(length, self._max_staged_bytes):
             into = self._mailbox.stage(tag, length)
         else:
-            # the peer has to wait: its bytes stay in the kernel until a receive is posted
+            # flow control: its bytes stay in the kernel until a receive is posted
             self._pause()
             return False
         self._into = into
@@ -174,15 +183,14 @@ class Connection(Stream):
         return True
 
     def _begin_note(self, length: int) -> bool:
-        if length > MOST_NOTE_BYTES:
+        if length > MAX_NOTE_BYTES:
             self.fail(f"its note announces {length} bytes")
             return False
-        self._told = bytearray(length)
-        self._target = memoryview(self._told)
+        self._note_data = bytearray(length)
+        self._target = memoryview(self._note_data)
         return True
 
     def _begin_put(self, tag: int, length: int) -> bool:
-        """It goes straight into a window of this rank's."""
         placed = self.exposed.place(self.peer, tag, length)
         if isinstance(placed, str):
             self.fail(placed)
@@ -190,30 +198,29 @@ class Connection(Stream):
         self._into, self._target = placed, placed.view
         return True
 
-    def _begin_farewell(self, length: int) -> bool:
-        """The peer gives its reason, if it has one, and nothing after that."""
+    def _begin_goodbye(self, length: int) -> bool:
+        """The last message of the peer: the reason of its abort, if any."""
         if length == 0:
-            self._end("it closed its end", orderly=True)
+            self._on_goodbye("it closed its end", orderly=True)
             return False
-        if length > MOST_REASON_BYTES:
-            self._end(f"its goodbye announces {length} bytes")
+        if length > MAX_REASON_BYTES:
+            self._on_goodbye(f"its goodbye announces {length} bytes")
             return False
-        self._farewell = bytearray(length)
-        self._target = memoryview(self._farewell)
+        self._goodbye_reason = bytearray(length)
+        self._target = memoryview(self._goodbye_reason)
         return True
 
-    def _arrived(self) -> None:
-        """The message that was coming in is whole."""
-        if self._told is not None:
-            told, self._told = bytes(self._told), None
+    def _on_payload(self) -> None:
+        if self._note_data is not None:
+            note, self._note_data = bytes(self._note_data), None
             if self.on_note is not None:
-                self.on_note(self.peer, told)
+                self.on_note(self.peer, note)
             return
         into = self._into
         self._into = None
         if into is None:
-            assert self._farewell is not None
-            self._end(aborted_words(self._farewell))
+            assert self._goodbye_reason is not None
+            self._on_goodbye(describe_abort(self._goodbye_reason))
             return
         counters = self.counters
         counters.messages_received += 1
@@ -223,14 +230,16 @@ class Connection(Stream):
             into.complete()
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost: fail all that waits for it. Whole messages can still be received."""
-        outgoing = [what for _, _, what in self._outgoing if what is not None] if self.lost is None else []
+        """Mark the peer as lost and fail all requests for it. Whole messages can still be received."""
+        outgoing = (
+            [request for _, _, request in self._outgoing if request is not None] if self.lost is None else []
+        )
         super().fail(reason)
         assert self.lost is not None
         for request in outgoing:
             request.fail(self.lost)
 
-    def _lost(self, error: TransportError) -> None:
+    def _on_lost(self, error: TransportError) -> None:
         into, self._into = self._into, None
         if isinstance(into, Staged):
             self._mailbox.discard(into)

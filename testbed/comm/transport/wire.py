@@ -1,9 +1,10 @@
-"""Bytes on the wire between two ranks.
+"""Wire format between two ranks.
 
-A connection begins with one hello from each side, the dialler's first. After that each side sends messages: a header
-of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. Notes, with a tag of their own, are
-for the ranks' communicators. The last message is a goodbye, whose payload, if any, tells why its sender gave up.
-Channels of a striped pair send frames instead: see `channels`.
+A connection begins with one hello from each side, the dialling side first. After that each side sends messages: a
+header of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. Notes have a tag of their
+own and are for the ranks' communicators. The last message is a goodbye; its payload, if any, is the reason of an
+abort. Channels of a striped pair send frames instead: see `channels`. `Addresses` is the format in which ranks
+exchange addresses at bootstrap.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ HELLO_BYTES = _HELLO.size
 
 HEADER = struct.Struct("<QQ")
 HEADER_BYTES = HEADER.size
-PACKET_HEADERS_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
+PACKET_HEADERS_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps
 GOODBYE_TAG = 2**64 - 1
 NOTE_TAG = 2**64 - 3
 
 
 class ConnectionKey(NamedTuple):
-    """Which of the connections between two ranks: the class of its traffic, and the channel within a striped pair.
+    """Identifies one of the connections between two ranks.
 
-    channels: how many channels there are, so that both ends know; 0 where a pair has one connection per class.
+    Attributes:
+        traffic: The class of its traffic.
+        channel: The channel within a striped pair.
+        channels: The number of channels, so that both ends can check it; 0 if a pair has one connection per class.
     """
 
     traffic: TrafficClass = BEST_EFFORT
@@ -41,7 +45,7 @@ class ConnectionKey(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who said it, for which connection, and for how many times it has come back after it was lost."""
+    """A decoded hello: its sender, the connection, and how often the sender has come back after being lost."""
 
     sender: int
     key: ConnectionKey
@@ -51,7 +55,7 @@ class Hello(NamedTuple):
 def make_hello(
     sender: int, receiver: int, size: int, token: str, key: ConnectionKey, incarnation: int = 0
 ) -> bytes:
-    """What `sender` says first to `receiver`, in a job of `size` ranks with this token."""
+    """Return the hello from `sender` to `receiver`, in a job of `size` ranks with this token."""
     traffic, channel, channels = key
     return _HELLO.pack(
         _MAGIC,
@@ -69,7 +73,7 @@ def make_hello(
 
 
 def read_hello(data: bytes, receiver: int, size: int, token: str) -> Hello:
-    """What it says. Raises ValueError, saying what is wrong, unless it is meant for us."""
+    """Return the decoded hello. Raises ValueError, with the field that is wrong, unless it is meant for this rank."""
     magic, version, dscp, priority, channel, channels, *rest = _HELLO.unpack(data)
     their_size, sender, addressee, incarnation, digest = rest
     if magic != _MAGIC:
@@ -98,18 +102,20 @@ Address = tuple[str, int]
 
 
 class Addresses(Sequence[Address]):
-    """Addresses of ranks, as they travel: six bytes each, where tuples of thousands for thousands are gigabytes."""
+    """Addresses of ranks in wire format, six bytes each.
+
+    As tuples, thousands for thousands of ranks would take gigabytes.
+    """
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
 
     @classmethod
     def of(cls, addresses: Sequence[Address]) -> Addresses:
-        """Of IPv4 addresses and ports."""
+        """Return the addresses as packed IPv4 addresses and ports."""
         return cls(b"".join(_ENTRY.pack(socket.inet_aton(ip), port) for ip, port in addresses))
 
     def __len__(self) -> int:
-        """How many."""
         return len(self.packed) // ENTRY_BYTES
 
     @overload
@@ -117,7 +123,6 @@ class Addresses(Sequence[Address]):
     @overload
     def __getitem__(self, index: slice) -> Addresses: ...
     def __getitem__(self, index: int | slice) -> Address | Addresses:
-        """One, or some of them."""
         if isinstance(index, slice):
             return Addresses.of([self[number] for number in range(*index.indices(len(self)))])
         where = range(len(self))[index] * ENTRY_BYTES
@@ -125,7 +130,6 @@ class Addresses(Sequence[Address]):
         return socket.inet_ntoa(ip), port
 
     def __eq__(self, other: object) -> bool:
-        """Whether a sequence has the same ones."""
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]

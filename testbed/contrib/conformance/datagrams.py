@@ -81,12 +81,12 @@ class Channel:
         raise AssertionError("it never ends")
 
     def _pump(self) -> None:
-        while items := self.sender.items(64, self.now_s):
+        while items := self.sender.next_items(64, self.now_s):
             for position, item in enumerate(items):
                 path = self._turn % len(self.delays_s)
                 self._turn += 1
-                asks = self.sender.asks(position == len(items) - 1)
-                self._send(item, path, self.sender.sent(item, path, self.now_s), asks)
+                asks = self.sender.wants_ack(position == len(items) - 1)
+                self._send(item, path, self.sender.on_sent(item, path, self.now_s), asks)
 
     def _send(self, item: Item, path: int, serial: int, asks: bool) -> None:
         times = self._times[item] = self._times.get(item, -1) + 1
@@ -99,7 +99,7 @@ class Channel:
 
     def _arrive(self, item: Item, path: int, serial: int, marked: bool, asks: bool) -> None:
         receiver = self.receiver
-        receiver.came(path, serial, marked, asks)
+        receiver.on_packet(path, serial, marked, asks)
         first: int | None
         if isinstance(item, Parity):
             first = item.first
@@ -111,15 +111,15 @@ class Channel:
                 self.taken.append(item)
             else:
                 receiver.refuse(item, path)
-        if first is not None and (lost := receiver.mendable(first)):
+        if first is not None and (lost := receiver.recoverable(first)):
             self.taken += [first + number for number in lost]
-            receiver.mend(first, lost, path)
+            receiver.recover(first, lost, path)
         for ack in receiver.acks():
             if not self.loses_ack(next(self._acks)):
                 self._after(self.now_s + self.delays_s[ack.path], partial(self._hear, ack))
 
     def _hear(self, ack: Ack) -> None:
-        self.sender.heard(ack, self.now_s)
+        self.sender.on_ack(ack, self.now_s)
 
     def _after(self, at_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._number), action))

@@ -6,7 +6,7 @@ import contextlib
 from functools import partial
 
 from testbed.comm.transport import PeerLost, Transport, TransportError, wait_all
-from testbed.comm.transport.onesided import Exposed, OneSided, one_sided, put_tag, signal_tag
+from testbed.comm.transport.onesided import ExposedWindows, OneSided, find_one_sided, put_tag, signal_tag
 from testbed.contrib.conformance.harness import Runner, raises, wait_requests
 
 
@@ -94,11 +94,11 @@ def check_a_put_out_of_bounds_loses_its_sender(run: Runner) -> None:
 
 def _exposed(transport: Transport, window: bytearray, peer: int) -> tuple[Transport, int] | None:
     """What takes puts, and the number of a window of every rank's, once all have theirs; None where nothing does."""
-    carrier = one_sided(transport)
+    carrier = find_one_sided(transport)
     if carrier is None:
         return None
     assert isinstance(carrier, OneSided)
-    exposed: Exposed = carrier.exposed
+    exposed: ExposedWindows = carrier.exposed
     number = exposed.add(memoryview(window), [peer])
     ready = bytearray(8)
     wait_requests(

@@ -23,10 +23,10 @@ from testbed.comm.flight_recorder import (
 )
 from testbed.comm.flight_recorder.pytorch_files import (
     USUAL_NAMES,
+    duplicate_rank_error,
     is_dump,
-    rank_of_name,
+    parse_rank,
     read_dumps,
-    two_of_one_rank,
 )
 from testbed.measure.results.run_directory import partial_path
 from testbed.measure.results.unfinished_run import SHARDS, failed_path
@@ -110,7 +110,7 @@ class _Files:
 
 def _is_one_job(parts: Sequence[_Files]) -> bool:
     """Return whether folders have dumps of PyTorch's alone, and no rank stands in two of them."""
-    ranks = [rank_of_name(path.name) for part in parts for path in part.theirs]
+    ranks = [parse_rank(path.name) for part in parts for path in part.theirs]
     return bool(ranks) and not any(part.ours for part in parts) and len(set(ranks)) == len(ranks)
 
 
@@ -120,15 +120,15 @@ def _read(name: str, files: _Files) -> Evidence:
     for path in files.ours:
         dump = RankDump.read(path)
         if dump.rank in by_rank:
-            raise two_of_one_rank(dump.rank, by_rank[dump.rank][0], path)
+            raise duplicate_rank_error(dump.rank, by_rank[dump.rank][0], path)
         if path.name != dump_name(dump.rank):
             expected = f"{path.name}'s, whose name says its rank"
             raise DumpError(where=str(path), got=f"a dump of rank {dump.rank}", expected=expected)
         by_rank[dump.rank] = path, dump
     dumps, notes = read_dumps(files.theirs)
     for path in files.theirs:
-        if (rank := rank_of_name(path.name)) in by_rank:
-            raise two_of_one_rank(rank, by_rank[rank][0], path)
+        if (rank := parse_rank(path.name)) in by_rank:
+            raise duplicate_rank_error(rank, by_rank[rank][0], path)
     file = files.folder / PATHS_FILE
     paths = NetworkPaths.read(file) if file.exists() else None
     return Evidence(name, files.folder, (*(dump for _, dump in by_rank.values()), *dumps), paths, notes)

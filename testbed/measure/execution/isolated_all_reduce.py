@@ -122,7 +122,7 @@ class IsolatedBaseline:
         rounds, piece_bytes = baseline_rounds(size), self.message_bytes / pieces
         ring = [self._through_slots(step, piece_bytes) for step in ring]
         software = self.software
-        note_s = 2 * software.of_note_s if self._announced else None
+        note_s = 2 * software.note_cost_s if self._announced else None
         acknowledged_s = 0.0
         if self._wiring.transport.writes:
             note_s = note_s or 0.0  # its own announcements cost hosts nothing more
@@ -152,7 +152,7 @@ class IsolatedBaseline:
         if not self._copies or not windows:
             return step
         each_s = software.message_s + software.handover_s + slots.chunk_bytes * software.byte_s
-        round_s = step.round_trip_s(slots.chunk_bytes) + 2 * (each_s + software.of_note_s)
+        round_s = step.round_trip_s(slots.chunk_bytes) + 2 * (each_s + software.note_cost_s)
         waits_s = max(0.0, round_s - slots.count * slots.chunk_bytes * step.beta_s)
         return replace(step, delay_s=step.delay_s + windows * waits_s)
 
@@ -171,7 +171,7 @@ class IsolatedBaseline:
             slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
             beta_s = max(step.beta_s, slowest_s / channels) * (1 + self._wiring.overhead(rank, peer))
             delay_s = step.delay_s
-            if (granted := self._wiring.transport.granted) is not None:
+            if (granted := self._wiring.transport.granted_share) is not None:
                 beta_s, delay_s = beta_s / granted, delay_s + step.delay_s + step.returned_s
             found.append(replace(step, beta_s=beta_s, delay_s=delay_s, back_s=step.returned_s))
         return found

@@ -105,7 +105,7 @@ class Rank:
             sockets = joined.sockets.socket_info()
             self._wait_for_all()
         except CollectiveTimeout as error:
-            state = joined.sockets.state_words({*error.receives_from, *error.sends_to})
+            state = joined.sockets.describe_state({*error.receives_from, *error.sends_to})
             raise TransportError(f"{error}; {state}") from error
         finally:
             self.transport.close()

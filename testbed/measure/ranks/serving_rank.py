@@ -222,7 +222,7 @@ class ServingExecutor:
         """Those who have a part in it."""
         for rank in self.dispatching.ranks(key):
             if rank in whom and rank != self.rank:
-                self._tells.tell(rank, _SERVE + _NOTE.pack(*key, number))
+                self._tells.send_note(rank, _SERVE + _NOTE.pack(*key, number))
 
     def _take_on(self, key: PieceKey, number: int, now_s: float) -> None:
         plan = self._tracker.plan
@@ -261,7 +261,7 @@ class ServingExecutor:
         self._over = True
         for rank in range(self.transport.size):
             if rank != self.rank:
-                self._tells.tell(rank, _OVER)
+                self._tells.send_note(rank, _OVER)
         self.transport.progress(0.0)
         assert self._dispatcher is not None
         line = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.transport.event_loop import StallDetector
-from testbed.comm.transport.socket_view import Observed, Unobserved
+from testbed.comm.transport.socket_view import NoSocketView, SocketView
 from testbed.comm.transport.sockets import WireCounts, changed_options
 from testbed.net.links.protocol_counters import ProtocolCounts, read_protocol_counts
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
@@ -38,7 +38,7 @@ class HostCounts:
 class HostMonitor:
     """Of one rank in a namespace that it has for itself. `begin` before each step, `end` after it."""
 
-    def __init__(self, sockets: Observed) -> None:
+    def __init__(self, sockets: SocketView) -> None:
         self._sockets = sockets
         self._exact = clock_here() == "free"
         self._before: HostCounts | None = None
@@ -76,7 +76,7 @@ class HostMonitor:
         peers, read_s = self._sockets.peer_counts(), time.monotonic()
         after = HostCounts(host, self._total(peers), peers)
         # where nobody looks meanwhile, no stall shorter than the step is noticed
-        wait_s = end_s - start_s if isinstance(self._sockets, Unobserved) else self._stall_detector.wait_s
+        wait_s = end_s - start_s if isinstance(self._sockets, NoSocketView) else self._stall_detector.wait_s
         # of a connection that was closed meanwhile, as when a peer is lost, nobody tells any more what it carried
         whole = self._open <= self._sockets.open_connections()
         found: dict[str, Any] = {"traffic": traffic(before, after) if whole else None, "looks_s": wait_s}
@@ -155,7 +155,7 @@ _DONE = ("bytes_acked", "retransmits", "went_back", "out_of_sequence")
 class SocketSampler:
     """Reads all connections every `interval_s`, in a thread of its own, and keeps what changed. A context manager."""
 
-    def __init__(self, rank: int, sockets: Observed, interval_s: float) -> None:
+    def __init__(self, rank: int, sockets: SocketView, interval_s: float) -> None:
         self.records: list[dict[str, Any]] = []
         self._rank = rank
         self._sockets = sockets
@@ -180,7 +180,7 @@ class SocketSampler:
     def sample(self) -> None:
         """One reading of every connection that has done something since the last."""
         time_s = time.monotonic()
-        for peer, key, figures in self._sockets.glances():
+        for peer, key, figures in self._sockets.snapshots():
             connection = peer, key
             done = sum(figures.get(name, 0) for name in _DONE)
             if self._seen.get(connection) != done:

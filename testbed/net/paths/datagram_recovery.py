@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from testbed.comm.transport.datagram.rtt_estimator import LEAST_RTO_S, RTO_ROUND_TRIPS
+from testbed.comm.transport.datagram.rtt_estimator import MIN_RTO_S, RTO_ROUND_TRIPS
 from testbed.net.paths.poisson import poisson_quantile, poisson_within
 
 CODED = ("erasure", "xor")
@@ -48,7 +48,7 @@ class RecoveryForm:
     @property
     def rto_s(self) -> float:
         """From a packet's leaving of which nothing is heard until it is sent again, behind which the queue is empty."""
-        return max(RTO_ROUND_TRIPS * (self.round_trip_s + self.queued_s) - self.queued_s, LEAST_RTO_S)
+        return max(RTO_ROUND_TRIPS * (self.round_trip_s + self.queued_s) - self.queued_s, MIN_RTO_S)
 
     @property
     def back_s(self) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.transport import PROTOCOLS, Registration, Slots, Software
 from testbed.comm.transport.kinds import TRANSPORTS, transport_kind
-from testbed.comm.transport.kinds.base import source_of
-from testbed.comm.transport.kinds.striped import LEAST_OUTSTANDING, PACKET_BYTES
+from testbed.comm.transport.kinds.base import source_file
+from testbed.comm.transport.kinds.striped import MIN_OUTSTANDING, PACKET_BYTES
 from testbed.net.fabric.plan import Multipath
 from testbed.net.paths.alpha_beta import empty_paths
 from testbed.net.paths.hops import Paths
@@ -64,7 +64,7 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
 def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
     """What the kind of transport is made with, emulated: its own keys of `transport`, and `options`. PluginError."""
     kind = TRANSPORTS.find(spec.kind)
-    with attribute_errors(f"transport {spec.kind}", source_of(kind)):
+    with attribute_errors(f"transport {spec.kind}", source_file(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}
         plain = {
             key: value.model_dump() if isinstance(value, StrictModel) else value for key, value in own.items()
@@ -162,7 +162,7 @@ def _slots(spec: StagingSpec, scale: Scale) -> Slots:
     wanted_bytes = scale.emulated_bytes(spec.chunk_bytes)
     chunk_bytes = max(min(spec.chunk_bytes, PACKET_BYTES), round(wanted_bytes))
     slots = round(spec.slots * min(1.0, wanted_bytes / chunk_bytes))
-    return Slots(chunk_bytes, max(min(spec.slots, LEAST_OUTSTANDING), slots), spec.announced)
+    return Slots(chunk_bytes, max(min(spec.slots, MIN_OUTSTANDING), slots), spec.announced)
 
 
 def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:

@@ -31,7 +31,7 @@ from testbed.comm.transport.bootstraps import BOOTSTRAPS
 from testbed.comm.transport.bootstraps import Job as BootstrapJob
 from testbed.comm.transport.kinds import transport_kind
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.socket_view import Observed, observed
+from testbed.comm.transport.socket_view import SocketView, find_socket_view
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.spec.keywords import BDP, PLANNED
 
@@ -256,7 +256,7 @@ class JoinedRank:
     costs: of operations; None where they have none.
     """
 
-    sockets: Observed
+    sockets: SocketView
     transport: Transport
     bootstrap: BootstrapReport
     costs: OperationCosts | None = None
@@ -292,13 +292,13 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
     )
     wiring.sockets.try_out(settings.sockets)
     transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])
-    sockets = observed(transport)
+    sockets = find_socket_view(transport)
     if bootstrap.connects_all and isinstance(sockets, Mesh):
         sockets.connect()
         report.connections += len(sockets.counters)
     report.time_s = time.monotonic() - begun_s
     software = wiring.software
-    if software.of_messages:
+    if software.costs_messages:
         each = software.message_s, software.byte_s, software.note_s, software.handover_s
         transport = CostedTransport(transport, *each)
     transport = with_protocol(transport, software.protocol, software.slots)

@@ -1,4 +1,4 @@
-"""How ranks find each other, by name; each registers in the module where it stands."""
+"""Bootstrap methods by name. Each registers in its own module."""
 
 from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
 

@@ -1,4 +1,4 @@
-"""What a bootstrap is: from what a rank knows at the start to the addresses of all."""
+"""The interface of a bootstrap: from what a rank knows at the start to the addresses of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from testbed.plugins import Registry, derived_from
 
 
 class Job(NamedTuple):
-    """What one rank is told. master: where rank 0 listens meanwhile; addresses: of all ranks, as they are to be."""
+    """What one rank knows at the start.
+
+    Attributes:
+        rank: This rank.
+        master: The address on which rank 0 listens during the bootstrap.
+        addresses: The addresses that all ranks are to have.
+        token: The job's secret.
+        timeout_s: The limit of the bootstrap.
+    """
 
     rank: int
     master: Address
@@ -22,18 +30,18 @@ class Job(NamedTuple):
 
 
 class Bootstrap(ABC):
-    """A way for the ranks of a job to find each other."""
+    """A method by which the ranks of a job find each other."""
 
     connects_all: ClassVar[bool] = False
-    """Whether everybody connects to everybody then; else connections are made when used."""
+    """Whether all ranks then connect to each other; otherwise connections are made on first use."""
 
     @staticmethod
     @abstractmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
-        """The addresses of all ranks, and what finding them cost this one. TransportError."""
+        """Return the addresses of all ranks, and what finding them cost this one. Raises TransportError."""
 
 
 BOOTSTRAPS: Registry[type[Bootstrap]] = Registry(
     "bootstrap", "testbed.comm.transport.bootstraps", "testbed.bootstraps", derived_from(Bootstrap)
 )
-"""All that have a name. Each registers where it stands: `@BOOTSTRAPS.register("star")`."""
+"""All bootstraps by name. Each registers itself in its module: `@BOOTSTRAPS.register("star")`."""

@@ -1,4 +1,4 @@
-"""Ranks are told all addresses at the start."""
+"""Bootstrap "static": ranks are given all addresses at the start."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from testbed.comm.transport.wire import Address
 
 @BOOTSTRAPS.register("static")
 class Static(Bootstrap):
-    """Nothing is asked of anybody."""
+    """The bootstrap without any communication."""
 
     @staticmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
-        """What the rank was told."""
+        """See Bootstrap."""
         return job.addresses, BootstrapReport("static")

@@ -1,1 +1,1 @@
-"""Messages as UDP datagrams: state machines of recoveries and controls, and the sockets that they move."""
+"""Messages as UDP datagrams: loss recoveries and congestion controls as state machines, and their sockets."""

@@ -1,12 +1,12 @@
-"""Erasure codes over packets: parity of a group from its data, and lost data from what has come of both.
+"""Erasure codes over packets: parity of a group from its data, and lost data from the packets that arrived.
 
-`MDS`: any `data` of a group's packets are enough, whichever are lost: a Cauchy matrix over GF(256) with the polynomial
-x^8 + x^4 + x^3 + x^2 + 1. `XOR`: parity packet j is the sum of the data packets j, j + parity, j + 2 x parity, ..., so
-that one loss of each such class is mended; as in SDR-RDMA (arXiv:2505.05366).
+`MDS`: any `data` packets of a group suffice, whichever are lost: a Cauchy matrix over GF(256) with the polynomial x^8
++ x^4 + x^3 + x^2 + 1. `XOR`: parity packet j is the sum of the data packets j, j + parity, j + 2 x parity, ..., so
+that one loss in each such class is recovered; as in SDR-RDMA (arXiv:2505.05366).
 
-A byte's products with the coefficients of eight parity packets stand side by side in one table entry of eight bytes:
-NumPy gathers them all at once. Groups of 32 + 8 packets of 9 kB on one busy core: 540 MB/s encoded, 170 mended with
-eight lost, where zfec 1.6 (C) made 90 of both, pyeclib 1.8 (C) encoded 130 and reedsolo 1.7 (Python) one.
+The products of a byte with the coefficients of eight parity packets are one table entry of eight bytes, so NumPy
+gathers all of them at once. Groups of 32 + 8 packets of 9 kB on one busy core: 540 MB/s encoded, 170 recovered with
+eight lost. zfec 1.6 (C) made 90 of both, pyeclib 1.8 (C) encoded 130 and reedsolo 1.7 (Python) one.
 """
 
 from __future__ import annotations
@@ -22,33 +22,38 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 _POLYNOMIAL = 0x11D
-_LANES = 8  # parity packets that one gather serves
-MOST_PACKETS = 256  # of a group, data and parity
+_LANES = 8  # parity packets per gather
+MAX_GROUP_PACKETS = 256  # data and parity packets of a group
 
 
 class Code(ABC):
-    """A code for groups of `data` packets, of one length, and `parity` more."""
+    """A code for groups of `data` packets of one length and `parity` parity packets."""
 
     def __init__(self, data: int, parity: int) -> None:
-        if data < 1 or parity < 1 or data + parity > MOST_PACKETS:
-            raise ValueError(f"code: got {data} + {parity} packets, expected 1 + 1 to {MOST_PACKETS} in all")
+        if data < 1 or parity < 1 or data + parity > MAX_GROUP_PACKETS:
+            raise ValueError(
+                f"code: got {data} + {parity} packets, expected 1 + 1 to {MAX_GROUP_PACKETS} in all"
+            )
         self.data, self.parity = data, parity
 
     @abstractmethod
     def encode(self, packets: Bytes) -> Bytes:
-        """packets: (data, length). Returns (parity, length)."""
+        """Return the parity, (parity, length), of `packets`, (data, length)."""
 
     @abstractmethod
-    def mendable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
-        """Whether the lost data packets, by number, can be had with these parity packets."""
+    def recoverable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
+        """Return whether the lost data packets, by number, can be recovered from these parity packets."""
 
     @abstractmethod
-    def mend(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
-        """Write the lost packets into `packets`, (data, length), whose others have come. They must be mendable."""
+    def recover(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
+        """Write the lost packets into `packets`, (data, length), in which the others have arrived.
+
+        They must be recoverable.
+        """
 
 
 class Xor(Code):
-    """Parity by class of data packets."""
+    """XOR parity by class of data packets."""
 
     def encode(self, packets: Bytes) -> Bytes:
         """See Code."""
@@ -57,41 +62,41 @@ class Xor(Code):
         ]
         return np.stack(rows)
 
-    def mendable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
+    def recoverable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
         """See Code."""
         classes = [number % self.parity for number in lost]
         return len(set(classes)) == len(classes) and set(classes) <= set(parity)
 
-    def mend(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
+    def recover(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
         """See Code."""
         for number in lost:
-            own = number % self.parity
-            row = parity[own].copy()
-            for other in range(own, self.data, self.parity):
+            parity_number = number % self.parity
+            row = parity[parity_number].copy()
+            for other in range(parity_number, self.data, self.parity):
                 if other != number:
                     row ^= packets[other]
             packets[number] = row
 
 
 class Mds(Code):
-    """Parity of which every packet stands for any lost one."""
+    """A maximum distance separable code: every parity packet can replace any lost packet."""
 
     def encode(self, packets: Bytes) -> Bytes:
         """See Code."""
         return _products(packets, _cauchy(self.data, self.parity))
 
-    def mendable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
+    def recoverable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
         """See Code."""
         return len(lost) <= len(parity)
 
-    def mend(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
+    def recover(self, packets: Bytes, lost: Sequence[int], parity: Mapping[int, Bytes]) -> None:
         """See Code."""
         if not lost:
             return
         used = sorted(parity)[: len(lost)]
         matrix = _cauchy(self.data, self.parity)[used]
         packets[list(lost)] = 0
-        # what the lost ones have put into the parity that came
+        # the contribution of the lost packets to the parity
         missing = _products(packets, matrix) ^ np.stack([parity[number] for number in used])
         packets[list(lost)] = _products(missing, _inverse(matrix[:, list(lost)]))
 
@@ -100,8 +105,8 @@ CODES: dict[str, type[Code]] = {"mds": Mds, "xor": Xor}
 
 
 @lru_cache(maxsize=64)
-def code_of(name: str, data: int, parity: int) -> Code:
-    """One of CODES; the same object for the same figures."""
+def get_code(name: str, data: int, parity: int) -> Code:
+    """Return one of CODES; the same object for the same arguments."""
     return CODES[name](data, parity)
 
 
@@ -110,7 +115,7 @@ def code_of(name: str, data: int, parity: int) -> Code:
 
 @lru_cache(maxsize=1)
 def _multiplication() -> Bytes:
-    """All products, (256, 256)."""
+    """Return the table of all products, (256, 256)."""
     exponents = np.zeros(510, np.uint8)
     logarithms = np.zeros(256, np.int64)
     value = 1
@@ -125,14 +130,14 @@ def _multiplication() -> Bytes:
 
 @lru_cache(maxsize=1)
 def _inverses() -> Bytes:
-    """Of each number that which it is multiplied with for 1; of 0 nothing that means something."""
+    """Return the multiplicative inverses; the entry of 0 is meaningless."""
     found: Bytes = np.argmax(_multiplication() == 1, axis=1).astype(np.uint8)
     return found
 
 
 @lru_cache(maxsize=64)
 def _cauchy(data: int, parity: int) -> Bytes:
-    """(parity, data) coefficients, of which every square part can be inverted."""
+    """Return the coefficients, (parity, data). Every square submatrix is invertible."""
     rows, columns = np.arange(parity), np.arange(parity, parity + data)
     found: Bytes = _inverses()[rows[:, None] ^ columns[None, :]]
     found.setflags(write=False)
@@ -140,7 +145,7 @@ def _cauchy(data: int, parity: int) -> Bytes:
 
 
 def _inverse(matrix: Bytes) -> Bytes:
-    """Of a square matrix, by Gauss and Jordan."""
+    """Return the inverse of a square matrix, by Gauss-Jordan elimination."""
     times, size = _multiplication(), len(matrix)
     work = np.concatenate([matrix, np.eye(size, dtype=np.uint8)], axis=1)
     for column in range(size):
@@ -156,7 +161,10 @@ def _inverse(matrix: Bytes) -> Bytes:
 
 @lru_cache(maxsize=128)
 def _tables(raw: bytes, rows: int) -> Words:
-    """(columns, 256): products of each column of a matrix, of at most `_LANES` rows, with every byte, side by side."""
+    """Return (columns, 256): products of each column of a matrix with every byte.
+
+    The matrix has up to `_LANES` rows.
+    """
     matrix = np.frombuffer(raw, np.uint8).reshape(rows, -1)
     lanes = np.zeros((matrix.shape[1], 256, _LANES), np.uint8)
     lanes[:, :, :rows] = _multiplication()[matrix].transpose(1, 2, 0)
@@ -164,13 +172,13 @@ def _tables(raw: bytes, rows: int) -> Words:
 
 
 def _products(packets: Bytes, matrix: Bytes) -> Bytes:
-    """The matrix, (rows, packets), times packets, (packets, length)."""
-    found = []
+    """Return the product of the matrix, (rows, packets), and packets, (packets, length)."""
+    products = []
     for start in range(0, len(matrix), _LANES):
         part = np.ascontiguousarray(matrix[start : start + _LANES])
         tables = _tables(part.tobytes(), len(part))
         total = np.zeros(packets.shape[1], np.uint64)
         for table, packet in zip(tables, packets, strict=True):
             total ^= np.take(table, packet)
-        found.append(total.view(np.uint8).reshape(-1, _LANES).T[: len(part)])
-    return np.ascontiguousarray(np.concatenate(found))
+        products.append(total.view(np.uint8).reshape(-1, _LANES).T[: len(part)])
+    return np.ascontiguousarray(np.concatenate(products))

@@ -1,8 +1,9 @@
-"""Packets of a datagram pair as bytes. Little-endian; numbers of packets and of sendings count from 0 and never wrap.
+"""Packet formats of a datagram pair. Little-endian; packet numbers and serials count from 0 and never wrap.
 
-All carry the pair's `secret`, which its ends told each other over their connection: whatever else comes to the port is
-dropped. A `number` counts a pair's packets of data, the same when one is sent again; a `serial` counts what was sent
-on one path, each time anew, so that what has not come when a later serial has is lost, whatever other paths do.
+All packets carry the pair's `secret`, which the ends exchange over their control connection. Anything else that
+arrives at the port is dropped. A `number` counts a pair's data packets, and is the same when a packet is resent. A
+`serial` counts what is sent on one path, and is new each time. So a packet that has not arrived when a later serial
+has is lost, whatever other paths do.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from typing import NamedTuple
 
 # kind, flags, path, secret, serial, message, first or only number, tag, offset in the message, size of the message
 DATA = struct.Struct("<BBHIIIQQQQ")
-WORDS = DATA.size // 8  # of eight bytes each, for many packets at once
-# after DATA of a packet of parity: data packets in the group, parity packets, which of them
+WORDS = DATA.size // 8  # 8-byte words, for vectorised packing
+# follows DATA in a parity packet: the group's data packets, its parity packets, which of them this is
 PARITY = struct.Struct("<BBBx")
 HEADER_ROOM = DATA.size + PARITY.size
-# kind, flags, path, secret, serial heard last, packets come, packets marked, number below which all have come
+# kind, flags, path, secret, latest serial, packets received, packets marked, number below which all have arrived
 ACK = struct.Struct("<BBHIIIIQ")
-# kind, flags, path, secret, packets: wanted in all by a sender, or granted in all to one
+# kind, flags, path, secret, packets requested or granted since the start
 CREDIT = struct.Struct("<BBHIQ")
 
 DATA_KIND, PARITY_KIND, ACK_KIND, WANTED_KIND, GRANTED_KIND = 1, 2, 3, 4, 5
-ASKS = 1  # a flag of data and parity: acknowledge at once
-REFUSES = 1  # a flag of an acknowledgement: what came was not the next, and is dropped
+ACK_REQUESTED = 1  # flag of data and parity packets: acknowledge at once
+NAK = 1  # flag of acknowledgements: a packet was out of order, and is dropped
 
-# in IPv4 and UDP, and the Ethernet header that links count
+# IPv4 and UDP; Ethernet, as links count it
 UDP_HEADERS_BYTES, ETHERNET_HEADER_BYTES = 28, 14
-MOST_PATHS = 256
-# numbers that may be known to have come above one that has not, at most: an acknowledgement has a bit for each
-MOST_AHEAD = 8192
+MAX_PATHS = 256
+# how far received numbers may be ahead of the first missing one: an acknowledgement has a bit for each
+MAX_AHEAD = 8192
 
 
 class Data(NamedTuple):
-    """The header of a packet of data, or, with the number of its group's first packet, of parity."""
+    """The header of a data packet or, with the number of its group's first packet, of a parity packet."""
 
     kind: int
     flags: int
@@ -48,28 +49,37 @@ class Data(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """What a receiver says: of one path how much it has seen there, of the pair which packets have come.
+    """An acknowledgement: what the receiver has seen on one path, and which of the pair's packets have arrived.
 
-    heard: the latest serial. low: all numbers below have come; bits: bit i for low + i. refuses: see REFUSES.
+    Attributes:
+        path: The path.
+        latest_serial: The latest serial that arrived on it.
+        received: Packets that arrived on it.
+        marked: Packets of these with an ECN mark.
+        low: All numbers below have arrived.
+        bits: Bit i is set if number low + i has arrived.
+        nak: See NAK.
     """
 
     path: int
-    heard: int
-    came: int
+    latest_serial: int
+    received: int
     marked: int
     low: int
     bits: int
-    refuses: bool = False
+    nak: bool = False
 
     def pack(self, secret: int) -> bytes:
-        """As bytes."""
-        flags = REFUSES if self.refuses else 0
-        head = ACK.pack(ACK_KIND, flags, self.path, secret, self.heard, self.came, self.marked, self.low)
+        """Return the packet."""
+        flags = NAK if self.nak else 0
+        head = ACK.pack(
+            ACK_KIND, flags, self.path, secret, self.latest_serial, self.received, self.marked, self.low
+        )
         return head + self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
 
-def read_ack(packet: memoryview) -> Ack:
-    """The inverse of Ack.pack, of a packet long enough. Its kind and secret have been looked at."""
-    _, flags, path, _, heard, came, marked, low = ACK.unpack_from(packet)
-    bits = int.from_bytes(packet[ACK.size : ACK.size + MOST_AHEAD // 8], "little")
-    return Ack(path, heard, came, marked, low, bits, bool(flags & REFUSES))
+def unpack_ack(packet: memoryview) -> Ack:
+    """Return the inverse of Ack.pack, for a packet of sufficient size. Kind and secret are checked by the caller."""
+    _, flags, path, _, latest_serial, received, marked, low = ACK.unpack_from(packet)
+    bits = int.from_bytes(packet[ACK.size : ACK.size + MAX_AHEAD // 8], "little")
+    return Ack(path, latest_serial, received, marked, low, bits, bool(flags & NAK))

@@ -1,4 +1,4 @@
-"""All that goes between this rank and a peer as datagrams, for one class of traffic: messages to packets and back."""
+"""Datagrams to and from one peer, for one class of traffic: messages to packets and back."""
 
 from __future__ import annotations
 
@@ -27,20 +27,35 @@ from testbed.comm.transport.datagram.packets import (
     UDP_HEADERS_BYTES,
     WANTED_KIND,
     Data,
-    read_ack,
+    unpack_ack,
 )
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item
-from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, sender_for
+from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, make_sender
 from testbed.comm.transport.datagram.spraying import Spray
 from testbed.comm.transport.datagram.udp import coalesce_packets
-from testbed.comm.transport.onesided import Exposed
+from testbed.comm.transport.onesided import ExposedWindows
 
-# until a card whose queue was full is tried again: by the real clock when a third of the shortest has gone
+# retry interval after a full card queue: in real time, when a third of the shortest queue has drained
 NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
 
 
 class DatagramPair(ReceiveBuffer):
-    """watch: (socket, events, handler) as of the event loop. on_due: told when this pair wants to be looked at."""
+    """All datagrams to and from one peer, for one class of traffic.
+
+    Args:
+        rank: This rank.
+        peer: The peer.
+        settings: Recovery, control and paths.
+        max_staged_bytes: The limit for messages without a receive.
+        counters: The peer's counters.
+        exposed: Windows for puts.
+        send_batch: Shared by all pairs of the rank.
+        receive_batch: Shared by all pairs of the rank.
+        granter: Grants credits to all senders of the rank.
+        watch: (socket, events, handler), as in the event loop.
+        clock: Returns the time in seconds.
+        on_due: Called with the time at which this pair wants its `on_due` to be called.
+    """
 
     def __init__(
         self,
@@ -49,9 +64,9 @@ class DatagramPair(ReceiveBuffer):
         settings: DatagramSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
-        outbox: udp.SendBatch,
-        inbox: udp.ReceiveBatch,
+        exposed: ExposedWindows,
+        send_batch: udp.SendBatch,
+        receive_batch: udp.ReceiveBatch,
         granter: Granter,
         watch: Callable[[socket.socket, int, Callable[[int], None]], None],
         clock: Callable[[], float],
@@ -60,49 +75,49 @@ class DatagramPair(ReceiveBuffer):
         kind, paths = RECOVERIES[settings.recovery], settings.paths
         super().__init__(rank, peer, max_staged_bytes, counters, exposed, paths, kind.in_order, kind.code)
         self.settings = settings
-        # told a reason to lose the peer, which the peer is told, too
+        # called with a reason to drop the peer, which is sent to the peer
         self.on_fault: Callable[[str], None] | None = None
         self.sockets: list[socket.socket] = []
-        self._outbox, self._inbox, self._granter = outbox, inbox, granter
+        self._send_batch, self._receive_batch, self._granter = send_batch, receive_batch, granter
         self._watch, self._clock, self._on_due = watch, clock, on_due
-        self._waiting: list[Request] = []  # until the pair stands
+        self._waiting: list[Request] = []  # until the pair is connected
         self._out: SendBuffer | None = None
-        self._full: set[int] = set()  # sockets that take nothing now, by path
-        self._again_s = math.inf  # when to try a card whose queue was full
+        self._blocked: set[int] = set()  # paths whose socket is not writable
+        self._retry_s = math.inf  # when to retry after a full card queue
         self._no_room_s = NO_ROOM_S
         self._sender: Sender | None = None
         self.secret = 0
         self._payload_bytes = 0
         self._spray = Spray(settings.paths) if settings.paths > 1 else None
         self.datagrams_out = self.datagrams_in = self.bytes_out = self.bytes_in = 0
-        self.datagrams_cut = 0  # from trains: of those that were sent, which IP did not count
+        self.datagrams_segmented = 0  # sent packets cut from trains, which IP did not count
 
-    # ---- beginning and end
+    # ---- start and end
 
     @property
-    def stands(self) -> bool:
-        """Whether both ends have their sockets."""
+    def is_connected(self) -> bool:
+        """Whether both ends have opened their sockets."""
         return self._sender is not None
 
     @property
-    def may_part(self) -> bool:
-        """Whether nothing is left that the peer does not have."""
+    def can_say_goodbye(self) -> bool:
+        """Whether the peer has received everything."""
         return self.lost is not None or (not self._waiting and (self._sender is None or self._sender.idle))
 
     @property
     def acknowledged(self) -> int:
-        """Packets that the peer has said to have, with all before them."""
+        """Packets that the peer has acknowledged, with all before them."""
         return self._sender.recovery.low if self._sender else 0
 
     def begin_sockets(self, sockets: list[socket.socket], secret: int) -> None:
-        """These are this end's, one for each path."""
+        """Use these sockets, one for each path."""
         self.sockets, self.secret = sockets, secret
         for path, sock in enumerate(sockets):
             self._watch(sock, udp.READ, partial(self._on_event, path))
 
-    def stand(self, round_trip_s: float, route: Route) -> None:
-        """Both ends have their sockets: packets may go. round_trip_s: a first guess."""
-        if self.stands or self.lost is not None:
+    def start(self, round_trip_s: float, route: Route) -> None:
+        """Start sending: both ends have opened their sockets. round_trip_s: the initial estimate."""
+        if self.is_connected or self.lost is not None:
             return
         settings = self.settings
         self._payload_bytes = udp.payload_bytes(self.sockets[0])
@@ -111,7 +126,7 @@ class DatagramPair(ReceiveBuffer):
         self._trains = udp.SegmentationOffload(DATA.size + self._payload_bytes, route.line_bps)
         if clock_here() != "free":
             self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / route.line_bps)
-        self._sender = sender_for(settings, frame_bytes, round_trip_s, route)
+        self._sender = make_sender(settings, frame_bytes, round_trip_s, route)
         kind = RECOVERIES[settings.recovery]
         self._out = SendBuffer(self._payload_bytes, self.secret, kind.code, self.counters)
         waiting, self._waiting = self._waiting, []
@@ -120,11 +135,11 @@ class DatagramPair(ReceiveBuffer):
         self.pump()
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost: let the sockets go, fail all that waits. Whole messages can still be received."""
+        """Mark the peer as lost: close the sockets and fail all requests. Whole messages can still be received."""
         if self.lost is not None:
             return
         if isinstance(reason, str) and self.on_fault is not None:
-            self.on_fault(reason)  # which comes back here with the error
+            self.on_fault(reason)  # it calls `fail` with the error
             return
         self.lost = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
         for sock in self.sockets:
@@ -139,12 +154,12 @@ class DatagramPair(ReceiveBuffer):
 
     @staticmethod
     def _ignore(mask: int) -> None:
-        """The handler of what is no longer watched."""
+        """Ignore events of a socket that is no longer watched."""
 
     # ---- sending
 
     def send(self, request: Request) -> None:
-        """Send now as far as may be, the rest when it may."""
+        """Send as much as the control allows now, the rest later."""
         if self.lost is not None:
             request.fail(self.lost)
         elif self._sender is None:
@@ -159,178 +174,181 @@ class DatagramPair(ReceiveBuffer):
         self._sender.extend(self._out.add(request, self._sender.recovery.end))
 
     def pump(self) -> None:
-        """Send what may be sent now; see to what is due."""
+        """Send what may be sent now, and schedule the next timer."""
         sender = self._sender
         if sender is None or self.lost is not None:
             return
         now_s = self._clock()
-        while self._again_s == math.inf and self.lost is None:
-            if self._spray is None and (numbers := sender.fresh(udp.BATCH, now_s)):
-                if 0 in self._full or not self._transmit_run(numbers, now_s):
+        while self._retry_s == math.inf and self.lost is None:
+            if self._spray is None and (numbers := sender.next_run(udp.BATCH, now_s)):
+                if 0 in self._blocked or not self._transmit_run(numbers, now_s):
                     break
                 continue
-            items = sender.items(udp.BATCH, now_s)
+            items = sender.next_items(udp.BATCH, now_s)
             if not items or not self._transmit(items, now_s):
                 break
         if self.lost is not None:
             return
-        wanted = sender.wants(now_s)
+        wanted = sender.wanted_credits(now_s)
         if wanted is not None:
-            self._tell(CREDIT.pack(WANTED_KIND, 0, 0, self.secret, wanted))
-        due_s = min(sender.due_s, self._again_s)
-        if not self._full:
+            self._send_small(CREDIT.pack(WANTED_KIND, 0, 0, self.secret, wanted))
+        due_s = min(sender.due_s, self._retry_s)
+        if not self._blocked:
             self._on_due(self, due_s)
         elif sender.recovery.due_s < math.inf:
             self._on_due(self, sender.recovery.due_s)
 
     def _transmit(self, items: list[Item], now_s: float) -> bool:
-        """Send these, in their order; whether all went."""
+        """Send these items in order; return whether all were sent."""
         if self._spray is None:
-            return 0 not in self._full and self._transmit_on(0, items, now_s, len(items) - 1)
+            return 0 not in self._blocked and self._transmit_on(0, items, now_s, len(items) - 1)
         paths = len(self.sockets)
         for position, item in enumerate(items):
             path = self._spray.choose(now_s)
-            if path in self._full:
-                path = next((other for other in range(paths) if other not in self._full), -1)
+            if path in self._blocked:
+                path = next((other for other in range(paths) if other not in self._blocked), -1)
             asks_from = 0 if position >= len(items) - paths else 1
             if path < 0 or not self._transmit_on(path, [item], now_s, asks_from):
                 return False
         return True
 
     def _transmit_on(self, path: int, items: list[Item], now_s: float, asks_from: int) -> bool:
-        """asks_from: the position from which on packets ask for an acknowledgement, whatever else."""
+        """Send items on one path. From position `asks_from` on, each requests an acknowledgement."""
         sender, out = self._sender, self._out
         assert sender is not None
         assert out is not None
         serial = sender.recovery.next_serial(path)
         sizes: list[tuple[int, int, int]] = []
         for position, item in enumerate(items):
-            asks = sender.asks(position >= asks_from)
+            asks = sender.wants_ack(position >= asks_from)
             at = position * udp.HEADER_STRIDE
-            sizes.append(out.write(self._outbox.headers, at, item, path, serial + position, asks))
-        told = list(map(list, zip(*sizes, strict=True)))
+            sizes.append(out.write(self._send_batch.headers, at, item, path, serial + position, asks))
+        columns = list(map(list, zip(*sizes, strict=True)))
 
-        def note(took: int) -> None:
-            for item in items[:took]:
-                sender.sent(item, path, now_s)
+        def on_taken(taken: int) -> None:
+            for item in items[:taken]:
+                sender.on_sent(item, path, now_s)
 
-        return self._hand_over(path, partial(self._outbox.send, self.sockets[path], *told), told, note)
+        return self._transmit_batch(
+            path, partial(self._send_batch.send, self.sockets[path], *columns), columns, on_taken
+        )
 
     def _transmit_run(self, numbers: range, now_s: float) -> bool:
-        """As `_transmit`, of packets of data in a row on the only path."""
+        """Send consecutive data packets on the only path; return whether all were sent."""
         sender, out = self._sender, self._out
         assert sender is not None
         assert out is not None
-        serial, asking = sender.recovery.next_serial(0), sender.asking(len(numbers))
-        told = out.write_run(self._outbox.words, numbers, 0, serial, asking)
-        send = partial(self._outbox.send_trains, self.sockets[0], self._trains, *told)
-        return self._hand_over(0, send, told, lambda took: sender.sent_run(numbers[:took], 0, now_s))
+        serial, asking = sender.recovery.next_serial(0), sender.ack_requests(len(numbers))
+        columns = out.write_run(self._send_batch.words, numbers, 0, serial, asking)
+        send = partial(self._send_batch.send_trains, self.sockets[0], self._trains, *columns)
+        return self._transmit_batch(
+            0, send, columns, lambda taken: sender.on_run_sent(numbers[:taken], 0, now_s)
+        )
 
-    def _hand_over(
+    def _transmit_batch(
         self,
         path: int,
         send: Callable[[], int],
-        told: Sequence[udp.Figures],
-        note: Callable[[int], object],
+        columns: Sequence[udp.PerPacket],
+        on_taken: Callable[[int], object],
     ) -> bool:
-        """Have the kernel send, and note how many packets it took; whether it was all.
+        """Pass packets to the kernel, and record how many it took; return whether it took all.
 
-        told: of each the size of its header, address and size of its payload.
+        columns: per packet, the size of its header, and address and size of its payload.
         """
-        cut = self._outbox.cut
+        segmented = self._send_batch.segmented
         try:
-            took = send()
+            taken = send()
         except (BlockingIOError, ConnectionRefusedError):
-            took = 0  # refused was an earlier packet; the lifeline tells what it means
+            taken = 0  # an earlier packet was refused; the control connection detects a lost peer
         except udp.QueueFull:
-            self._again_s = self._clock() + self._no_room_s
+            self._retry_s = self._clock() + self._no_room_s
             return False
         except OSError as error:
             self.fail(f"datagrams: {error.strerror}")
             return False
-        if took:
-            header_bytes, payload_bytes = (int(np.sum(figures[:took])) for figures in told[::2])
+        if taken:
+            header_bytes, payload_bytes = (int(np.sum(figures[:taken])) for figures in columns[::2])
             self.counters.header_bytes_sent += header_bytes
             self.bytes_out += header_bytes + payload_bytes
-            self.datagrams_out += took
-            self.datagrams_cut += self._outbox.cut - cut
-            note(took)
+            self.datagrams_out += taken
+            self.datagrams_segmented += self._send_batch.segmented - segmented
+            on_taken(taken)
             assert self._out is not None
             assert self._sender is not None
             self._out.complete(self._sender.recovery)
-        if took < len(told[0]):
-            self._wait_for(path)
-        return took == len(told[0])
+        if taken < len(columns[0]):
+            self._wait_until_writable(path)
+        return taken == len(columns[0])
 
-    def _wait_for(self, path: int) -> None:
-        """Until the kernel takes more."""
-        if path not in self._full and self.lost is None:
-            self._full.add(path)
+    def _wait_until_writable(self, path: int) -> None:
+        if path not in self._blocked and self.lost is None:
+            self._blocked.add(path)
             self._watch(self.sockets[path], udp.READ | udp.WRITE, partial(self._on_event, path))
 
-    def _tell(self, packet: bytes, path: int = 0) -> None:
-        """Send something small that may be lost."""
-        with contextlib.suppress(OSError):  # it is lost here, then
+    def _send_small(self, packet: bytes, path: int = 0) -> None:
+        """Send a small packet that may be lost."""
+        with contextlib.suppress(OSError):  # then it is lost here
             self.bytes_out += self.sockets[path].send(packet)
             self.datagrams_out += 1
 
     def grant(self, total: int) -> None:
-        """Let the peer have sent so many packets in all."""
+        """Grant the peer `total` packets since the start."""
         if self.lost is None and self.sockets:
-            self._tell(CREDIT.pack(GRANTED_KIND, 0, 0, self.secret, total))
+            self._send_small(CREDIT.pack(GRANTED_KIND, 0, 0, self.secret, total))
 
-    # ---- what the event loop tells
+    # ---- called by the event loop
 
     def on_due(self, now_s: float) -> None:
-        """Time has passed."""
+        """Handle timers."""
         if self._sender is None or self.lost is not None:
             return
-        if now_s >= self._again_s:
-            self._again_s = math.inf
+        if now_s >= self._retry_s:
+            self._retry_s = math.inf
         if now_s >= self._sender.recovery.due_s:
             for path in range(len(self.sockets)):
-                self._read(path)  # word of it may be there, when it is this rank that is late
+                self._read(path)  # if this rank is late, feedback may be waiting in the socket
             if self.lost is None and now_s >= self._sender.recovery.due_s:
-                news = self._sender.on_timer(now_s)
+                feedback = self._sender.on_timer(now_s)
                 if self._spray is not None:
-                    for path, lost in news.late_on.items():
+                    for path, lost in feedback.timed_out_by_path.items():
                         round_trip_s = self._sender.recovery.round_trips.smoothed_s
-                        self._spray.heard(path, 0, lost, 0, now_s, round_trip_s)
+                        self._spray.record(path, 0, lost, 0, now_s, round_trip_s)
         self.pump()
 
     def _on_event(self, path: int, mask: int) -> None:
         if self.lost is not None:
             return
         sock = self.sockets[path]
-        if mask & udp.BAD:
+        if mask & udp.ERROR:
             udp.drain_errors(sock)
-        if mask & udp.WRITE and path in self._full:
-            self._full.discard(path)
+        if mask & udp.WRITE and path in self._blocked:
+            self._blocked.discard(path)
             self._watch(sock, udp.READ, partial(self._on_event, path))
         if mask & udp.READ:
             self._read(path)
         self.pump()
 
     def _read(self, path: int) -> None:
-        """Take some of what has come, and say so."""
+        """Receive one batch of packets and acknowledge it."""
         if self.lost is not None:
             return
-        inbox = self._inbox
+        receive_batch = self._receive_batch
         try:
-            count = inbox.receive(self.sockets[path])
+            count = receive_batch.receive(self.sockets[path])
         except OSError as error:
             self.fail(f"datagrams: {error.strerror}")
             return
         self.datagrams_in += count
-        self.bytes_in += sum(inbox.sizes)
-        runs, others, acks = coalesce_packets(inbox, self.secret)
+        self.bytes_in += sum(receive_batch.sizes)
+        runs, others, acks = coalesce_packets(receive_batch, self.secret)
         for run in runs:
-            rows = inbox.rows[run.at : run.at + run.packets]
-            self.on_run(run, rows[:, DATA.size : inbox.sizes[run.at]])
+            rows = receive_batch.rows[run.at : run.at + run.packets]
+            self.on_run(run, rows[:, DATA.size : receive_batch.sizes[run.at]])
             if self.lost is not None:
                 return
         for position in others:
-            self._on_other(inbox.packet(position), inbox.marked[position])
+            self._on_other(receive_batch.packet(position), receive_batch.marked[position])
             if self.lost is not None:
                 return
         if acks and self._sender is not None:
@@ -341,12 +359,12 @@ class DatagramPair(ReceiveBuffer):
             if self._out is not None:
                 self._out.forget(self._sender.recovery.low)
         for ack in self.receiver.acks():
-            self._tell(ack.pack(self.secret), ack.path)
+            self._send_small(ack.pack(self.secret), ack.path)
 
     # ---- receiving
 
     def _on_other(self, packet: memoryview, marked: bool) -> None:
-        """Neither data nor an acknowledgement."""
+        """Handle a packet that is neither data nor an acknowledgement."""
         kind = packet[0]
         if kind == PARITY_KIND and len(packet) > DATA.size + PARITY.size:
             self.on_parity(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
@@ -357,39 +375,39 @@ class DatagramPair(ReceiveBuffer):
 
     def _on_ack(self, packet: memoryview) -> None:
         assert self._sender is not None
-        ack, now_s = read_ack(packet), self._clock()
+        ack, now_s = unpack_ack(packet), self._clock()
         try:
-            self._sender.heard(ack, now_s)
+            self._sender.on_ack(ack, now_s)
         except ValueError as error:
             self.fail(f"it sent {error}")
             return
         if self._spray is not None:
-            self._spray.told(ack, now_s, self._sender.recovery.round_trips.smoothed_s)
+            self._spray.on_ack(ack, now_s, self._sender.recovery.round_trips.smoothed_s)
 
     def _on_wanted(self, total: int) -> None:
         granted = self._granter.granted(self)
         if total <= granted:
             self.grant(granted)
         else:
-            self._granter.want(self, total)
+            self._granter.request(self, total)
 
-    # ---- for people
+    # ---- statistics
 
-    def glance(self) -> dict[str, float]:
-        """As `sockets.glance` of a TCP connection."""
+    def snapshot(self) -> dict[str, float]:
+        """Return the fields of `sockets.snapshot_connection`."""
         assert self._sender is not None
         return stats.snapshot_pair(self._sender, self.acknowledged * self._payload_bytes)
 
     @property
-    def words(self) -> str:
-        """How it stands."""
+    def description(self) -> str:
+        """The state of the pair, as text."""
         if self._sender is None:
             return "none yet"
         return stats.describe_pair(self._sender, self.receiver)
 
-    def figures(self) -> dict[str, Any]:
-        """What has happened, ready for JSON."""
+    def totals(self) -> dict[str, Any]:
+        """Return statistics, ready for JSON."""
         if self._sender is None:
             return {}
-        found = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
-        return {**found, "packets_cut": self.datagrams_cut}
+        totals = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
+        return {**totals, "packets_cut": self.datagrams_segmented}

@@ -1,30 +1,39 @@
-"""What a sender knows of its round trip, and after what time a packet that nothing is heard of counts as lost."""
+"""Round-trip estimate of a sender, and the retransmission timeout that follows from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-RTO_ROUND_TRIPS = 3.0  # as SDR-RDMA's evaluation has it (arXiv:2505.05366)
-LEAST_RTO_S = 1e-4
-# by the real clock a peer may not get a processor for so long
-LATE_PEER_RTO_S = 50e-3
-_MOST_DOUBLINGS = 6
-_SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # of the newest sample, as in RFC 6298
+RTO_ROUND_TRIPS = 3.0  # as in SDR-RDMA's evaluation (arXiv:2505.05366)
+MIN_RTO_S = 1e-4
+# in real time a peer may wait this long for a CPU
+REAL_TIME_MIN_RTO_S = 50e-3
+_MAX_BACKOFFS = 6
+_SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # weights of a new sample, as in RFC 6298
 
 
 @dataclass
 class RttEstimator:
-    """smoothed_s: before the first sample a guess. least_s: the shortest of all samples. least_rto_s: of time-outs."""
+    """A smoothed round trip, as in RFC 6298.
+
+    Attributes:
+        smoothed_s: The estimate; before the first sample a guess.
+        least_rto_s: The smallest timeout.
+        variation_s: The mean deviation.
+        least_s: The shortest sample.
+        samples: The number of samples.
+        doublings: Timeouts since the last progress.
+    """
 
     smoothed_s: float
-    least_rto_s: float = LEAST_RTO_S
+    least_rto_s: float = MIN_RTO_S
     variation_s: float = 0.0
     least_s: float = 0.0
     samples: int = 0
-    doublings: int = 0  # time-outs since something new was last heard
+    doublings: int = 0  # timeouts since the last progress
 
     def add(self, sample_s: float) -> None:
-        """One more round trip has been measured."""
+        """Add a sample, in seconds."""
         if self.samples == 0:
             self.smoothed_s, self.variation_s, self.least_s = sample_s, sample_s / 2, sample_s
         else:
@@ -35,8 +44,8 @@ class RttEstimator:
 
     @property
     def rto_s(self) -> float:
-        """Three round trips, or what RFC 6298 says where they vary more; doubled by each time-out in a row."""
+        """Three round trips, or RFC 6298's timeout if they vary more; doubled by each consecutive timeout."""
         once_s = max(
             RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, self.least_rto_s
         )
-        return once_s * (1 << min(self.doublings, _MOST_DOUBLINGS))
+        return once_s * (1 << min(self.doublings, _MAX_BACKOFFS))

@@ -1,4 +1,7 @@
-"""The sending half of a pair, without sockets: what may be sent now, and when to look again."""
+"""The sending half of a pair, without sockets: what may be sent now, and when to look again.
+
+`make_sender` builds it for a path, a network card and a clock, from `DatagramSettings`, the scenario's settings.
+"""
 
 from __future__ import annotations
 
@@ -7,101 +10,105 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from testbed.clock import clock_here
-from testbed.comm.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Control, Credits, Limits
-from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.controls import CONTROLS, MIN_WINDOW_PACKETS, Control, Credits, Limits
+from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Feedback, Item, Recovery
-from testbed.comm.transport.datagram.rtt_estimator import LATE_PEER_RTO_S, LEAST_RTO_S, RttEstimator
+from testbed.comm.transport.datagram.rtt_estimator import MIN_RTO_S, REAL_TIME_MIN_RTO_S, RttEstimator
 
-# of a sender's rate, what a late timer may catch up with: by the real clock timers come tens of microseconds late
+# how much a late timer may catch up: in real time timers are tens of microseconds late
 BURST_S = 100e-6
-# an acknowledgement is asked for so many times in a window, and every so many packets at least
-ASKS_PER_WINDOW = 8
-ASK_EVERY = 16
+# acknowledgements are requested this often per window, and at least every REQUEST_ACK_EVERY packets
+ACKS_PER_WINDOW = 8
+REQUEST_ACK_EVERY = 16
 
 
 class Sender:
-    """recovery says what to send, control how much of it now."""
+    """A sender: the recovery decides what to send, the control how much of it now."""
 
     def __init__(self, recovery: Recovery, control: Control) -> None:
         self.recovery, self.control = recovery, control
-        self.marked = 0  # packets that the network has marked
-        self.lost = 0  # packets that were found to be lost
-        self.late = 0  # of these by a time-out of their path
+        self.marked = 0  # packets with an ECN mark
+        self.lost = 0  # lost packets
+        self.timed_out = 0  # of these, by a timeout
         self._free_s = -math.inf  # when the rate allows another packet
-        self._packet_s = 0.0  # what a packet takes at the rate by which that was reckoned
-        self._look_s = math.inf  # when the rate may be another one
-        self._wanted_s = -math.inf  # when the receiver was last told what is wanted
+        self._packet_s = 0.0  # the packet time at the rate used for `_free_s`
+        self._recheck_s = math.inf  # when the rate may change
+        self._wanted_s = -math.inf  # when credits were last requested
         self._wanted = 0
-        self._paced = False  # whether it is the rate that allows no more now
-        self._unasked = 0  # packets since the last that asks for an acknowledgement
+        self._rate_limited = False  # whether the rate is what limits now
+        self._since_ack_request = 0  # packets since the last request for an acknowledgement
 
     @property
     def idle(self) -> bool:
-        """Whether all has come."""
+        """Whether everything has arrived."""
         return self.recovery.idle
 
     def extend(self, packets: int) -> None:
-        """There is a message more, of so many packets."""
+        """Add a message of `packets` packets."""
         self.recovery.extend(packets)
 
-    def fresh(self, most: int, now_s: float) -> range:
-        """Packets of data in a row that may be sent now; empty where `items` is to be asked."""
-        return self.recovery.fresh(max(0, min(most, self._room(now_s))))
+    def next_run(self, max_packets: int, now_s: float) -> range:
+        """Return consecutive data packets that may be sent now; empty if `next_items` has to decide."""
+        return self.recovery.next_run(max(0, min(max_packets, self._room(now_s))))
 
-    def items(self, most: int, now_s: float) -> list[Item]:
-        """What may be sent now, at most so many; nothing changes until `sent` says so."""
+    def next_items(self, max_packets: int, now_s: float) -> list[Item]:
+        """Return up to `max_packets` items that may be sent now. Nothing changes until `on_sent`."""
         room = self._room(now_s)
-        return self.recovery.items(min(most, room)) if room > 0 else []
+        return self.recovery.next_items(min(max_packets, room)) if room > 0 else []
 
     def _room(self, now_s: float) -> int:
         control = self.control
         room = 1 << 30
         if control.window_packets < math.inf:
-            room = max(1, int(control.window_packets)) - self.recovery.under_way
+            room = max(1, int(control.window_packets)) - self.recovery.in_flight
         if isinstance(control, Credits):
             room = min(room, control.left)
-        self._paced = False
-        self._look_s = control.passed(now_s)
+        self._rate_limited = False
+        self._recheck_s = control.advance(now_s)
         if control.rate_bps < math.inf and room > 0:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
-            # what is left of the wait goes at the new rate
+            # rescale the rest of the wait to the new rate
             if self._free_s > now_s and packet_s != self._packet_s:
                 self._free_s = now_s + (self._free_s - now_s) * packet_s / self._packet_s
                 self._packet_s = packet_s
             since_s = max(self._free_s, now_s - BURST_S)
             room = min(room, math.floor((now_s + packet_s / 1000 - since_s) / packet_s) + 1)
-            self._paced = room <= 0
+            self._rate_limited = room <= 0
         return room
 
-    def asks(self, last: bool) -> bool:
-        """Whether the packet that is sent next asks for an acknowledgement. last: nothing can be sent after it now."""
-        self._unasked += 1
-        if last or self._unasked >= self._ask_every:
-            self._unasked = 0
+    def wants_ack(self, last: bool) -> bool:
+        """Return whether the next packet requests an acknowledgement. last: nothing can be sent after it for now."""
+        self._since_ack_request += 1
+        if last or self._since_ack_request >= self._ack_request_interval:
+            self._since_ack_request = 0
             return True
         return False
 
-    def asking(self, count: int) -> slice:
-        """Which of so many packets that are sent next ask for an acknowledgement, beside the last of them."""
-        every = self._ask_every
-        first = max(0, every - 1 - self._unasked)
-        self._unasked = 0
+    def ack_requests(self, count: int) -> slice:
+        """Return which of the next `count` packets request an acknowledgement, besides the last."""
+        every = self._ack_request_interval
+        first = max(0, every - 1 - self._since_ack_request)
+        self._since_ack_request = 0
         return slice(first, count, every)
 
     @property
-    def _ask_every(self) -> int:
+    def _ack_request_interval(self) -> int:
         window = self.control.window_packets
-        return ASK_EVERY if window == math.inf else min(ASK_EVERY, max(1, int(window) // ASKS_PER_WINDOW))
+        return (
+            REQUEST_ACK_EVERY
+            if window == math.inf
+            else min(REQUEST_ACK_EVERY, max(1, int(window) // ACKS_PER_WINDOW))
+        )
 
-    def sent(self, item: Item, path: int, now_s: float) -> int:
-        """It was sent; its serial."""
+    def on_sent(self, item: Item, path: int, now_s: float) -> int:
+        """Record that an item was sent; return its serial."""
         self._count(1, now_s)
-        return self.recovery.sent(item, path, now_s)
+        return self.recovery.on_sent(item, path, now_s)
 
-    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
-        """These were sent, one after the other; the serial of the first."""
+    def on_run_sent(self, numbers: range, path: int, now_s: float) -> int:
+        """Record that these packets were sent in order; return the first one's serial."""
         self._count(len(numbers), now_s)
-        return self.recovery.sent_run(numbers, path, now_s)
+        return self.recovery.on_run_sent(numbers, path, now_s)
 
     def _count(self, packets: int, now_s: float) -> None:
         control = self.control
@@ -109,25 +116,25 @@ class Sender:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
             self._free_s = max(self._free_s, now_s - BURST_S) + packets * packet_s
             self._packet_s = packet_s
-        control.sent(packets, now_s)
+        control.on_sent(packets, now_s)
 
-    def heard(self, ack: Ack, now_s: float) -> Feedback:
-        """An acknowledgement has come. ValueError for what no receiver can have said."""
-        return self._take(self.recovery.heard(ack, now_s), now_s)
+    def on_ack(self, ack: Ack, now_s: float) -> Feedback:
+        """Handle an acknowledgement. Raises ValueError if no receiver can have sent it."""
+        return self._apply_feedback(self.recovery.on_ack(ack, now_s), now_s)
 
     def on_timer(self, now_s: float) -> Feedback:
-        """Time has passed."""
-        return self._take(self.recovery.on_timer(now_s), now_s)
+        """Handle timeouts."""
+        return self._apply_feedback(self.recovery.on_timer(now_s), now_s)
 
-    def _take(self, news: Feedback, now_s: float) -> Feedback:
-        self.marked += news.marked
-        self.lost += news.lost
-        self.late += news.late
-        self.control.heard(news, now_s)
-        return news
+    def _apply_feedback(self, feedback: Feedback, now_s: float) -> Feedback:
+        self.marked += feedback.marked
+        self.lost += feedback.lost
+        self.timed_out += feedback.timed_out
+        self.control.on_feedback(feedback, now_s)
+        return feedback
 
-    def wants(self, now_s: float) -> int | None:
-        """What to tell a receiver that grants: packets wanted in all. None where it has been told, and answers."""
+    def wanted_credits(self, now_s: float) -> int | None:
+        """Return the packets to request from a receiver that grants, since the start; None if it is up to date."""
         control = self.control
         if not isinstance(control, Credits):
             return None
@@ -141,29 +148,33 @@ class Sender:
 
     @property
     def due_s(self) -> float:
-        """When to look again: `on_timer`, `items` or `wants` may have something then."""
+        """When `on_timer`, `next_items` or `wanted_credits` may have something new."""
         due_s = self.recovery.due_s
         control = self.control
-        if self._paced and self.recovery.pending:
-            due_s = min(due_s, self._free_s, self._look_s)
+        if self._rate_limited and self.recovery.pending:
+            due_s = min(due_s, self._free_s, self._recheck_s)
         if isinstance(control, Credits) and control.used + self.recovery.pending > control.granted:
             due_s = min(due_s, self._wanted_s + self.recovery.round_trips.rto_s)
         return due_s
 
 
-# By the real clock ranks wait for a processor, longer than packets are under way. Of a window of one size what covers
-# for that, for all peers together: the shortest queues hold 64 packets.
+# In real time ranks wait for a CPU longer than packets are in flight. This much of constant windows covers for that,
+# for all peers together: the shortest queues hold 64 packets.
 LATE_HOST_PACKETS = 48
-LATE_HOST_S = 0.005  # what they add to a round trip
-# and now and then: windows grow by what a card sends meanwhile, as long as nothing is lost
+LATE_HOST_S = 0.005  # added to a round trip by late hosts
+# a rare, longer delay: windows grow by what a card sends meanwhile, as long as nothing is lost
 LATE_PEER_S = 0.030
 
 
 class Route(NamedTuple):
-    """What is known of a pair's path. window_bytes: of control `window`. line_bps: of this rank's card.
+    """What is known of a pair's path.
 
-    path_bps, empty_s: of its narrowest link, and its round trip when nothing else is there; 0, infinite: not known.
-    peers: how many ranks there are beside this one.
+    Attributes:
+        window_bytes: Of the control `window`.
+        line_bps: Rate of this rank's network card.
+        path_bps: Rate of the path's narrowest link; 0 if unknown.
+        empty_s: Round trip of the empty path; infinite if unknown.
+        peers: The number of other ranks.
     """
 
     window_bytes: int
@@ -173,19 +184,26 @@ class Route(NamedTuple):
     peers: int
 
 
-def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
-    """A sender of packets of so many bytes, as links count them. round_trip_s: a first guess."""
+def make_sender(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
+    """Return the sender of a pair.
+
+    Args:
+        settings: Recovery and control.
+        packet_bytes: Of a full packet, as links count it.
+        round_trip_s: The initial estimate.
+        route: What is known of the path.
+    """
     window_bytes, line_bps, path_bps, empty_s, peers = route
     exact = clock_here() == "free"
-    host_s, least_rto_s, least_packets, late_packets = 0.0, LEAST_RTO_S, LEAST_PACKETS, 0.0
+    host_s, least_rto_s, min_window_packets, late_packets = 0.0, MIN_RTO_S, MIN_WINDOW_PACKETS, 0.0
     if not exact:
-        host_s, least_rto_s = LATE_HOST_S, LATE_PEER_RTO_S
-        least_packets = max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
-        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MOST_AHEAD / 8)
+        host_s, least_rto_s = LATE_HOST_S, REAL_TIME_MIN_RTO_S
+        min_window_packets = max(MIN_WINDOW_PACKETS, LATE_HOST_PACKETS / peers)
+        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MAX_AHEAD / 8)
     if settings.window_bytes is not None:
-        least_packets, late_packets, path_bps = 1.0, 0.0, 0.0
-    # a packet is heard of when all that goes with it has left, and takes as long as the empty path at least
-    least_rto_s = max(least_rto_s, ASK_EVERY * packet_bytes * 8 / line_bps)
+        min_window_packets, late_packets, path_bps = 1.0, 0.0, 0.0
+    # feedback on a packet comes after its batch has left, and takes at least the empty path's round trip
+    least_rto_s = max(least_rto_s, REQUEST_ACK_EVERY * packet_bytes * 8 / line_bps)
     if empty_s < math.inf:
         round_trip_s = max(round_trip_s, empty_s)
     limits = Limits(
@@ -194,7 +212,7 @@ def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: floa
         line_bps,
         settings.rate_scale,
         host_s,
-        least_packets,
+        min_window_packets,
         late_packets,
         path_bps,
         empty_s,
@@ -205,16 +223,22 @@ def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: floa
     return Sender(kind(round_trips, **groups), CONTROLS[settings.control](limits, round_trips))
 
 
-# what a window is of the path's rate times its round trip: acknowledgements come for several packets at once
+# the window as a multiple of the bandwidth-delay product: one acknowledgement covers several packets
 WINDOW_PRODUCTS = 1.25
 
 
 @dataclass(frozen=True)
 class DatagramSettings:
-    """recovery, control: names of RECOVERIES and CONTROLS. data, parity: packets of a group of erasure codes.
+    """The settings of a datagram transport.
 
-    paths: source ports that packets are sprayed over; 1 for none. window_bytes: of control `window`; None: by the path.
-    rate_scale: emulated rates over real ones.
+    Attributes:
+        recovery: A name of RECOVERIES.
+        control: A name of CONTROLS.
+        data: Data packets of a group of an erasure code.
+        parity: Parity packets of a group.
+        paths: Source ports over which packets are sprayed; 1 for no spraying.
+        window_bytes: Of the control `window`; None: derived from the path.
+        rate_scale: Emulated rates over real ones.
     """
 
     recovery: str = "selective_repeat"

@@ -1,4 +1,4 @@
-"""What has happened on a pair of datagrams, for people: ready for JSON."""
+"""Statistics of a pair of datagram sockets, ready for JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from testbed.comm.transport.datagram.spraying import Spray
 
 
 def snapshot_pair(sender: Sender, acked_bytes: int) -> dict[str, float]:
-    """As `sockets.snapshot_pair` of a TCP connection, and packets of parity and those that came marked. No window is
-    0.
+    """Return the fields of `sockets.snapshot_connection`, with parity packets and marked packets.
+
+    No window reads as 0.
     """
     recovery, window = sender.recovery, sender.control.window_packets
     return {
@@ -28,9 +29,9 @@ def snapshot_pair(sender: Sender, acked_bytes: int) -> dict[str, float]:
 def pair_totals(
     settings: DatagramSettings, sender: Sender, receiver: Receiver, spray: Spray | None
 ) -> dict[str, Any]:
-    """Of both directions since the beginning: packets; seconds; bit/s. packets_twice: came though they were there."""
+    """Return totals of both directions since the start, in packets, seconds and bit/s. packets_twice: duplicates."""
     recovery, control = sender.recovery, sender.control
-    found: dict[str, Any] = {
+    totals: dict[str, Any] = {
         "recovery": settings.recovery,
         "control": settings.control,
         "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
@@ -38,26 +39,26 @@ def pair_totals(
         "packets_resent": recovery.resent,
         "parity_sent": recovery.parity_sent,
         "packets_lost": sender.lost,
-        "packets_late": sender.late,
+        "packets_late": sender.timed_out,
         "packets_marked": sender.marked,
-        "packets_received": sum(path.came for path in receiver.seen.values()),
-        "packets_mended": receiver.mended,
+        "packets_received": sum(path.received for path in receiver.seen.values()),
+        "packets_mended": receiver.recovered,
         "packets_twice": receiver.duplicates,
     }
     if control.window_packets < math.inf:
-        found["window_packets"] = round(control.window_packets, 1)
+        totals["window_packets"] = round(control.window_packets, 1)
     if control.rate_bps < math.inf:
-        found["rate_bps"] = round(control.rate_bps)
+        totals["rate_bps"] = round(control.rate_bps)
     if spray is not None:
-        found["paths"] = [state.value for state in spray.states]
-        found["paths_denied"] = spray.denied
-    return found
+        totals["paths"] = [state.value for state in spray.states]
+        totals["paths_denied"] = spray.denied
+    return totals
 
 
 def describe_pair(sender: Sender, receiver: Receiver) -> str:
-    """How a pair stands, for people who wonder why nothing comes."""
+    """Return, as text, the state of a pair, to explain why nothing arrives."""
     recovery = sender.recovery
     waiting = recovery.end - recovery.low
-    told = f"{waiting} packets not acknowledged, {recovery.under_way} of them under way"
-    missing = receiver.bits.bit_length() - bin(receiver.bits).count("1")
-    return f"{told}; {missing} missing of what has come"
+    unacknowledged = f"{waiting} packets not acknowledged, {recovery.in_flight} of them in flight"
+    missing = receiver.bits.bit_length() - receiver.bits.bit_count()
+    return f"{unacknowledged}; {missing} missing before later received ones"

@@ -1,9 +1,10 @@
-"""Messages as UDP datagrams, whose losses this end mends and whose pace it keeps: see the modules beside this one."""
+"""The transport `datagram`: messages as UDP datagrams, with loss recovery and congestion control in user space."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, TransportError
 from testbed.comm.transport.datagram import udp
-from testbed.comm.transport.datagram.control_connection import ControlConnection, new_secret
+from testbed.comm.transport.datagram.control_connection import ControlConnection
 from testbed.comm.transport.datagram.controls import CONTROLS, Granter
 from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.comm.transport.datagram.pair import DatagramPair
@@ -27,17 +28,25 @@ from testbed.comm.transport.sockets import (
 )
 from testbed.comm.transport.wire import ConnectionKey
 
-_SHORTER_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
-_FIRST_ROUND_TRIP_S = 0.05  # where TCP does not tell
-_UNSET_WINDOW_SHARE = 4  # of the receive buffer, where nobody says how large a window should be
+_HEADER_SAVING_BYTES = 24  # TCP headers with timestamps over UDP headers
+_FIRST_ROUND_TRIP_S = 0.05  # if TCP has no sample
+_UNSET_WINDOW_SHARE = 4  # share of the receive buffer, if the window is not configured
 
 
 class DatagramTransport(Mesh):
-    """One rank's pairs; see Transport for the messages, MeshSettings for `settings`.
+    """One rank's datagram pairs; see Transport for the messages.
 
-    rank: this rank. addresses: (IPv4 address, port) of every rank, in rank order; datagrams go to the same ports.
-    datagrams: the same on all ranks. eager, listener: as for TcpTransport. Raises TransportError when a setting does
-    not take, TransportTimeout when `eager` and a peer does not appear.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order. Datagrams go to the same ports.
+        settings: Sockets and timeouts.
+        datagrams: Recovery, control and paths; the same on all ranks.
+        eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
+
+    Raises:
+        TransportError: If a setting does not take effect.
+        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -52,51 +61,50 @@ class DatagramTransport(Mesh):
     ) -> None:
         self.datagrams = datagrams or DatagramSettings()
         self._pairs: dict[tuple[int, TrafficClass], DatagramPair] = {}
-        self._outbox = udp.SendBatch()
-        self._marks = CONTROLS[self.datagrams.control].marks
-        self._inbox = udp.ReceiveBatch(self._marks)
-        self._granter = Granter(settings.port_bps, udp.MOST_MTU_BYTES + ETHERNET_HEADER_BYTES)
-        # reading it is a system call in a guest, where it stands still between two calls of `progress` anyway
+        self._send_batch = udp.SendBatch()
+        self._uses_ecn = CONTROLS[self.datagrams.control].uses_ecn
+        self._receive_batch = udp.ReceiveBatch(self._uses_ecn)
+        self._granter = Granter(settings.port_bps, udp.MAX_MTU_BYTES + ETHERNET_HEADER_BYTES)
+        # in a guest reading the clock is a system call, and time stands still between two calls of `progress`
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
-        self._due_s = math.inf  # no pair wants to be looked at before
+        self._due_s = math.inf  # the next timer of any pair
         self._due: dict[DatagramPair, float] = {}
         super().__init__(rank, addresses, settings, listener, eager)
 
-    # ---- the mesh's
+    # ---- see Mesh
 
     def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> DatagramPair:
-        """The pair, begun if need be."""
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:
             self._check_address(peer, tag)
-        if pair is None or (pair.lost is None and not pair.stands):
+        if pair is None or (pair.lost is None and not pair.is_connected):
             self._stream(peer, ConnectionKey(traffic))
         return self._pairs[peer, traffic]
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> ControlConnection:
         if key.channels or key.channel:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected one connection")
-        which = peer, key.traffic
-        pair = self._pairs.get(which)
+        pair_key = peer, key.traffic
+        pair = self._pairs.get(pair_key)
         if pair is None or pair.lost is not None:
-            pair = self._pairs[which] = self._make_pair(peer, key.traffic)
-        own = pair
+            pair = self._pairs[pair_key] = self._make_pair(peer, key.traffic)
+        current = pair
 
         def on_ports(secret: int, ports: list[int]) -> None:
-            self._introduced(own, lifeline, key, secret, ports)
+            self._on_ports(current, control, key, secret, ports)
 
-        lifeline = ControlConnection(
+        control = ControlConnection(
             self.rank,
             peer,
             self._counters[peer],
             self.exposed,
-            lambda: self._attached(own, lifeline, key),
+            lambda: self._on_attach(current, control, key),
             on_ports,
-            own.fail,
-            own.figures,
+            current.fail,
+            current.totals,
         )
-        own.on_fault = lifeline.fail
-        return lifeline
+        current.on_fault = control.fail
+        return control
 
     def _make_pair(self, peer: int, traffic: TrafficClass) -> DatagramPair:
         def watch(sock: socket.socket, mask: int, handler: Any) -> None:
@@ -109,22 +117,24 @@ class DatagramTransport(Mesh):
             self.settings.max_staged_bytes,
             self._counters[peer],
             self.exposed,
-            self._outbox,
-            self._inbox,
+            self._send_batch,
+            self._receive_batch,
             self._granter,
             watch,
             self._clock,
-            self._look_again,
+            self._schedule,
         )
 
-    def _drop(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            self._due.pop(self._pairs.pop(which), None)
+    def _drop_lost(self, peer: int) -> None:
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            self._due.pop(self._pairs.pop(pair_key), None)
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         return [ConnectionKey(traffic)]
 
-    # ---- time
+    # ---- timers
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
@@ -135,7 +145,7 @@ class DatagramTransport(Mesh):
         super().progress(timeout_s)
         now_s = self._clock()
         if self._granter.due_s <= now_s:
-            for pair, total in self._granter.grants(now_s):
+            for pair, total in self._granter.pop_grants(now_s):
                 assert isinstance(pair, DatagramPair)
                 pair.grant(total)
         if self._due_s <= now_s:
@@ -144,75 +154,77 @@ class DatagramTransport(Mesh):
                 pair.on_due(now_s)
             self._due_s = min(self._due.values(), default=math.inf)
 
-    def _look_again(self, pair: DatagramPair, due_s: float) -> None:
-        """A pair wants to be looked at then, and not for what it wanted before."""
+    def _schedule(self, pair: DatagramPair, due_s: float) -> None:
+        """Call a pair's `on_due` at `due_s`, instead of at the time that it asked for before."""
         self._due[pair] = due_s
         self._due_s = min(self._due_s, due_s)
 
-    # ---- introducing the ends of a pair
+    # ---- setup of a pair
 
-    def _attached(self, pair: DatagramPair, lifeline: ControlConnection, key: ConnectionKey) -> None:
-        """The dialler says where its paths begin; the listener waits for that."""
-        if self.rank < lifeline.peer:
+    def _on_attach(self, pair: DatagramPair, control: ControlConnection, key: ConnectionKey) -> None:
+        """Send the ports of this end's paths if this rank dialled."""
+        if self.rank < control.peer:
             return
-        assert lifeline.sock is not None
-        local, remote = lifeline.sock.getsockname()[0], lifeline.sock.getpeername()
+        assert control.sock is not None
+        local, remote = control.sock.getsockname()[0], control.sock.getpeername()
         ports = [
-            self.settings.local_port(self.rank, lifeline.peer, self._path_key(key, path))
+            self.settings.local_port(self.rank, control.peer, self._path_key(key, path))
             for path in range(self.datagrams.paths)
         ]
-        self._open(pair, lifeline, key, new_secret(), [((local, port), remote) for port in ports])
-        if lifeline.lost is None:
-            lifeline.say_ports(pair.secret, [sock.getsockname()[1] for sock in pair.sockets])
+        self._open_sockets(
+            pair, control, key, secrets.randbits(32), [((local, port), remote) for port in ports]
+        )
+        if control.lost is None:
+            control.send_ports(pair.secret, [sock.getsockname()[1] for sock in pair.sockets])
 
     def _path_key(self, key: ConnectionKey, path: int) -> ConnectionKey:
         paths = self.datagrams.paths
         return ConnectionKey(key.traffic, path, paths) if paths > 1 else key
 
-    def _introduced(
+    def _on_ports(
         self,
         pair: DatagramPair,
-        lifeline: ControlConnection,
+        control: ControlConnection,
         key: ConnectionKey,
         secret: int,
         ports: list[int],
     ) -> None:
-        """The peer has said where its paths begin, or that they stand."""
-        assert lifeline.sock is not None
-        if self.rank < lifeline.peer:
+        """Handle the ports of the peer's paths, or its confirmation."""
+        assert control.sock is not None
+        if self.rank < control.peer:
             if pair.sockets or len(ports) != self.datagrams.paths:
-                lifeline.fail(f"it has {len(ports)} paths, expected {self.datagrams.paths}, once")
+                control.fail(f"its ports: got {len(ports)}, expected {self.datagrams.paths}, once")
                 return
-            local, remote = lifeline.sock.getsockname(), lifeline.sock.getpeername()[0]
-            self._open(pair, lifeline, key, secret, [(local, (remote, port)) for port in ports])
-            if lifeline.lost is not None:
+            local, remote = control.sock.getsockname(), control.sock.getpeername()[0]
+            self._open_sockets(pair, control, key, secret, [(local, (remote, port)) for port in ports])
+            if control.lost is not None:
                 return
-            lifeline.say_ports(secret, [])
+            control.send_ports(secret, [])
         if not pair.sockets:
-            lifeline.fail("it said that its paths stand before it was told of any")
+            control.fail("it confirmed its sockets before it got any ports")
             return
-        with contextlib.suppress(OSError):  # whatever ends the lifeline ends the pair
-            round_trip_s = snapshot_connection(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
-            pair.stand(round_trip_s, self._route(pair, lifeline.peer))
+        with contextlib.suppress(OSError):  # an error of the control connection ends the pair
+            round_trip_s = snapshot_connection(control.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
+            pair.start(round_trip_s, self._route(pair, control.peer))
 
-    def _open(
+    def _open_sockets(
         self,
         pair: DatagramPair,
-        lifeline: ControlConnection,
+        control: ControlConnection,
         key: ConnectionKey,
         secret: int,
         ends: list[tuple[tuple[str, int], tuple[str, int]]],
     ) -> None:
-        """This end's sockets, each from a local to a remote address; without them the peer is lost."""
-        settings = self.settings.settings_of(self.rank, lifeline.peer, key)
+        """Open this end's sockets, each from a local to a remote address. On an error the peer is lost."""
+        settings = self.settings.settings_of(self.rank, control.peer, key)
         sockets: list[socket.socket] = []
         try:
             for local, remote in ends:
-                sockets.append(udp.make_socket(local, remote, settings, key.traffic, self._marks))
+                sockets.append(udp.make_socket(local, remote, settings, key.traffic, self._uses_ecn))
         except (OSError, TransportError) as error:
             for sock in sockets:
                 sock.close()
-            lifeline.fail(f"datagrams: {getattr(error, 'strerror', None) or error}")
+            control.fail(f"datagrams: {getattr(error, 'strerror', None) or error}")
             return
         pair.begin_sockets(sockets, secret)
 
@@ -224,7 +236,7 @@ class DatagramTransport(Mesh):
         return Route(window_bytes, settings.port_bps, path_bps, empty_s, self.size - 1)
 
     def _window_bytes(self, pair: DatagramPair, peer: int) -> int:
-        """What the scenario says, or by the path's product of rate and delay, or what the receive buffer holds."""
+        """Return the scenario's window, or the bandwidth-delay product, or what the receive buffer can hold."""
         if self.datagrams.window_bytes is not None:
             return self.datagrams.window_bytes
         if self.settings.bdp_bytes is not None:
@@ -232,51 +244,58 @@ class DatagramTransport(Mesh):
         room = pair.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         return room // 2 // _UNSET_WINDOW_SHARE
 
-    # ---- for those who measure
+    # ---- measurements
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
-        """See Mesh; datagrams, as IP sees them, count as segments, what their headers are shorter off their payload."""
-        found = super().peer_counts()
-        if found is None:
+        """See Mesh. Datagrams, as IP sees them, count as segments. Payloads are corrected for the shorter headers."""
+        counts = super().peer_counts()
+        if counts is None:
             return None
         for (peer, _), pair in self._pairs.items():
-            sent, came = pair.datagrams_out - pair.datagrams_cut, pair.datagrams_in
-            own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
-            found[peer] = found.get(peer, WireCounts()).plus(WireCounts(0, *own))
-        return found
+            sent, received = pair.datagrams_out - pair.datagrams_segmented, pair.datagrams_in
+            datagrams = (
+                sent,
+                received,
+                pair.bytes_out - sent * _HEADER_SAVING_BYTES,
+                pair.bytes_in - received * _HEADER_SAVING_BYTES,
+            )
+            counts[peer] = counts.get(peer, WireCounts()).add(WireCounts(0, *datagrams))
+        return counts
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """See Mesh; of datagrams' sockets, too."""
-        found = super().socket_options()
+        """See Mesh; with the datagram sockets."""
+        options = super().socket_options()
         for (peer, _), pair in self._pairs.items():
             if pair.lost is None:
-                found |= {
+                options |= {
                     (peer, (pair, path)): read_socket_options(sock) for path, sock in enumerate(pair.sockets)
                 }
-        return found
+        return options
 
-    def state_words(self, peers: Iterable[int]) -> str:
-        """See Mesh; of datagrams, too."""
+    def describe_state(self, peers: Iterable[int]) -> str:
+        """See Mesh; with the datagrams."""
         wanted = set(peers)
-        found = [
-            f"datagrams with rank {peer}: {pair.words}"
+        states = [
+            f"datagrams with rank {peer}: {pair.description}"
             for (peer, _), pair in self._pairs.items()
             if peer in wanted
         ]
-        return "; ".join([super().state_words(wanted), *found])
+        return "; ".join([super().describe_state(wanted), *states])
 
-    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """See Mesh; of datagrams. A window that is none is 0."""
+    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """See Mesh; of the datagrams. No window reads as 0."""
         pairs = list(self._pairs.items())
         return [
-            (peer, ConnectionKey(traffic), pair.glance()) for (peer, traffic), pair in pairs if pair.stands
+            (peer, ConnectionKey(traffic), pair.snapshot())
+            for (peer, traffic), pair in pairs
+            if pair.is_connected
         ]
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        """Until the peers have all, or nothing more comes to them for as long as there is time for a goodbye."""
+        """Wait until the peers have everything, or make no progress for the time of a goodbye."""
         bound_s = deadline_s - time.monotonic()
         had = -1
-        while not all(pair.may_part for pair in self._pairs.values()):
+        while not all(pair.can_say_goodbye for pair in self._pairs.values()):
             now_s = time.monotonic()
             has = sum(pair.acknowledged for pair in self._pairs.values())
             if has > had:

@@ -1,9 +1,10 @@
-"""UDP sockets that send and receive many packets in one system call each (sendmmsg, recvmmsg).
+"""UDP sockets that send and receive many packets per system call (sendmmsg, recvmmsg).
 
-By the real clock packets in a row go as trains, which the kernel takes as one and cuts where they leave the card's
-queue (UDP_SEGMENT): all behind it, links, captures and receivers, has single packets. A train is no longer than what
-the card's shaper lets go at once anyway, and is taken as a whole or not at all. Addresses in memory are kept as
-numbers: packets go out from where messages lie.
+In real time, consecutive packets go as segmentation offload (UDP_SEGMENT): the kernel takes them as one and cuts them
+where they leave the card's queue. Everything behind it (links, captures, receivers) sees single packets. Such a train
+is no longer than the burst of the card's shaper, and is taken as a whole or not at all. Memory addresses are kept as
+numbers: packets are sent from where messages are. `coalesce_packets` sorts what one call has received: consecutive
+data packets become one run, and of a path's acknowledgements the latest is kept.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from testbed.comm.transport.base import TrafficClass, TransportError, buffer_add
 from testbed.comm.transport.datagram.packets import (
     ACK,
     ACK_KIND,
-    ASKS,
+    ACK_REQUESTED,
     CREDIT,
     DATA,
     DATA_KIND,
     HEADER_ROOM,
-    MOST_AHEAD,
-    REFUSES,
+    MAX_AHEAD,
+    NAK,
     UDP_HEADERS_BYTES,
     WORDS,
     Data,
 )
-from testbed.comm.transport.sockets import FORCED, SocketSettings
+from testbed.comm.transport.sockets import FORCED_OPTIONS, SocketSettings
 
-BATCH = 64  # packets of one call
-MOST_MTU_BYTES = 9216  # and whole words of eight bytes
-LOOPBACK_MTU_BYTES = 9000  # in place of the 64 kB that the loopback interface allows
+BATCH = 64  # packets per call
+MAX_MTU_BYTES = 9216  # a multiple of 8 bytes
+LOOPBACK_MTU_BYTES = 9000  # instead of the 64 kB of the loopback interface
 RECEIVE_BUFFER_BYTES = 8 * 1024**2
-# what waits in the card's queue, as the kernel counts it: by the real clock a rank may be late to fill it up again
+# data in the card's queue, as the kernel counts it: in real time a rank may be late to refill it
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
 
-# of trains: what shapers let go at once by the real clock (testbed.net.links.shaping), what one IPv4 packet holds
-TRAIN_S, MOST_TRAIN_BYTES = 0.002, 65507
-HEADER_STRIDE = 64  # from one packet's room for its header to the next in an outbox
+# limits of trains: the burst of shapers in real time (testbed.net.links.shaping), and an IPv4 packet
+TRAIN_S, MAX_TRAIN_BYTES = 0.002, 65507
+HEADER_STRIDE = 64  # distance between packets' headers in a SendBatch
 
 # of linux/in.h
 _IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
 _CONGESTION_EXPERIENCED, _ECN_CAPABLE, _ECN_BITS = 3, 2, 3
-_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # of one struct cmsghdr with a byte
+_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # one struct cmsghdr with a byte
 
 _MESSAGE = np.dtype(
     {
@@ -63,31 +64,33 @@ _MESSAGE = np.dtype(
     }
 )
 _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
-# struct cmsghdr with what UDP_SEGMENT takes, and what rounds it up
+# struct cmsghdr with the argument of UDP_SEGMENT and padding
 _SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
 _UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
-# of kernels that cannot, or not for cards that do not sum up (before Linux 6.11)
-_NO_TRAINS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+# errors of kernels without it, or without it for cards that do not checksum (before Linux 6.11)
+_NO_SEGMENTATION = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Figures = Sequence[int] | NDArray[np.int64]
-"""One of each of a call's packets."""
+PerPacket = Sequence[int] | NDArray[np.int64]
+"""One value for each packet of a call."""
 
 
 class QueueFull(TransportError):
-    """The card's queue is full: to be tried again a little later, no event tells when."""
+    """The card's queue is full. Retry a little later: there is no event for it."""
 
 
 class SegmentationOffload:
-    """Packets of one size that the kernel takes as one, at most `packets` in each; 1: none are made.
+    """Trains of packets of one size that the kernel takes as one, with up to `packets` in each; 1: no trains.
 
-    packet_bytes: of one, with its header. card_bps: of the card that they leave by.
+    Args:
+        packet_bytes: Of one packet, with its header.
+        card_bps: Rate of the card that sends them.
     """
 
     def __init__(self, packet_bytes: int, card_bps: float) -> None:
         self.packets = 1
         if clock_here() != "free":
-            at_once = min(TRAIN_S * card_bps / 8, MOST_TRAIN_BYTES) / packet_bytes
+            at_once = min(TRAIN_S * card_bps / 8, MAX_TRAIN_BYTES) / packet_bytes
             self.packets = max(1, min(BATCH, int(at_once)))
         self.control = np.zeros(1, _SEGMENT)
         self.control["bytes"], self.control["level"] = _SEGMENT_BYTES, socket.IPPROTO_UDP
@@ -95,7 +98,7 @@ class SegmentationOffload:
 
 
 class SendBatch:
-    """Room for the headers of a call's packets, and where their payloads lie; one for all sockets of a thread."""
+    """Headers and payload addresses of one call's packets; shared by all sockets of a thread."""
 
     def __init__(self) -> None:
         self.headers = bytearray(BATCH * HEADER_STRIDE)
@@ -107,7 +110,7 @@ class SendBatch:
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
         self._messages["count"] = 2
         self._address = ctypes.c_void_p(self._messages.ctypes.data)
-        self.cut = 0  # packets that were cut from trains, which IP did not count
+        self.segmented = 0  # packets cut from trains, which IP did not count
         self._trains = np.zeros(BATCH, _MESSAGE)
         self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
 
@@ -115,15 +118,15 @@ class SendBatch:
         self,
         sock: socket.socket,
         trains: SegmentationOffload,
-        headers: Figures,
-        payloads: Figures,
-        sizes: Figures,
+        headers: PerPacket,
+        payloads: PerPacket,
+        sizes: PerPacket,
     ) -> int:
-        """As `send`, of packets in a row that are all of one size but for the last."""
+        """Like `send`, for consecutive packets of one size, except for the last."""
         count, each = len(headers), trains.packets
         if each == 1 or count == 1:
             return self.send(sock, headers, payloads, sizes)
-        self._lay(headers, payloads, sizes)
+        self._fill(headers, payloads, sizes)
         number = -(-count // each)
         messages = self._trains[:number]
         messages["iov"] = self._messages["iov"][:count:each]
@@ -131,33 +134,41 @@ class SendBatch:
         messages["count"][-1] = 2 * (count - (number - 1) * each)
         messages["control"] = trains.control.ctypes.data
         messages["control_bytes"] = trains.control.itemsize
-        took: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
-        if took < 0 and ctypes.get_errno() in _NO_TRAINS:
+        taken: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
+        if taken < 0 and ctypes.get_errno() in _NO_SEGMENTATION:
             trains.packets = 1
             return self.send(sock, headers, payloads, sizes)
-        packets = min(count, self._taken(took) * each)
-        self.cut += packets - took
+        packets = min(count, self._check_result(taken) * each)
+        self.segmented += packets - taken
         return packets
 
-    def send(self, sock: socket.socket, headers: Figures, payloads: Figures, sizes: Figures) -> int:
-        """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
+    def send(self, sock: socket.socket, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> int:
+        """Send packets, and return how many the kernel took.
 
-        BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
+        Args:
+            sock: The socket.
+            headers: Sizes of the headers.
+            payloads: Addresses of the payloads.
+            sizes: Sizes of the payloads.
+
+        Raises:
+            BlockingIOError: If it takes none until the socket is writable.
+            QueueFull: If the card's queue is full.
         """
-        self._lay(headers, payloads, sizes)
-        return self._taken(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
+        self._fill(headers, payloads, sizes)
+        return self._check_result(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
 
-    def _lay(self, headers: Figures, payloads: Figures, sizes: Figures) -> None:
+    def _fill(self, headers: PerPacket, payloads: PerPacket, sizes: PerPacket) -> None:
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
         self._parts["base"][:count, 1] = payloads
         self._parts["bytes"][:count, 1] = sizes
 
     @staticmethod
-    def _taken(took: int) -> int:
-        """What a call says, or the error that it means."""
-        if took >= 0:
-            return took
+    def _check_result(result: int) -> int:
+        """Return a call's result, or raise its error."""
+        if result >= 0:
+            return result
         number = ctypes.get_errno()
         if number == errno.EINTR:
             return 0
@@ -167,12 +178,12 @@ class SendBatch:
 
 
 class ReceiveBatch:
-    """Room for what one call receives; one for all sockets of a thread."""
+    """Memory for what one call receives; shared by all sockets of a thread."""
 
-    def __init__(self, marks: bool) -> None:
-        room = MOST_MTU_BYTES
+    def __init__(self, uses_ecn: bool) -> None:
+        room = MAX_MTU_BYTES
         self._memory = np.zeros(BATCH * room, np.uint8)
-        self.rows = self._memory.reshape(BATCH, room)  # where packets lie, of so many `sizes`
+        self.rows = self._memory.reshape(BATCH, room)  # the packets, of length `sizes`
         self.words = self._memory.view("<u8").reshape(BATCH, -1)
         self.sizes: list[int] = []
         self.marked: list[bool] = []
@@ -184,18 +195,18 @@ class ReceiveBatch:
         self._parts["bytes"] = room
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * _PART.itemsize
         self._messages["count"] = 1
-        self._marks = marks
-        if marks:
+        self._uses_ecn = uses_ecn
+        if uses_ecn:
             self._messages["control"] = self._controls.ctypes.data + np.arange(BATCH) * _CONTROL_BYTES
         self._address = ctypes.c_void_p(self._messages.ctypes.data)
 
     def packet(self, position: int) -> memoryview:
-        """One of what was received last; valid until the next call."""
+        """Return one of the last received packets; valid until the next call."""
         return self._views[position][: self.sizes[position]]
 
     def receive(self, sock: socket.socket) -> int:
-        """Receive what is there, BATCH packets at most; how many. Keeps their `sizes` and who is `marked`. OSError."""
-        if self._marks:
+        """Receive up to BATCH packets and return their number. Sets their `sizes` and `marked`. Raises OSError."""
+        if self._uses_ecn:
             self._messages["control_bytes"] = _CONTROL_BYTES
         count: int = _libc.recvmmsg(sock.fileno(), self._address, BATCH, socket.MSG_DONTWAIT, None)
         if count < 0:
@@ -205,10 +216,10 @@ class ReceiveBatch:
             else:
                 raise OSError(number, os.strerror(number))
         self.sizes = self._messages["bytes"][:count].tolist()
-        if self._marks:
+        if self._uses_ecn:
             bits = self._controls[:count, _TOS_OFFSET] & _ECN_BITS
-            told = self._messages["control_bytes"][:count] > 0
-            self.marked = (told & (bits == _CONGESTION_EXPERIENCED)).tolist()
+            has_control = self._messages["control_bytes"][:count] > 0
+            self.marked = (has_control & (bits == _CONGESTION_EXPERIENCED)).tolist()
         else:
             self.marked = [False] * count
         return count
@@ -219,26 +230,37 @@ def make_socket(
     remote: tuple[str, int],
     settings: SocketSettings,
     traffic: TrafficClass,
-    marks: bool,
+    uses_ecn: bool,
 ) -> socket.socket:
-    """A socket between two addresses. marks: links may mark its packets, and it tells. OSError, TransportError."""
+    """Return a socket between two addresses.
+
+    Args:
+        local: Address and port of this end.
+        remote: Address and port of the peer.
+        settings: Buffers and window.
+        traffic: The class of traffic.
+        uses_ecn: Let links mark its packets, and report marks.
+
+    Raises:
+        OSError, TransportError: If the socket cannot be made.
+    """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        settings.mark(sock, traffic)
-        if marks:
+        settings.set_traffic_class(sock, traffic)
+        if uses_ecn:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        # a full queue of the card is told, not passed over
+        # report a full queue of the card as an error
         sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         exact = clock_here() == "free"
         window_bytes = settings.window_bytes or 0
         receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)
         send_bytes = settings.send_buffer_bytes or (EXACT_SEND_BUFFER_BYTES if exact else SEND_BUFFER_BYTES)
-        _widen(sock, socket.SO_RCVBUF, receive_bytes)
-        _widen(sock, socket.SO_SNDBUF, send_bytes)
+        _set_buffer(sock, socket.SO_RCVBUF, receive_bytes)
+        _set_buffer(sock, socket.SO_SNDBUF, send_bytes)
         sock.bind(local)
         sock.connect(remote)
     except BaseException:
@@ -248,42 +270,47 @@ def make_socket(
 
 
 def payload_bytes(sock: socket.socket) -> int:
-    """What a packet of data carries at most, by the path's MTU."""
+    """Return the largest payload of a data packet, by the path's MTU."""
     mtu_bytes = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    if mtu_bytes > MOST_MTU_BYTES:
+    if mtu_bytes > MAX_MTU_BYTES:
         mtu_bytes = LOOPBACK_MTU_BYTES
     return mtu_bytes - UDP_HEADERS_BYTES - HEADER_ROOM
 
 
 def drain_errors(sock: socket.socket) -> None:
-    """Take what the network has complained of: who is not there any more is known by other ways."""
+    """Discard queued network errors. A lost peer is detected by the control connection."""
     with contextlib.suppress(OSError):
-        for _ in range(MOST_AHEAD):
+        for _ in range(MAX_AHEAD):
             sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
 
 
-def _widen(sock: socket.socket, option: int, size_bytes: int) -> None:
-    """As wide as may be: root may pass the machine's limit."""
+def _set_buffer(sock: socket.socket, option: int, size_bytes: int) -> None:
+    """Set a buffer's size, beyond the host's limit if root."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size_bytes)
     except PermissionError:
         sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
 
-READ, WRITE, BAD = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
+READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR
 
 
-MANY = 5  # packets from which on it is quicker to look at all at once
-_FLAGS = np.uint64(0xFF00)  # of a header's first word
+MIN_VECTORISED = 5  # number of packets from which vectorised code is faster
+_FLAGS = np.uint64(0xFF00)  # in a header's first word
 _SAME = ~_FLAGS
-_ASKS = np.uint64(ASKS << 8)
+_ACK_REQUESTED = np.uint64(ACK_REQUESTED << 8)
 
 
 class PacketRun(NamedTuple):
-    """Packets of data of one message and path, each the next of the one before, all of one size and marked alike.
+    """Consecutive data packets of one message and path, of one size and all marked or none.
 
-    header: of the first. at: its position. packets: how many. serial: of the last. asks: whether one of them asks for
-    an acknowledgement.
+    Attributes:
+        header: The first packet's.
+        at: Its position in the batch.
+        packets: Their number.
+        serial: The last packet's.
+        asks: Whether one of them requests an acknowledgement.
+        marked: Whether they carry an ECN mark.
     """
 
     header: Data
@@ -295,7 +322,7 @@ class PacketRun(NamedTuple):
 
 
 def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun], list[int], list[memoryview]]:
-    """(runs of data, positions of other packets, acknowledgements); what is not of this pair is left out."""
+    """Return (runs of data, positions of other packets, acknowledgements). Packets of other pairs are dropped."""
     runs: list[PacketRun] = []
     others: list[int] = []
     acks: dict[object, tuple[tuple[int, int], memoryview]] = {}
@@ -308,23 +335,27 @@ def coalesce_packets(inbox: ReceiveBatch, secret: int) -> tuple[list[PacketRun],
         kind = packet[0]
         if kind == DATA_KIND and size >= DATA.size:
             header = Data._make(DATA.unpack_from(packet))
-            packets, asks = _in_a_row(inbox, at) if count - at >= MANY else (1, header.flags & ASKS > 0)
+            packets, asks = (
+                _count_run(inbox, at)
+                if count - at >= MIN_VECTORISED
+                else (1, header.flags & ACK_REQUESTED > 0)
+            )
             serial = header.serial + packets - 1
             runs.append(PacketRun(header, at, packets, serial, asks, inbox.marked[at]))
             position = at + packets
         elif kind == ACK_KIND and size >= ACK.size:
-            _, flags, path, _, _, came, _, low = ACK.unpack_from(packet)
-            which: object = (path, at) if flags & REFUSES else path
-            known = acks.get(which)
-            if known is None or known[0] <= (came, low):
-                acks[which] = (came, low), packet
+            _, flags, path, _, _, received, _, low = ACK.unpack_from(packet)
+            ack_key: object = (path, at) if flags & NAK else path
+            known = acks.get(ack_key)
+            if known is None or known[0] <= (received, low):
+                acks[ack_key] = (received, low), packet
         else:
             others.append(at)
     return runs, others, [packet for _, packet in acks.values()]
 
 
-def _in_a_row(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
-    """How many packets, from one of data on, follow each other; whether one of them asks for an acknowledgement."""
+def _count_run(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
+    """Return how many packets follow each other from `at` on, and whether one requests an acknowledgement."""
     size, marked = inbox.sizes[at], inbox.marked[at]
     end = at + 1
     while end < len(inbox.sizes) and inbox.sizes[end] == size and inbox.marked[end] == marked:
@@ -336,4 +367,4 @@ def _in_a_row(inbox: ReceiveBatch, at: int) -> tuple[int, bool]:
     steps = np.array([0, 1, 1, 0, size - DATA.size, 0], np.uint64)
     follow = (words[1:] - words[:-1] == steps).all(axis=1)
     packets = len(words) if follow.all() else 1 + int(follow.argmin())
-    return packets, bool((flags[:packets] & _ASKS).any())
+    return packets, bool((flags[:packets] & _ACK_REQUESTED).any())

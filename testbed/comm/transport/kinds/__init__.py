@@ -1,7 +1,7 @@
-"""What a scenario names under `transport.kind`: each says how it is made and what the rest of the testbed must know.
+"""The kinds of transport that a scenario names under `transport.kind`.
 
-Each registers under its name in the module where it stands. Somebody's own is a class in a file of its own: see
-docs/how-to/plugins/transports.md.
+Each says how it is made and what the rest of the testbed must know about it, and registers under its name in its own
+module. To add one from a file of your own, see docs/how-to/plugins/transports.md.
 """
 
 from testbed.comm.transport.kinds.base import TRANSPORTS, TransportKind, transport_kind

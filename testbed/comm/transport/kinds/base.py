@@ -1,4 +1,4 @@
-"""What a kind of transport is: how a rank's is made of its options, what policies, model and fabric ask about it."""
+"""The interface of a transport kind: how a rank's transport is made from options, and what others ask about it."""
 
 from __future__ import annotations
 
@@ -20,81 +20,89 @@ from testbed.spec.scale import Scale
 
 @dataclass(frozen=True)
 class LossRecovery:
-    """How a transport mends losses itself. probed_as: what calibrations know that by.
+    """The loss recovery of a transport that does not leave it to the kernel's TCP.
 
-    data, parity: of a group of erasure codes. reacts: whether losses make its window smaller, as TCP Reno's. products:
-    of the path's rate and round trip how much its window holds; window_bytes: of a window of one size, None where
-    there is none. timeout_s: until what nothing else tells of is sent again, emulated; None: by the round trip.
-    blind_packets: see `net.paths.datagram_recovery.LossyDatagrams`.
+    Attributes:
+        recovery: Its name.
+        probed_as: Its name in calibrations.
+        data: Data packets of a group of an erasure code.
+        parity: Parity packets of a group.
+        reacts_to_loss: Whether losses shrink its window, like TCP Reno's.
+        timeout_s: Emulated time until packets without feedback are resent; None: derived from the round trip.
+        blind_packets: See `net.paths.datagram_recovery.LossyDatagrams`.
+        bdp_multiple: The window, as a multiple of the bandwidth-delay product.
+        window_bytes: A constant window; None if there is none.
     """
 
     recovery: str
     probed_as: str
     data: int
     parity: int
-    reacts: bool
+    reacts_to_loss: bool
     timeout_s: float | None = None
     blind_packets: int = 0
-    products: float = 0.0
+    bdp_multiple: float = 0.0
     window_bytes: float | None = None
 
-    def standing_bytes(self, product_bytes: float) -> float:
-        """Of its window what a full path of such a product does not hold, so that it stands in its queue."""
-        held_bytes = self.products * product_bytes if self.window_bytes is None else self.window_bytes
-        return max(0.0, held_bytes - product_bytes)
+    def excess_window_bytes(self, bdp_bytes: float) -> float:
+        """Return the part of the window that exceeds the path's bandwidth-delay product, and so fills its queue."""
+        held_bytes = self.bdp_multiple * bdp_bytes if self.window_bytes is None else self.window_bytes
+        return max(0.0, held_bytes - bdp_bytes)
 
 
 class Packet(NamedTuple):
-    """A full packet: bytes of payload, and all that a link carries for it."""
+    """A full packet: its payload in bytes, and all bytes that a link carries for it."""
 
     payload_bytes: int
     frame_bytes: int
 
 
 class TransportKind(ABC):
-    """A kind of transport. Derive, and make one rank's transport in `make`; the rest has defaults of plain TCP.
+    """A kind of transport. Subclasses implement `make`; the defaults of the rest are those of plain TCP.
 
-    Options of the scenario (`transport.options`) arrive as attribute `options`. Ranks import the module, too: it should
-    need no more than the standard library, NumPy and `testbed.comm.transport`.
+    The scenario's options (`transport.options`) are in the attribute `options`. Ranks import the module, too: it
+    should need no more than the standard library, NumPy and `testbed.comm.transport`.
     """
 
     known_options: ClassVar[tuple[str, ...]] = ()
-    """What `options` may hold."""
+    """Names that `options` may have."""
 
     needed_options: ClassVar[tuple[str, ...]] = ()
-    """Which of them must be there."""
+    """Names that `options` must have."""
 
     config_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of a scenario's `transport` that say something to it alone; they arrive among the options."""
+    """Keys of a scenario's `transport` that are for this kind only; they are passed as options."""
 
     socket_keys: ClassVar[tuple[str, ...]] = ("congestion_control", "pacing", "buffers")
-    """Which settings of `transport.sockets` its sockets can have."""
+    """The settings of `transport.sockets` that apply to its sockets."""
 
     multipath: ClassVar[bool] = False
-    """Whether its sockets are MPTCP's."""
+    """Whether its sockets are MPTCP sockets."""
 
     protocol: ClassVar[str] = "tcp"
-    """What its messages' packets are to the network: "tcp", "udp", or "roce", as a declared flow has it."""
+    """The protocol of its packets in declared flows: "tcp", "udp" or "roce"."""
 
     verbs: ClassVar[bool] = False
-    """Whether ranks need a network card with verbs, for RDMA."""
+    """Whether ranks need an RDMA network card."""
 
     writes: ClassVar[bool] = False
-    """Whether a large message leaves only when its receiver has said where to, whatever the protocol, and is done with
-    at its sender when word has come back that it is there."""
+    """Whether large messages are RDMA writes, whatever the message protocol: they are sent once the receiver has
+    announced its buffer, and are done at the sender on the completion."""
 
     takes_several_paths: ClassVar[bool] = False
-    """Whether messages of one pair may take several paths at once; else all of a traffic class take one."""
+    """Whether messages of one pair may take several paths at once; otherwise all of a traffic class take one."""
 
     asks_network: ClassVar[bool] = False
-    """Whether ranks are told the product of rate and delay of each path, and their cards' rates (MeshSettings)."""
+    """Whether MeshSettings has the bandwidth-delay product of each path, and the rate of the rank's card."""
 
     settles: ClassVar[bool] = True
-    """Whether the same collective, alone on the network, takes as long each time; else runs do not ask that of it."""
+    """Whether a collective alone on the network takes the same time on each run; if not, runs do not check it."""
 
     modelled: ClassVar[bool] = False
-    """Whether the model of a step is right about it: pairs have `channels` alike, each a TCP connection. If not,
-    predictions say so."""
+    """Whether the model of a step supports it: pairs with `channels` equal TCP connections.
+
+    If not, predictions say so.
+    """
 
     def __init__(self, **options: Any) -> None:
         known = (*self.known_options, *self.config_keys)
@@ -107,7 +115,7 @@ class TransportKind(ABC):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """The options as ranks get them, from real figures to emulated ones; JSON must be able to carry them."""
+        """Return the options as ranks get them, converted from real values to emulated ones. They must fit in JSON."""
         return dict(options)
 
     @abstractmethod
@@ -118,67 +126,76 @@ class TransportKind(ABC):
         settings: MeshSettings,
         distances: Sequence[str],
     ) -> Transport:
-        """One rank's transport.
+        """Return one rank's transport.
 
-        addresses: (IPv4 address, port) of every rank, in rank order. settings: how sockets are to be made. distances:
-        from this rank to each, of same_rack, same_building, same_region, other_region. TransportError.
+        Args:
+            rank: The rank.
+            addresses: (IPv4 address, port) of every rank, in rank order.
+            settings: How sockets are to be made.
+            distances: From this rank to each: same_rack, same_building, same_region or other_region.
+
+        Raises:
+            TransportError: If it cannot be made.
         """
 
     def channels(self, distance: str) -> int:
-        """Over how many connections, or subflows of one, messages between two ranks so far apart are spread."""
+        """Return the number of connections, or subflows of one, between two ranks at this distance."""
         return 1
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """What a pair's connection is known by to the transport, so that it gets its port and socket settings."""
+        """Return the transport's key of a pair's connection, by which it gets its port and socket settings."""
         return ConnectionKey(traffic)
 
     def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
-        """From and to which a connection's packets go that the end dials which has port `dialled`.
+        """Return source and destination port of a connection's packets.
 
-        dialling: whether they are of that end, not of the one that listens.
+        Args:
+            dialled: The port of the dialling end.
+            listening: The port of the listening end.
+            dialling: Whether the packets are those of the dialling end.
         """
         return (dialled, listening) if dialling else (listening, dialled)
 
     @property
     def warms_up(self) -> bool:
-        """Whether a pair's first messages are slower than later ones: as TCP's, whose windows open."""
+        """Whether a pair's first messages are slower than later ones: as with TCP, whose window opens."""
         return True
 
     @property
     def mends(self) -> LossRecovery | None:
-        """How it mends losses itself; None where the kernel's TCP does."""
+        """Its own loss recovery; None if the kernel's TCP recovers losses."""
         return None
 
     @property
     def added_subflows(self) -> int:
-        """How many subflows a host's kernel adds to each connection, each to a port more that the listener has."""
+        """The number of subflows that a host's kernel adds to each connection, each to another port of the listener."""
         return 0
 
     def overhead(self, distance: str) -> float:
-        """Of long messages, what the transport itself adds on the network for each byte: headers, acknowledgements."""
+        """Return what the transport adds per byte of long messages: headers, acknowledgements."""
         return 0.0
 
-    def dealing(self, distance: str) -> StripeSettings | None:
-        """How messages are cut and dealt out to connections; None where one carries them all, or the kernel does it."""
+    def stripe_settings(self, distance: str) -> StripeSettings | None:
+        """Return how messages are striped over connections; None for a single connection, or if the kernel does it."""
         return None
 
     def packet(self, mtu_bytes: int) -> Packet | None:
-        """Of long messages, on links of this MTU; None: as TCP's."""
+        """Return a full packet of a long message on links of this MTU; None: the same as TCP's."""
         return None
 
-    def written_above(self, distance: str) -> float:
-        """Which of its messages are large, where it `writes`: of more bytes than these."""
+    def write_threshold_bytes(self, distance: str) -> float:
+        """Return the size in bytes above which messages are large, for a kind that `writes`."""
         return math.inf
 
     @property
-    def granted(self) -> float | None:
-        """Of a receiver's card what it grants its senders, all together, before they send; None where nobody asks."""
+    def granted_share(self) -> float | None:
+        """The share of its card's rate that a receiver grants to all senders together; None if it grants nothing."""
         return None
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """What a byte takes at least on one connection, by rules of the transport's own, such as a window.
+        """Return the least time per byte on one connection by the transport's own rules, such as a window.
 
-        round_trip_s: of a message of so many bytes on the empty path.
+        round_trip_s: the round trip of a message of this many bytes on the empty path.
         """
         return 0.0
 
@@ -186,16 +203,19 @@ class TransportKind(ABC):
 TRANSPORTS: Registry[type[TransportKind]] = Registry(
     "transport", "testbed.comm.transport.kinds", "testbed.transports", derived_from(TransportKind)
 )
-"""All that have a name. Each registers where it stands: `@TRANSPORTS.register("tcp")`."""
+"""All transport kinds by name. Each registers itself in its module: `@TRANSPORTS.register("tcp")`."""
 
 
-def source_of(thing: type) -> Path:
-    """The file that a class stands in."""
+def source_file(thing: type) -> Path:
+    """Return the file in which a class is defined."""
     return Path(getattr(sys.modules[thing.__module__], "__file__", None) or thing.__module__)
 
 
 def transport_kind(name: str, options: Mapping[str, Any]) -> TransportKind:
-    """Of a name, or of FILE.py:NAME. options: emulated. PluginError, with the file's line that raised."""
+    """Return the kind of this name, or of FILE.py:NAME, with emulated options.
+
+    Raises PluginError with file and line.
+    """
     kind = TRANSPORTS.find(name)
-    with attribute_errors(f"transport {name}", source_of(kind)):
+    with attribute_errors(f"transport {name}", source_file(kind)):
         return kind(**options)

@@ -1,4 +1,4 @@
-"""UDP datagrams, whose losses the ranks mend and whose pace they keep, in ways that a scenario chooses."""
+"""The kind `datagram`: UDP datagrams, with the loss recovery and congestion control that the scenario chooses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.spec.scale import Scale
 
 @TRANSPORTS.register("datagram")
 class Datagram(TransportKind):
-    """datagram: the fields of DatagramSettings."""
+    """UDP datagrams. Option `datagram`: the fields of DatagramSettings."""
 
     config_keys = ("datagram",)
     socket_keys = ()
@@ -37,10 +37,10 @@ class Datagram(TransportKind):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """From keys of `transport.datagram` to fields of DatagramSettings; windows shrink as messages do."""
+        """Convert the keys of `transport.datagram` to fields of DatagramSettings. Windows shrink like messages."""
         asked = options["datagram"]
         window = asked["window"]
-        own = DatagramSettings(
+        settings = DatagramSettings(
             recovery=asked["recovery"],
             control=asked["control"],
             **asked["erasure"],
@@ -48,7 +48,7 @@ class Datagram(TransportKind):
             window_bytes=None if window == BDP else max(1, round(scale.emulated_bytes(window))),
             rate_scale=scale.emulated_bps(1.0),
         )
-        return {"datagram": asdict(own)}
+        return {"datagram": asdict(settings)}
 
     def make(
         self,
@@ -62,49 +62,52 @@ class Datagram(TransportKind):
 
     @property
     def warms_up(self) -> bool:
-        """See TransportKind: with controls that find their pace."""
+        """See TransportKind: true for controls that search for their rate."""
         return self.settings.control not in ("none", "window", "credits")
 
     @property
     def mends(self) -> LossRecovery:
         """See TransportKind."""
-        own = self.settings
-        # other controls keep what stands in queues short
-        products, window_bytes = (
-            (WINDOW_PRODUCTS, own.window_bytes) if own.control == "window" else (0.0, None)
+        settings = self.settings
+        # other controls keep queues short
+        bdp_multiple, window_bytes = (
+            (WINDOW_PRODUCTS, settings.window_bytes) if settings.control == "window" else (0.0, None)
         )
         return LossRecovery(
-            own.recovery,
-            own.recovery,
-            own.data,
-            own.parity,
-            own.control == "aimd",
-            products=products,
+            settings.recovery,
+            settings.recovery,
+            settings.data,
+            settings.parity,
+            settings.control == "aimd",
+            bdp_multiple=bdp_multiple,
             window_bytes=window_bytes,
         )
 
     @property
-    def granted(self) -> float | None:
+    def granted_share(self) -> float | None:
         """See TransportKind."""
-        return LOAD if CONTROLS[self.settings.control].grants else None
+        return LOAD if CONTROLS[self.settings.control].uses_grants else None
 
     def channels(self, distance: str) -> int:
-        """One for each path."""
+        """Return the number of paths."""
         return self.settings.paths
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """A path's port, as if it were a connection's."""
+        """Return the key of a path's port, as if it were a connection's."""
         paths = self.settings.paths
         return ConnectionKey(traffic, channel, paths) if paths > 1 else ConnectionKey(traffic)
 
     def overhead(self, distance: str) -> float:
-        """Parity; what headers are more than TCP's is left out, as acknowledgements are."""
+        """Return the share of parity.
+
+        The difference of the headers to TCP's is ignored, and so are acknowledgements.
+        """
         coded = RECOVERIES[self.settings.recovery].code is not None
         return self.settings.parity / self.settings.data if coded else 0.0
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """By a window that the scenario gives."""
-        own = self.settings
-        if own.control != "window" or own.window_bytes is None:
+        """Return the limit by the scenario's window."""
+        settings = self.settings
+        if settings.control != "window" or settings.window_bytes is None:
             return 0.0
-        return round_trip_s(PACKET_BYTES) / own.window_bytes
+        return round_trip_s(PACKET_BYTES) / settings.window_bytes

@@ -1,4 +1,4 @@
-"""One MPTCP connection per pair of ranks and class of traffic, which the kernel spreads over subflows."""
+"""The kind `mptcp`: one MPTCP connection per pair of ranks and class, which the kernel spreads over subflows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from testbed.comm.transport.kinds.tcp import Tcp
 
 @TRANSPORTS.register("mptcp")
 class Mptcp(Tcp):
-    """As TCP to the ranks. What the kernel does not pass on to subflows is not asked of them."""
+    """MPTCP connections, which look like TCP to the ranks.
+
+    Only socket settings that the kernel passes to subflows are allowed.
+    """
 
     config_keys = ("subflows",)
     socket_keys = ("congestion_control",)
     multipath = True
     takes_several_paths = True
-    settles = False  # it shares out by what it remembers of its subflows
+    settles = False  # the kernel distributes data by its history of subflows
 
     def channels(self, distance: str) -> int:
-        """The first subflow, and those that the kernel adds."""
+        """Return the number of subflows: the first, and those that the kernel adds."""
         return int(self.options["subflows"])
 
     @property
     def added_subflows(self) -> int:
-        """All but the first."""
+        """The number of subflows without the first."""
         return int(self.options["subflows"]) - 1

@@ -1,4 +1,4 @@
-"""Reliable connections of RDMA, several per pair of ranks, by soft-RoCE's cards under the virtual clock."""
+"""The kind `rdma`: reliable RDMA connections, several per pair of ranks, on soft-RoCE under the virtual clock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from testbed.comm.transport.wire import ConnectionKey
 from testbed.plugins import PluginError
 from testbed.spec.scale import Scale
 
-MOST_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
+MAX_FAST_BYTES = 8 * 1024  # size of a slot; each rank has hundreds
 
 
 @TRANSPORTS.register("rdma")
 class Rdma(StripingKind):
-    """stripes: as for Spread. rdma: ack_timeout_s, emulated; window_packets."""
+    """RDMA. Options: `stripes`, see StripingKind; `rdma`: ack_timeout_s, emulated; window_packets."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
     socket_keys: ClassVar[tuple[str, ...]] = ()
@@ -41,22 +41,22 @@ class Rdma(StripingKind):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if any(one.together is not None for one in self.stripes.values()):
+        if any(stripes.together is not None for stripes in self.stripes.values()):
             expected = "none: queue pairs have windows of their own"
             raise PluginError(
                 where="transport.stripes", got="together with transport rdma", expected=expected
             )
         self.stripes = {
-            name: replace(one, fast_bytes=min(one.fast_bytes, MOST_FAST_BYTES))
-            for name, one in self.stripes.items()
+            name: replace(stripes, fast_bytes=min(stripes.fast_bytes, MAX_FAST_BYTES))
+            for name, stripes in self.stripes.items()
         }
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """Segments as Spread's; times as all."""
+        """Convert segments like StripingKind, and times like all times."""
         rdma = options["rdma"]
-        own = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
-        return {**super().emulated(options, scale), "rdma": own}
+        scaled = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
+        return {**super().emulated(options, scale), "rdma": scaled}
 
     def make(
         self,
@@ -68,22 +68,22 @@ class Rdma(StripingKind):
         """See TransportKind."""
         name, gid_index = find_card(addresses[rank][0])
         set_window(self.options["rdma"]["window_packets"])
-        largest = max(one.fast_bytes for one in self.stripes.values())
+        largest = max(stripes.fast_bytes for stripes in self.stripes.values())
         timeout_s = self.options["rdma"]["ack_timeout_s"]
         card = VerbsCard(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
         return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """One of the pair's queue pairs; the first is the fast path."""
+        """Return the key of one of the pair's queue pairs; the first is the fast path."""
         return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
 
     def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
-        """Both ends send from the port that stands for the one that would have been dialled, to the same."""
+        """Return the packets' ports: both ends send from the port that represents the dialling port, to ROCE_PORT."""
         return udp_port(dialled), ROCE_PORT
 
     @property
     def mends(self) -> LossRecovery:
-        """See TransportKind: cards go back."""
+        """See TransportKind: cards use go-back-N."""
         timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
         return LossRecovery("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
 
@@ -92,10 +92,10 @@ class Rdma(StripingKind):
         payload = payload_bytes(mtu_bytes)
         return Packet(payload, payload + HEADERS_BYTES)
 
-    def written_above(self, distance: str) -> float:
-        """What the fast path does not take."""
+    def write_threshold_bytes(self, distance: str) -> float:
+        """Return the limit of the fast path."""
         return self.stripes[distance].fast_bytes
 
     def overhead(self, distance: str) -> float:
-        """Announcements, of a header each, and immediates are next to nothing."""
+        """Return the overhead of headers: announcements, of a header each, and immediates are next to nothing."""
         return HEADER.size / self.stripes[distance].segment_bytes

@@ -1,4 +1,4 @@
-"""Several TCP connections per pair of ranks, over which messages are cut and dealt out, by the ranks' distance."""
+"""The kind `striped`: several TCP connections per pair of ranks, with messages striped over them by distance."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from testbed.comm.transport.striped import StripedTransport
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 from testbed.spec.scale import Scale
 
-PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
-SAME_BUILDING = "same_building"  # holds for zones of it of which nothing is said
+PACKET_BYTES = 8 * 1024  # about the payload of a jumbo frame
+SAME_BUILDING = "same_building"  # also applies to zones without settings of their own
 WINDOWS = ("outstanding", "together")  # of StripeSettings
-LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
+MIN_OUTSTANDING = 2  # one segment in flight while another is acknowledged
 
 
 class StripingKind(TransportKind):
-    """What cuts messages and deals them out. stripes: per distance, the fields of StripeSettings."""
+    """A kind that stripes messages. Option `stripes`: the fields of StripeSettings, by distance."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes",)
     takes_several_paths = True
@@ -32,43 +32,43 @@ class StripingKind(TransportKind):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """Segments, and messages that are not cut, shrink as messages do, but packets do not.
+        """Scale segments, and the limit of messages that are not cut, like messages; but packets do not scale.
 
-        Of segments that would be smaller than a packet there are fewer, which may be under way together for as many
-        bytes: each has a header and an acknowledgement, which took a quarter of the network at `size_scale: 2000`.
+        If segments would be smaller than a packet, there are fewer of them, and fewer may be in flight, for the same
+        bytes. Each has a header and an acknowledgement, which took a quarter of the network at `size_scale: 2000`.
         """
-        found = {}
-        for name, said in options["stripes"].items():
-            stripe = said or options["stripes"][SAME_BUILDING]
+        by_distance = {}
+        for name, given in options["stripes"].items():
+            stripe = given or options["stripes"][SAME_BUILDING]
             wanted_bytes = scale.emulated_bytes(stripe["segment_bytes"])
             segment_bytes = max(min(stripe["segment_bytes"], PACKET_BYTES), round(wanted_bytes))
             share = min(1.0, wanted_bytes / segment_bytes)
             fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
-            own = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
+            scaled = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
             for window in WINDOWS:
-                if (most := stripe.get(window)) is not None:
-                    own[window] = max(min(most, LEAST_OUTSTANDING), round(most * share))
-            found[name] = asdict(StripeSettings(**own))
-        return {"stripes": found}
+                if (limit := stripe.get(window)) is not None:
+                    scaled[window] = max(min(limit, MIN_OUTSTANDING), round(limit * share))
+            by_distance[name] = asdict(StripeSettings(**scaled))
+        return {"stripes": by_distance}
 
     def channels(self, distance: str) -> int:
-        """As many as the stripes of that distance say."""
+        """Return the number of connections at that distance."""
         return self.stripes[distance].connections
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """One of the pair's."""
+        """Return the key of one of the pair's connections."""
         return ConnectionKey(traffic, channel, self.channels(distance))
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """By the segments that may be under way; one is acknowledged when all of it has come."""
+        """Return the limit by the segments in flight. A segment is acknowledged once all of it has arrived."""
         stripe = self.stripes[distance]
-        most = min(stripe.outstanding, stripe.together or stripe.outstanding)
-        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * most)
+        in_flight = min(stripe.outstanding, stripe.together or stripe.outstanding)
+        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * in_flight)
 
 
 @TRANSPORTS.register("striped")
 class Striped(StripingKind):
-    """Over TCP."""
+    """Striping over TCP connections."""
 
     modelled = True
 
@@ -82,10 +82,13 @@ class Striped(StripingKind):
         """See TransportKind."""
         return StripedTransport(rank, addresses, settings, lambda peer: self.stripes[distances[peer]])
 
-    def dealing(self, distance: str) -> StripeSettings:
+    def stripe_settings(self, distance: str) -> StripeSettings:
         """See TransportKind."""
         return self.stripes[distance]
 
     def overhead(self, distance: str) -> float:
-        """A segment's header, and its acknowledgement in a packet of its own; as if both ends sent as much."""
+        """Return the share of a segment's header and of its acknowledgement, in a packet of its own.
+
+        Both ends are assumed to send as much.
+        """
         return (2 * FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes

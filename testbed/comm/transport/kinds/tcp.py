@@ -1,4 +1,4 @@
-"""One TCP connection per pair of ranks and class of traffic."""
+"""The kind `tcp`: one TCP connection per pair of ranks and class of traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.comm.transport.tcp import TcpTransport
 
 @TRANSPORTS.register("tcp")
 class Tcp(TransportKind):
-    """One connection per pair, made when first used."""
+    """One connection per pair, made on first use."""
 
     modelled = True
 

@@ -1,6 +1,6 @@
-"""How messages are handed over, on top of any transport: at once, announced and in place, or copied through a window.
+"""Message protocols on top of any transport: eager, rendezvous (in place), or staged (copied through slots).
 
-Each registers under its name in the module where it stands. Without a layer, a transport is eager.
+Each registers under its name in its own module. A transport without a layer is eager.
 """
 
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol, with_protocol

@@ -1,4 +1,4 @@
-"""What a protocol is: a layer on top of a transport, under a name that scenarios use."""
+"""The interface of a message protocol: a layer on top of a transport, under a name that scenarios use."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from testbed.plugins import Registry, derived_from
 
 
 class MessageProtocol(ABC):
-    """How a message gets from the sender's buffer into the receiver's."""
+    """A protocol that moves a message from the sender's buffer into the receiver's."""
 
     modelled: ClassVar[bool] = False
-    """Whether the model of a step knows what it costs; if not, predictions say so."""
+    """Whether the model of a step knows its cost; if not, predictions say so."""
 
     copies: ClassVar[bool] = False
-    """Whether the device copies each byte at both ends: it costs time per byte, and computing some of its speed."""
+    """Whether the device copies each byte at both ends: this costs time per byte, and slows computing down."""
 
     registers: ClassVar[bool] = False
-    """Whether messages go straight from and into ranks' arrays, which have to be registered for that."""
+    """Whether messages go straight from and into ranks' arrays, which must be registered for that."""
 
     @staticmethod
     @abstractmethod
     def over(transport: Transport) -> Transport:
-        """A transport that hands messages over in this way by means of another one."""
+        """Return a transport with this protocol, on top of another one."""
 
     @classmethod
     def through(cls, transport: Transport, slots: Slots) -> Transport:
-        """The same, through these slots where it has any."""
+        """Return a transport with this protocol and these slots, if it has any."""
         return cls.over(transport)
 
 
 PROTOCOLS: Registry[type[MessageProtocol]] = Registry(
     "protocol", "testbed.comm.transport.protocols", "testbed.protocols", derived_from(MessageProtocol)
 )
-"""All that have a name. Each registers where it stands: `@PROTOCOLS.register("staged")`."""
+"""All message protocols by name. Each registers itself in its module: `@PROTOCOLS.register("staged")`."""
 
 
 def with_protocol(transport: Transport, protocol: str, slots: Slots | None = None) -> Transport:
-    """The transport, with messages handed over in this way: a name, or FILE.py:NAME. PluginError for others."""
+    """Return the transport with this protocol: a name, or FILE.py:NAME. Raises PluginError if it is unknown."""
     return PROTOCOLS.find(protocol).through(transport, slots or Slots())

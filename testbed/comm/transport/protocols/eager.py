@@ -1,4 +1,7 @@
-"""Messages that go out at once, and are received in place where their receive was posted in time, else copied."""
+"""The eager protocol: messages are sent at once, and received in place if their receive is posted in time.
+
+Otherwise they are copied.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
 
 @PROTOCOLS.register("eager")
 class Eager(MessageProtocol):
-    """What transports do by themselves."""
+    """The behaviour of transports without a layer."""
 
     modelled = True
 
     @staticmethod
     def over(transport: Transport) -> Transport:
-        """The transport itself."""
+        """Return the transport itself."""
         return transport

@@ -1,89 +1,89 @@
-"""Messages announced by their receivers, and received in place."""
+"""The rendezvous protocol: messages are announced by their receivers, and received in place."""
 
 from __future__ import annotations
 
 from collections import deque
 
 from testbed.comm.transport.base import BEST_EFFORT, Request, TrafficClass, Transport, TransportError
-from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
+from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
 
 
 class RendezvousTransport(Layer):
-    """A receive is announced to the sender, which sends then: every message is received in place, nothing is copied.
+    """Announces receives to the sender, which sends then: every message is received in place, nothing is copied.
 
-    As NCCLX's zero-copy transfers do with their one control message. A receive that is posted early costs nothing; a
-    send that has to wait for one costs a round trip less what is left of it.
+    Like NCCLX's zero-copy transfers with their one control message. A receive that is posted early costs nothing. A
+    send that has to wait for its receive costs up to a round trip.
     """
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._announced: dict[Line, dict[int, int]] = {}  # how many receives by tag wait for a send
-        self._waiting: dict[Line, dict[int, deque[Request]]] = {}  # sends that wait for a receive
+        self._announced: dict[PairKey, dict[int, int]] = {}  # by tag, announced receives without a send
+        self._waiting: dict[PairKey, dict[int, deque[Request]]] = {}  # sends without an announced receive
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport; done only after the peer has asked for it."""
-        self._check(peer, tag)
-        line = (peer, traffic)
+        """See Transport. Done only after the peer has asked for the message."""
+        self._check_address(peer, tag)
+        pair = (peer, traffic)
         request = Request("send", peer, tag, view)
-        error = self._listen(line)
-        self._catch_up()
-        announced = self._announced.setdefault(line, {})
+        error = self._listen_for_notes(pair)
+        self._run_deferred()
+        announced = self._announced.setdefault(pair, {})
         if announced.get(tag):
             announced[tag] -= 1
             if not announced[tag]:
                 del announced[tag]
-            self._end_as(request, self.inner.isend(peer, tag, view, traffic))
-            self._catch_up()
+            self._complete_with(request, self.inner.isend(peer, tag, view, traffic))
+            self._run_deferred()
         elif error is not None:
             request.fail(error)
         else:
-            self._waiting.setdefault(line, {}).setdefault(tag, deque()).append(request)
+            self._waiting.setdefault(pair, {}).setdefault(tag, deque()).append(request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
-        self._check(peer, tag)
+        self._check_address(peer, tag)
         request = self.inner.irecv(peer, tag, view, traffic)
         if not request.done:
-            self._note((peer, traffic), tag, len(view))
+            self._send_note((peer, traffic), tag, len(view))
         return request
 
     @property
-    def unfinished(self) -> bool:
+    def has_waiting_sends(self) -> bool:
         """See Layer."""
         return any(self._waiting.values())
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
-        """A receive of this tag has been posted."""
-        waiting = self._waiting.get(line, {})
+    def on_note(self, pair: PairKey, tag: int, number: int) -> None:
+        """Handle that the peer has posted a receive of this tag."""
+        waiting = self._waiting.get(pair, {})
         queue = waiting.get(tag)
         if queue is None:
-            announced = self._announced.setdefault(line, {})
-            if len(announced) < MOST_NOTES:
+            announced = self._announced.setdefault(pair, {})
+            if len(announced) < MAX_PENDING_NOTES:
                 announced[tag] = announced.get(tag, 0) + 1
             return
         request = queue.popleft()
         if not queue:
             del waiting[tag]
-        self._end_as(request, self.inner.isend(line[0], tag, request.view, line[1]))
+        self._complete_with(request, self.inner.isend(pair[0], tag, request.view, pair[1]))
 
     def forget(self, peer: int) -> None:
         """See Layer."""
         super().forget(peer)
-        for line in [line for line in self._announced if line[0] == peer]:
-            del self._announced[line]
+        for pair in [pair for pair in self._announced if pair[0] == peer]:
+            del self._announced[pair]
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
-        """Nobody will ask for what waits."""
-        for queue in self._waiting.pop(line, {}).values():
+    def on_lost(self, pair: PairKey, error: TransportError) -> None:
+        """Fail waiting sends: nobody will ask for them."""
+        for queue in self._waiting.pop(pair, {}).values():
             for request in queue:
                 request.fail(error)
 
 
 @PROTOCOLS.register("rendezvous")
 class Rendezvous(MessageProtocol):
-    """A message goes out when its receive was announced, straight into it."""
+    """Sends a message when its receive was announced, straight into the receiver's buffer."""
 
     modelled = True
     registers = True

@@ -1,4 +1,4 @@
-"""Messages in chunks, copied through a window of slots."""
+"""The staged protocol: messages in chunks, copied through a window of slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.comm.transport.base import (
     check_writable,
 )
 from testbed.comm.transport.host_costs import Slots
-from testbed.comm.transport.layers import MOST_NOTES, Layer, Line
+from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.mailbox import WrongLength, wrong_length
 from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
 
@@ -25,13 +25,18 @@ _PREFIX = struct.Struct("<Q")
 
 
 class StagedTransport(Layer):
-    """Messages go in chunks through slots: copied into one at the sender, out of one at the receiver, which frees it.
+    """Sends messages in chunks, copied into a slot at the sender and out of one at the receiver, which frees it.
 
-    As NCCL's copy-based transfers, whose slots are a window: no more than slots x chunk bytes of a message are under
-    way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. announced: slots
-    are free once the receiver waits for the message, as those of NCCL's network plugins are, else from the beginning;
-    then messages of a tag that are waited for have the slots together, in their order. After a message of more than a
-    chunk that did not fit its receive, what comes with the same tag makes no sense.
+    As in NCCL's copy-based transfers, the slots are a window: at most slots x chunk bytes of a message are in flight.
+    The default `chunk_bytes` is that of NCCLX's FIFO. Each chunk carries the message's length, 8 bytes. After a
+    message of more than a chunk that did not fit its receive, later messages of the same tag are garbled.
+
+    Args:
+        inner: The transport.
+        chunk_bytes: Size of a slot.
+        slots: The number of slots.
+        announced: Slots become free once the receiver waits for the message, as with NCCL's network plugins;
+            otherwise they are free from the start. Announced messages of one tag share the slots, in order.
     """
 
     def __init__(
@@ -41,78 +46,82 @@ class StagedTransport(Layer):
         self.chunk_bytes = chunk_bytes
         self.slots = slots
         self.announced = announced
-        # by line and tag, of which slots the receiver has said that they are free, and no chunk has gone into yet
-        self._free: Counter[tuple[Line, int]] = Counter()
-        # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
-        self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
-        self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
-        self._windows: dict[tuple[Line, int], _Window] = {}  # where slots are announced
-        # whole messages, and prefixes as headers
+        # by pair and tag: slots that are free for the next chunks
+        self._free: Counter[tuple[PairKey, int]] = Counter()
+        # by pair and tag: messages with chunks to send or receive, in order
+        self._sends: dict[tuple[PairKey, int], deque[_Chunks]] = {}
+        self._receives: dict[tuple[PairKey, int], deque[_Chunks]] = {}
+        self._windows: dict[tuple[PairKey, int], _Window] = {}  # only if slots are announced
+        # of whole messages, and of chunks
         self._tally = {peer: PeerCounters() for peer in inner.counters}
         self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
-        self._check(peer, tag)
-        line = (peer, traffic)
+        self._check_address(peer, tag)
+        pair = (peer, traffic)
         chunks = _Chunks(Request("send", peer, tag, view), self.chunk_bytes)
-        error = self._listen(line) if self.announced or chunks.count > self.slots else None
+        error = self._listen_for_notes(pair) if self.announced or chunks.count > self.slots else None
         if error is not None:
             chunks.end(error)
             return chunks.request
-        queue = self._sends.setdefault((line, tag), deque())
+        queue = self._sends.setdefault((pair, tag), deque())
         queue.append(chunks)
         if len(queue) == 1:
-            self._begin_send(line, tag)
-        self._catch_up()
+            self._begin_send(pair, tag)
+        self._run_deferred()
         return chunks.request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
-        self._check(peer, tag)
+        self._check_address(peer, tag)
         check_writable(view)
-        line = (peer, traffic)
+        pair = (peer, traffic)
         chunks = _Chunks(Request("recv", peer, tag, view), self.chunk_bytes)
-        queue = self._receives.setdefault((line, tag), deque())
+        queue = self._receives.setdefault((pair, tag), deque())
         queue.append(chunks)
         if self.announced:
-            window = self._windows.setdefault((line, tag), _Window())
+            window = self._windows.setdefault((pair, tag), _Window())
             window.waiting += chunks.count
-            self._announce(line, tag)
+            self._announce(pair, tag)
         if len(queue) == 1:
-            self._begin_receive(line, tag)
-        self._catch_up()
+            self._begin_receive(pair, tag)
+        self._run_deferred()
         return chunks.request
 
     @property
-    def unfinished(self) -> bool:
+    def has_waiting_sends(self) -> bool:
         """See Layer."""
         return bool(self._sends)
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
-        """See Layer; prefixes count as headers."""
-        found = {}
+        """See Layer. Prefixes count as headers."""
+        counters = {}
         for peer, raw in super().counters.items():
-            whole, chunks = self._tally[peer], self._chunk_tally[peer]
+            messages, chunks = self._tally[peer], self._chunk_tally[peer]
             sent, received = _PREFIX.size * chunks.messages_sent, _PREFIX.size * chunks.messages_received
-            found[peer] = replace(
+            counters[peer] = replace(
                 raw,
-                messages_sent=raw.messages_sent - chunks.messages_sent + whole.messages_sent,
-                messages_received=raw.messages_received - chunks.messages_received + whole.messages_received,
+                messages_sent=raw.messages_sent - chunks.messages_sent + messages.messages_sent,
+                messages_received=raw.messages_received
+                - chunks.messages_received
+                + messages.messages_received,
                 bytes_sent=raw.bytes_sent - sent,
                 bytes_received=raw.bytes_received - received,
                 header_bytes_sent=raw.header_bytes_sent + sent,
                 header_bytes_received=raw.header_bytes_received + received,
             )
-        return found
+        return counters
 
-    def on_note(self, line: Line, tag: int, number: int) -> None:
-        """The receiver has freed slots, of the oldest message of this tag that waits for one."""
-        key = line, tag
-        if key in self._sends or (self.announced and (key in self._free or len(self._free) < MOST_NOTES)):
+    def on_note(self, pair: PairKey, tag: int, number: int) -> None:
+        """Handle freed slots, for the oldest message of this tag that waits for one."""
+        key = pair, tag
+        if key in self._sends or (
+            self.announced and (key in self._free or len(self._free) < MAX_PENDING_NOTES)
+        ):
             self._free[key] += number
-            self._fill_slots(line, tag)
+            self._fill_slots(pair, tag)
 
     def forget(self, peer: int) -> None:
         """See Layer."""
@@ -120,41 +129,41 @@ class StagedTransport(Layer):
         for key in [key for key in self._free if key[0][0] == peer]:
             del self._free[key]
 
-    def on_lost(self, line: Line, error: TransportError) -> None:
-        """No slot will become free."""
-        for other, tag in [key for key in self._sends if key[0] == line]:
+    def on_lost(self, pair: PairKey, error: TransportError) -> None:
+        """Fail waiting sends: no slot will become free."""
+        for other, tag in [key for key in self._sends if key[0] == pair]:
             for chunks in self._sends.pop((other, tag)):
                 chunks.end(error)
 
     # ---- sending
 
-    def _begin_send(self, line: Line, tag: int) -> None:
-        """The first message of this tag in turn has all slots."""
+    def _begin_send(self, pair: PairKey, tag: int) -> None:
+        """Give all slots to the first message of this tag."""
         if not self.announced:
-            self._free[line, tag] = min(self.slots, self._sends[line, tag][0].count)
-        self._fill_slots(line, tag)
+            self._free[pair, tag] = min(self.slots, self._sends[pair, tag][0].count)
+        self._fill_slots(pair, tag)
 
-    def _fill_slots(self, line: Line, tag: int) -> None:
-        queue = self._sends.get((line, tag))
-        while queue and self._free[line, tag]:
-            self._free[line, tag] -= 1
-            self._send_chunk(line, queue[0])
-            self._next_send(line, tag)
-            queue = self._sends.get((line, tag))
-        if not self._free[line, tag]:
-            del self._free[line, tag]
+    def _fill_slots(self, pair: PairKey, tag: int) -> None:
+        queue = self._sends.get((pair, tag))
+        while queue and self._free[pair, tag]:
+            self._free[pair, tag] -= 1
+            self._send_chunk(pair, queue[0])
+            self._next_send(pair, tag)
+            queue = self._sends.get((pair, tag))
+        if not self._free[pair, tag]:
+            del self._free[pair, tag]
 
-    def _next_send(self, line: Line, tag: int) -> None:
-        queue = self._sends.get((line, tag))
+    def _next_send(self, pair: PairKey, tag: int) -> None:
+        queue = self._sends.get((pair, tag))
         if queue and queue[0].begun == queue[0].count:
             queue.popleft()
             if queue:
-                self._begin_send(line, tag)
+                self._begin_send(pair, tag)
             else:
-                del self._sends[line, tag]
+                del self._sends[pair, tag]
 
-    def _send_chunk(self, line: Line, chunks: _Chunks) -> None:
-        peer, traffic = line
+    def _send_chunk(self, pair: PairKey, chunks: _Chunks) -> None:
+        peer, traffic = pair
         request = chunks.request
         start, end = chunks.next_bounds()
         slot = bytearray(_PREFIX.size + end - start)
@@ -162,7 +171,7 @@ class StagedTransport(Layer):
         slot[_PREFIX.size :] = request.view[start:end]
         self._copied[peer] += end - start
 
-        def sent(inner: Request) -> None:
+        def on_sent(inner: Request) -> None:
             if inner.error is not None:
                 chunks.end(inner.error)
                 return
@@ -172,43 +181,43 @@ class StagedTransport(Layer):
                 self._tally[peer].messages_sent += 1
                 chunks.end(None)
 
-        self._after(self.inner.isend(peer, request.tag, memoryview(slot), traffic), sent)
+        self._when_done(self.inner.isend(peer, request.tag, memoryview(slot), traffic), on_sent)
 
     # ---- receiving
 
-    def _begin_receive(self, line: Line, tag: int) -> None:
-        """The first chunk tells whether the message is what is expected; then there is room for others."""
-        chunks = self._receives[line, tag][0]
-        self._receive_chunk(line, chunks)
-        self._next_receive(line, tag)
+    def _begin_receive(self, pair: PairKey, tag: int) -> None:
+        """Receive the first chunk, which says whether the message has the expected length. Then others follow."""
+        chunks = self._receives[pair, tag][0]
+        self._receive_chunk(pair, chunks)
+        self._next_receive(pair, tag)
 
-    def _announce(self, line: Line, tag: int) -> None:
-        """Say of as many slots as there are that they are free, for chunks that are waited for."""
-        window = self._windows[line, tag]
+    def _announce(self, pair: PairKey, tag: int) -> None:
+        """Announce free slots for chunks that are waited for."""
+        window = self._windows[pair, tag]
         number = min(window.waiting, self.slots - window.free)
         if number > 0:
             window.waiting -= number
             window.free += number
-            self._note(line, tag, number)
+            self._send_note(pair, tag, number)
         if not window.free:
-            del self._windows[line, tag]
+            del self._windows[pair, tag]
 
-    def _next_receive(self, line: Line, tag: int) -> None:
-        queue = self._receives.get((line, tag))
+    def _next_receive(self, pair: PairKey, tag: int) -> None:
+        queue = self._receives.get((pair, tag))
         if queue and (queue[0].begun == queue[0].count or queue[0].request.done):
             queue.popleft()
             if queue:
-                self._begin_receive(line, tag)
+                self._begin_receive(pair, tag)
             else:
-                del self._receives[line, tag]
+                del self._receives[pair, tag]
 
-    def _receive_chunk(self, line: Line, chunks: _Chunks) -> None:
-        peer, traffic = line
+    def _receive_chunk(self, pair: PairKey, chunks: _Chunks) -> None:
+        peer, traffic = pair
         request = chunks.request
         start, end = chunks.next_bounds()
         slot = bytearray(_PREFIX.size + end - start)
 
-        def come(inner: Request) -> None:
+        def on_received(inner: Request) -> None:
             error = inner.error
             total = _PREFIX.unpack_from(slot)[0] if error is None else 0
             if isinstance(error, WrongLength):
@@ -218,7 +227,7 @@ class StagedTransport(Layer):
                 error = wrong_length(self.rank, peer, request.tag, total, len(request.view))
             if error is not None or request.done:
                 chunks.end(error)
-                self._next_receive(line, request.tag)
+                self._next_receive(pair, request.tag)
                 return
             if end > start:
                 request.view[start:end] = memoryview(slot)[_PREFIX.size :]
@@ -226,30 +235,30 @@ class StagedTransport(Layer):
             self._chunk_tally[peer].messages_received += 1
             chunks.done += 1
             if self.announced:
-                self._windows[line, request.tag].free -= 1
-                self._announce(line, request.tag)
-            elif chunks.done <= chunks.count - self.slots:  # the sender waits for a slot
-                self._note(line, request.tag, 1)
+                self._windows[pair, request.tag].free -= 1
+                self._announce(pair, request.tag)
+            elif chunks.done <= chunks.count - self.slots:  # the sender waits for this slot
+                self._send_note(pair, request.tag, 1)
             while chunks.begun < chunks.count and chunks.begun - chunks.done < self.slots:
-                self._receive_chunk(line, chunks)
-            self._next_receive(line, request.tag)
+                self._receive_chunk(pair, chunks)
+            self._next_receive(pair, request.tag)
             if chunks.done == chunks.count:
                 self._tally[peer].messages_received += 1
                 chunks.end(None)
 
-        self._after(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), come)
+        self._when_done(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), on_received)
 
 
 @dataclass
 class _Window:
-    """Of one tag: chunks that are waited for and have no slot yet; slots that are free, or filled and not read."""
+    """Announced slots of one tag: chunks that wait for a slot; slots that are free, or filled and not read."""
 
     waiting: int = 0
     free: int = 0
 
 
 class _Chunks:
-    """A message cut in chunks: how many have begun their way, how many have ended it."""
+    """A message in chunks: how many have been started, and how many are done."""
 
     def __init__(self, request: Request, chunk_bytes: int) -> None:
         self.request = request
@@ -259,13 +268,13 @@ class _Chunks:
         self._chunk_bytes = chunk_bytes
 
     def next_bounds(self) -> tuple[int, int]:
-        """Offsets of the next chunk."""
+        """Return start and end of the next chunk."""
         start = self.begun * self._chunk_bytes
         self.begun += 1
         return start, min(start + self._chunk_bytes, len(self.request.view))
 
     def end(self, error: TransportError | None) -> None:
-        """The request is over; only the first call counts."""
+        """Complete or fail the request; only the first call has an effect."""
         if self.request.done:
             return
         if error is not None:
@@ -276,7 +285,7 @@ class _Chunks:
 
 @PROTOCOLS.register("staged")
 class Staged(MessageProtocol):
-    """Messages go in chunks, copied through a window of slots."""
+    """Copies messages in chunks through a window of slots."""
 
     modelled = True
     copies = True

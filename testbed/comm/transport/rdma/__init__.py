@@ -1,4 +1,4 @@
-"""Messages over RDMA: reliable connections whose losses the network card mends, by going back to what was lost.
+"""Messages over RDMA: reliable connections, whose network card recovers losses by go-back-N.
 
-`verbs` says what of a card is needed, `card` is one over pyverbs, `pair` is all queue pairs with one peer.
+`verbs` is the interface of a card, `card` implements it with pyverbs, `pair` has all queue pairs with one peer.
 """

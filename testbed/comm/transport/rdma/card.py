@@ -1,6 +1,6 @@
-"""A rank's card, over pyverbs: soft-RoCE's, or any that libibverbs knows, told by the address of its interface.
+"""A rank's network card over pyverbs: soft-RoCE, or any card of libibverbs, found by the address of its interface.
 
-Completions are events of a channel: a program that looks for them again and again would hold up the virtual clock.
+Completions are events of a channel: busy polling would hold up the virtual clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testbed.comm.transport.rdma.verbs import (
 )
 from testbed.comm.transport.rdma.wire import Immediate, flow_label, pack_immediate
 
-# of infiniband/verbs.h
+# from infiniband/verbs.h
 _RELIABLE = 2  # IBV_QPT_RC
 _LOCAL_WRITE, _REMOTE_WRITE = 1, 2  # IBV_ACCESS_...
 _WRITE_IMM, _SEND_IMM = 1, 3  # IBV_WR_...
@@ -36,34 +36,38 @@ _RECV, _RECV_WRITE = 128, 129  # IBV_WC_...
 _FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR
 _STATUS = {
     4: "a local protection error",
-    5: "its work was flushed",
-    9: "the peer takes no such request",
-    10: "the peer does not let this memory be written",
-    11: "the peer could not do it",
-    12: "sent again and again, never acknowledged",
-    13: "the peer has no room to receive, again and again",
+    5: "the work request was flushed",
+    9: "the peer rejected the request as invalid",
+    10: "the peer denied access to its memory",
+    11: "the peer failed to complete the request",
+    12: "retries exhausted without an acknowledgement",
+    13: "retries exhausted: the peer was not ready to receive",
 }
 _ACK_UNIT_S = 4.096e-6
-_MOST_EXPONENT = 31
-_RETRIES = _FOR_EVER = 7  # the most; of a receiver without room it means for ever
-_LEAST_RNR_TIMER = 1  # 10 us
+_MAX_EXPONENT = 31
+_RETRIES = _UNLIMITED = 7  # the maximum; for RNR retries it means unlimited
+_MIN_RNR_TIMER = 1  # 10 us
 _COMPLETIONS = 1 << 14
-_AT_ONCE = 64
-_WRITES = 1 << 32  # numbers of work from here on are writes, below slots
+_POLL_BATCH = 64
+_WRITES = 1 << 32  # work request ids from here on are writes, below are slots
 
-# of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
+# the fields of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
 _COUNTERS = ("rcvd_pkts", "completer_retry_err", "out_of_seq_request", "duplicate_request")
 
-_making = threading.Lock()  # descriptors of completion channels are told by what is new
+_opening = threading.Lock()  # completion channels are found by comparing open descriptors
 
 
 @dataclass(frozen=True)
 class CardSettings:
-    """name: the device's. gid_index: of its port's addresses.
+    """Settings of a card.
 
-    slot_bytes: of a small message with its header. slots: that it is received into, and as many from which it is sent.
-    writes: of peers that may come before this rank has looked. ack_timeout_s: until what is not acknowledged is sent
-    again; cards know powers of two of 4.096 us.
+    Attributes:
+        name: The device's.
+        gid_index: Index of the address at its port.
+        slot_bytes: Size of a small message with its header.
+        slots: Receive slots, and as many send slots.
+        writes: Writes of peers that may arrive before this rank polls.
+        ack_timeout_s: Time until unacknowledged packets are resent. Cards round it up to a power of two of 4.096 us.
     """
 
     name: str
@@ -75,19 +79,22 @@ class CardSettings:
 
 
 def timeout_exponent(timeout_s: float) -> int:
-    """The least time that a card knows and that is not less. 0 is for ever, to a card, and never given."""
+    """Return the exponent of a card's smallest timeout that is not less.
+
+    An exponent of 0, which is never returned, means no timeout.
+    """
     return next(
-        (n for n in range(1, _MOST_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MOST_EXPONENT
+        (n for n in range(1, _MAX_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MAX_EXPONENT
     )
 
 
 def ack_timeout_s(timeout_s: float) -> float:
-    """What a card makes of it."""
+    """Return the timeout that a card uses, in seconds."""
     return math.ldexp(_ACK_UNIT_S, timeout_exponent(timeout_s))
 
 
 class VerbsCard:
-    """See verbs.Card. TransportError where there is none."""
+    """An implementation of verbs.Card. Raises TransportError if there is no such card."""
 
     def __init__(self, settings: CardSettings) -> None:
         self.settings = settings
@@ -107,34 +114,34 @@ class VerbsCard:
             count = settings.slots
             self._memory = memoryview(private_memory(2 * count * self.slot_bytes))
             self._base = buffer_address(self._memory)
-            self._known = mr.MR(self._domain, len(self._memory), _LOCAL_WRITE, address=self._base)
-            # small messages into slots; writes of peers take nothing but the event
+            self._region = mr.MR(self._domain, len(self._memory), _LOCAL_WRITE, address=self._base)
+            # small messages go into slots; writes of peers consume only a receive request
             self._small = srq.SRQ(self._domain, srq.SrqInitAttr(srq.SrqAttr(max_wr=count, max_sge=1)))
             self._written = srq.SRQ(
                 self._domain, srq.SrqInitAttr(srq.SrqAttr(max_wr=settings.writes, max_sge=1))
             )
-        except Exception as error:  # whatever pyverbs raises
+        except Exception as error:  # pyverbs raises several types
             raise TransportError(f"RDMA device {settings.name}: {error}") from None
         for number in range(count):
             self.free(number)
-        # a write puts nothing there, but pyverbs wants a place
-        self._nothing = wr.RecvWR(wr_id=0, num_sge=1, sg=[wr.SGE(self._base, 1, self._known.lkey)])
+        # a write uses no receive buffer, but pyverbs requires one
+        self._empty_receive = wr.RecvWR(wr_id=0, num_sge=1, sg=[wr.SGE(self._base, 1, self._region.lkey)])
         for _ in range(settings.writes):
-            self._written.post_recv(self._nothing)
-        self._unsent = list(range(count, 2 * count))  # slots to send from
-        self._sending: dict[int, int] = {}  # those that are under way, by queue pair
+            self._written.post_recv(self._empty_receive)
+        self._unsent = list(range(count, 2 * count))  # free send slots
+        self._sending: dict[int, int] = {}  # send slots in flight, with their queue pair
 
     def _open(self, device: Any, cq: Any) -> None:
-        """The device, and a channel of completions; a device has such a descriptor, too."""
-        with _making:
+        """Open the device and a completion channel. The device has such a descriptor, too."""
+        with _opening:
             self._context = device.Context(name=self.settings.name)
             before = _event_descriptors()
             self._channel = cq.CompChannel(self._context)
             (self._fileno,) = _event_descriptors() - before
 
     def _make_queue(self, cq: Any) -> None:
-        self._news = select.poll()
-        self._news.register(self._fileno, select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(self._fileno, select.POLLIN)
         self._queue = cq.CQ(self._context, _COMPLETIONS, None, self._channel, 0)
         self._queue.req_notify()
 
@@ -157,7 +164,7 @@ class VerbsCard:
         if body:
             self._memory[start + len(header) : start + size_bytes] = body
         assert isinstance(queue_pair, VerbsQueuePair)
-        piece = self._wr.SGE(self._base + start, size_bytes, self._known.lkey)
+        piece = self._wr.SGE(self._base + start, size_bytes, self._region.lkey)
         queue_pair.post(_SEND_IMM, slot, piece, pack_immediate(Immediate(fast=True)))
         return True
 
@@ -177,31 +184,33 @@ class VerbsCard:
 
     def free(self, number: int) -> None:
         """See Card."""
-        piece = self._wr.SGE(self._base + number * self.slot_bytes, self.slot_bytes, self._known.lkey)
+        piece = self._wr.SGE(self._base + number * self.slot_bytes, self.slot_bytes, self._region.lkey)
         self._small.post_recv(self._wr.RecvWR(wr_id=number, num_sge=1, sg=[piece]))
 
     def completions(self) -> list[Completion]:
         """See Card."""
-        if self._news.poll(0):  # ask for the next event before looking, so that none is missed
+        if self._poll.poll(0):  # request the next event before polling, so that none is missed
             self._channel.get_cq_event(self._queue)
             self._queue.ack_events(1)
             self._queue.req_notify()
-        found: list[Completion] = []
+        completions: list[Completion] = []
         while True:
-            count, entries = self._queue.poll(_AT_ONCE)
-            found += [one for entry in entries if (one := self._completion(entry)) is not None]
-            if count < _AT_ONCE:
-                return found
+            count, entries = self._queue.poll(_POLL_BATCH)
+            completions += [
+                completion for entry in entries if (completion := self._completion(entry)) is not None
+            ]
+            if count < _POLL_BATCH:
+                return completions
 
     def _completion(self, entry: Any) -> Completion | None:
         failed = _STATUS.get(entry.status, f"status {entry.status}") if entry.status else ""
         if entry.opcode & _RECV and not failed:
             if entry.opcode == _RECV_WRITE:
-                self._written.post_recv(self._nothing)
+                self._written.post_recv(self._empty_receive)
                 immediate = socket.ntohl(entry.imm_data)
                 return Completion(WRITTEN, entry.qp_num, 0, immediate, entry.byte_len)
             return Completion(RECEIVED, entry.qp_num, entry.wr_id, 0, entry.byte_len)
-        if entry.status == _FLUSHED:  # what waited when a queue pair ended
+        if entry.status == _FLUSHED:  # was queued when the queue pair was closed
             return None
         if entry.wr_id < _WRITES:
             if self._sending.pop(entry.wr_id, None) is None:
@@ -210,8 +219,8 @@ class VerbsCard:
             return Completion(SENT, entry.qp_num, 0, failed=failed)
         return Completion(SENT, entry.qp_num, entry.wr_id - _WRITES, failed=failed)
 
-    def ended(self, queue_pair: int) -> None:
-        """Of what it had under way nothing more is heard."""
+    def drop_sends(self, queue_pair: int) -> None:
+        """Release the send slots of a closed queue pair: their completions will not come."""
         for slot in [slot for slot, sender in self._sending.items() if sender == queue_pair]:
             del self._sending[slot]
             self._unsent.append(slot)
@@ -228,23 +237,23 @@ class VerbsCard:
         """See Card."""
         if self._fileno >= 0:
             self._fileno = -1
-            self._context.close()  # and all that was made of it
+            self._context.close()  # and everything created from it
 
 
 class VerbsRegion:
-    """See verbs.Region."""
+    """An implementation of verbs.Region."""
 
     def __init__(self, made: Any) -> None:
-        self._made = made
+        self._pyverbs = made
         self.key, self.remote_key = int(made.lkey), int(made.rkey)
 
     def close(self) -> None:
         """See Region."""
-        self._made.close()
+        self._pyverbs.close()
 
 
 class VerbsQueuePair:
-    """See verbs.QueuePair."""
+    """An implementation of verbs.QueuePair."""
 
     def __init__(self, card: VerbsCard, receives: Any, depth: int, port: int, dscp: int) -> None:
         qp = import_pyverbs("qp")
@@ -258,10 +267,10 @@ class VerbsQueuePair:
             sq_sig_all=1,
         )
         try:
-            self._made = qp.QP(card._domain, settings)
+            self._pyverbs = qp.QP(card._domain, settings)
         except Exception as error:
             raise TransportError(f"RDMA device {card.settings.name}: a queue pair: {error}") from None
-        self.number = int(self._made.qp_num)
+        self.number = int(self._pyverbs.qp_num)
 
     @property
     def address(self) -> Address:
@@ -285,11 +294,11 @@ class VerbsQueuePair:
             wanted.dest_qp_num = peer.number
             wanted.path_mtu = card._mtu
             wanted.max_rd_atomic = wanted.max_dest_rd_atomic = 1
-            wanted.min_rnr_timer = _LEAST_RNR_TIMER
+            wanted.min_rnr_timer = _MIN_RNR_TIMER
             wanted.timeout = timeout_exponent(card.settings.ack_timeout_s)
-            wanted.retry_cnt, wanted.rnr_retry = _RETRIES, _FOR_EVER
+            wanted.retry_cnt, wanted.rnr_retry = _RETRIES, _UNLIMITED
             wanted.ah_attr = addr.AHAttr(port_num=1, is_global=True, gr=route, dlid=0)
-            self._made.to_rts(wanted)
+            self._pyverbs.to_rts(wanted)
         except Exception as error:
             raise TransportError(f"RDMA device {card.settings.name}: connecting: {error}") from None
 
@@ -303,7 +312,7 @@ class VerbsQueuePair:
     def post(
         self, kind: int, number: int, piece: Any, immediate: int, into: tuple[int, int] | None = None
     ) -> None:
-        """One piece of work, with an immediate; into: a peer's memory, by key and address."""
+        """Post a work request with an immediate. into: key and address of a peer's memory."""
         work = self._card._wr.SendWR(
             wr_id=number,
             opcode=kind,
@@ -314,21 +323,21 @@ class VerbsQueuePair:
         )
         if into is not None:
             work.set_wr_rdma(*into)
-        self._made.post_send(work)
+        self._pyverbs.post_send(work)
 
     def close(self) -> None:
         """See QueuePair."""
-        self._made.close()
-        self._card.ended(self.number)
+        self._pyverbs.close()
+        self._card.drop_sends(self.number)
 
 
 def _event_descriptors() -> set[int]:
-    """Completion channels of this process: pyverbs does not tell their descriptors."""
-    found = set()
+    """Return the descriptors of this process's completion channels, which pyverbs does not expose."""
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[infinibandevent]":
-                found.add(int(name))
+                descriptors.add(int(name))
         except OSError:
             pass
-    return found
+    return descriptors

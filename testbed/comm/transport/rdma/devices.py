@@ -1,4 +1,8 @@
-"""Which of a machine's cards with verbs is a rank's: the one that has its address."""
+"""RDMA devices of this host: finding the card that has a rank's address, and importing pyverbs.
+
+pyverbs is taken from this Python's own packages, or else from those of the distribution, for whose Python it is
+built.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from testbed.comm.transport.base import TransportError
 
 DEVICES = Path("/sys/class/infiniband")
 WINDOW = Path("/sys/module/rdma_rxe/parameters/max_unacked_psns")
-_APPEARS_S, _LOOK_S = 2.0, 0.002  # a card takes an interface's addresses when the kernel finds time
-_MOST_ADDRESSES = 4
+_APPEARS_S, _LOOK_S = 2.0, 0.002  # the kernel adds an interface's addresses to its card asynchronously
+_MAX_ADDRESSES = 4
 
-_known: dict[str, tuple[str, int]] = {}  # for all ranks of a process
+_known: dict[str, tuple[str, int]] = {}  # a cache for all ranks of a process
 
 
 def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) -> tuple[str, int]:
-    """The name of the card with this IPv4 address, and the address's index on it. TransportError."""
+    """Return the name of the card with this IPv4 address, and the index of the address on it. Raises TransportError."""
     deadline_s = time.monotonic() + patience_s
     while ip not in _known:
         _known.update(_addresses(devices))
@@ -36,23 +40,23 @@ def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) 
 
 
 def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
-    """All IPv4 addresses of all cards, which stand there as mapped ones of IPv6."""
-    found: dict[str, tuple[str, int]] = {}
+    """Return all IPv4 addresses of all cards; the cards list them as mapped IPv6 addresses."""
+    addresses: dict[str, tuple[str, int]] = {}
     for device in sorted(devices.iterdir()) if devices.exists() else ():
-        for index in range(_MOST_ADDRESSES):
+        for index in range(_MAX_ADDRESSES):
             try:
                 gid = (device / "ports/1/gids" / str(index)).read_text().strip()
                 kind = (device / "ports/1/gid_attrs/types" / str(index)).read_text().strip()
                 mapped = ipaddress.IPv6Address(gid).ipv4_mapped
-            except (OSError, ValueError):  # none of that number
+            except (OSError, ValueError):  # no address with this index
                 continue
             if mapped is not None and kind == "RoCE v2":
-                found[str(mapped)] = device.name, index
-    return found
+                addresses[str(mapped)] = device.name, index
+    return addresses
 
 
 def set_window(packets: int) -> None:
-    """How many packets each queue pair may have under way, of all cards of this kernel. TransportError."""
+    """Set how many packets each queue pair may have in flight, on all cards of this kernel. Raises TransportError."""
     try:
         if int(WINDOW.read_text()) != packets:
             WINDOW.write_text(f"{packets}\n")
@@ -61,21 +65,21 @@ def set_window(packets: int) -> None:
 
 
 PACKAGED = Path("/usr/lib/python3/dist-packages/pyverbs/__init__.py")
-LACKING = "RDMA needs pyverbs, libibverbs and its providers (Debian: python3-pyverbs ibverbs-providers)"
+MISSING = "RDMA needs pyverbs, libibverbs and its providers (Debian: python3-pyverbs ibverbs-providers)"
 
 
 def import_pyverbs(module: str) -> ModuleType:
-    """One of its modules. ImportError says what is lacking."""
+    """Import one of pyverbs' modules. The ImportError says what to install."""
     try:
         if "pyverbs" not in sys.modules and importlib.util.find_spec("pyverbs") is None:
-            _take_packaged()
+            _import_packaged()
         return importlib.import_module(f"pyverbs.{module}")
     except ImportError as error:
-        raise ImportError(f"{LACKING}: {error}") from None
+        raise ImportError(f"{MISSING}: {error}") from None
 
 
-def _take_packaged() -> None:
-    """Of the distribution's packages this one alone: others would come before this Python's own."""
+def _import_packaged() -> None:
+    """Import only this one of the distribution's packages: its others would take precedence over this Python's own."""
     if not PACKAGED.exists():
         raise ImportError(f"no {PACKAGED.parent}")
     spec = importlib.util.spec_from_file_location(

@@ -1,4 +1,4 @@
-"""The fast path of a pair: one queue pair for small messages, and for all that peers say about large ones."""
+"""The fast path of a pair: one queue pair for small messages, and for all control frames of large ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testbed.comm.transport.rdma.wire import Frame, pack_frame
 
 
 class FastPath:
-    """What is said before there is a queue pair, or when the card has no room, goes later, in its order."""
+    """Sends frames in order. Frames wait until there is a queue pair and the card has room."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -29,22 +29,22 @@ class FastPath:
         return self.ready and bool(self._waiting)
 
     def attach(self, card: Card, queue_pair: QueuePair) -> None:
-        """There is one; the peer's end of it may not be ready."""
+        """Use this queue pair; the peer's end may not be ready."""
         self._card, self.queue_pair = card, queue_pair
 
     def start(self) -> None:
-        """The peer's end is ready."""
+        """Start sending: the peer's end is ready."""
         self.ready = True
         self.flush()
 
-    def say(self, frame: Frame, payload: memoryview | None = None) -> None:
-        """A frame; its payload may change when this returns."""
+    def send(self, frame: Frame, payload: memoryview | None = None) -> None:
+        """Send a frame. Its payload may be changed after the call."""
         header, body = pack_frame(frame), payload if payload is not None else b""
         if not self.ready or self._waiting or not self._post(header, body):
             self._waiting.append((header, bytes(body)))
 
     def flush(self) -> None:
-        """What waited, as far as the card takes it."""
+        """Send waiting frames, as far as the card takes them."""
         while self._waiting and self.ready and self._post(*self._waiting[0]):
             self._waiting.popleft()
 
@@ -57,12 +57,12 @@ class FastPath:
         return True
 
     def on_sent(self) -> None:
-        """One has arrived."""
+        """Handle that a frame has arrived."""
         self._outstanding -= 1
         self.flush()
 
     def close(self) -> None:
-        """Nothing more goes."""
+        """Drop everything and close the queue pair."""
         self.ready = False
         self._waiting.clear()
         self._outstanding = 0

@@ -1,12 +1,12 @@
-"""All queue pairs with one peer, for one class of traffic: who announces what, who writes where.
+"""All queue pairs with one peer, for one class of traffic: who announces what, and who writes where.
 
-Small messages go whole, by SEND, over a queue pair of their own, the fast path, into whichever slot of the receiver's
-is next. A receive of more is announced there, with the address of its memory; its sender writes straight into that,
-cut into segments that go round the other queue pairs (see `channels`), and nothing is copied. A queue pair with too
-many segments that no completion has come for is passed over; immediates let the receiver put segments in order.
+Small messages go in one piece, by SEND, over a queue pair of their own, the fast path, into the next slot of the
+receiver. A larger receive is announced there, with the address of its memory. Its sender writes straight into that
+memory, in segments that go round the other queue pairs (see `channels`), and nothing is copied. A queue pair with too
+many segments without a completion is skipped. Immediates let the receiver put segments in order.
 
-Messages of a tag are matched in the order in which they were sent: a small one waits at its sender until large ones of
-its tag before it have been announced.
+Messages of a tag are matched in the order in which they were sent: a small one waits at its sender until earlier
+large ones of its tag have been announced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from testbed.comm.transport.base import PeerCounters, Request, TransportError
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
-from testbed.comm.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
 from testbed.comm.transport.rdma import wire
 from testbed.comm.transport.rdma.fast_path import FastPath
 from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegionCache
@@ -26,7 +26,10 @@ from testbed.comm.transport.rdma.writes import Inbound, Outbound, Segments, Writ
 
 
 class RdmaPair:
-    """Sends and receives are accepted at any time; they wait for `start`, and fail once the peer is lost."""
+    """One peer's queue pairs.
+
+    Sends and receives are always accepted: they wait for `start`, and fail if the peer is lost.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class RdmaPair:
         settings: StripeSettings,
         max_staged_bytes: int,
         counters: PeerCounters,
-        exposed: Exposed,
+        exposed: ExposedWindows,
     ) -> None:
         self.rank, self.peer = rank, peer
         self.settings = settings
@@ -44,73 +47,73 @@ class RdmaPair:
         self.lost: TransportError | None = None
         self.fast = FastPath()
         self.regions: RegionCache | None = None
-        self._write_over: Sequence[QueuePair] = ()
+        self._write_queue_pairs: Sequence[QueuePair] = ()
         self._max_staged_bytes = max_staged_bytes
         # outgoing
-        # by tag: a large one that is not announced, and all behind it
-        self._held: dict[int, deque[Request]] = {}
-        self._announced: dict[int, deque[Frame]] = {}  # by tag: receives that no message has come for yet
-        self._told = 0  # of how many receives the peer has told
-        self._writing = WriteQueue(settings)
+        # by tag: a large message whose receive is not announced, and all behind it
+        self._waiting_sends: dict[int, deque[Request]] = {}
+        self._announced: dict[int, deque[Frame]] = {}  # by tag: the peer's receives without a message
+        self._known_receives = 0  # how many receives the peer has announced
+        self._writes = WriteQueue(settings)
         # incoming
         self._mailbox = Mailbox()
-        self._asked: dict[int, deque[int]] = {}  # by tag: lengths of large messages that wait for a receive
+        self._asked_lengths: dict[int, deque[int]] = {}  # by tag: lengths of large messages without a receive
         self._segments = Segments(self.settings.mode == "dqplb")
-        self._waiting: deque[Inbound] = deque()  # receives that no slot was free for
-        self._open: dict[int, list[Inbound]] = {}  # by tag: large receives that are not done
+        self._waiting: deque[Inbound] = deque()  # receives without a slot
+        self._open: dict[int, list[Inbound]] = {}  # by tag: incomplete large receives
         self._slots: dict[int, Inbound] = {}
-        self._number = 0  # of receives announced
-        self._whole: dict[int, int] = {}  # by tag: the latest of those that a message has come for
-        self._one_sided: deque[Inbound] = deque()  # puts and signals, in the order in which they were sent
+        self._number = 0  # of the last announced receive
+        self._last_received: dict[int, int] = {}  # by tag: the number of the latest completed receive
+        self._one_sided: deque[Inbound] = deque()  # puts and signals, in sending order
 
     @property
-    def may_part(self) -> bool:
-        """Whether all that was begun has gone, as far as the peer has asked for it."""
-        return self.lost is not None or not (self._writing.busy or self.fast.busy)
+    def can_say_goodbye(self) -> bool:
+        """Whether everything has been sent, as far as the peer has asked for it."""
+        return self.lost is not None or not (self._writes.busy or self.fast.busy)
 
-    # ---- what the rank asks for
+    # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send now what can be sent, the rest when the peer has asked for it."""
+        """Send what can be sent now, the rest when the peer has asked for it."""
         tag = request.tag
         if self.lost is not None:
             request.fail(self.lost)
         elif is_put(tag) and len(request.view) > self.settings.fast_bytes:
-            self._held.setdefault(tag, deque()).append(request)
-            self.fast.say(Frame(ASK, announced=self._told, tag=tag, length=len(request.view)))
-        elif tag in self._held and not is_put(tag):
-            self._held[tag].append(request)
+            self._waiting_sends.setdefault(tag, deque()).append(request)
+            self.fast.send(Frame(ASK, announced=self._known_receives, tag=tag, length=len(request.view)))
+        elif tag in self._waiting_sends and not is_put(tag):
+            self._waiting_sends[tag].append(request)
         else:
             self._send_or_hold(request)
 
     def _send_or_hold(self, request: Request) -> bool:
-        """Whether it could be sent; else it is the first of its tag to wait."""
+        """Return whether the message could be sent; otherwise it is the first of its tag to wait."""
         tag, length = request.tag, len(request.view)
         known = self._announced.get(tag)
         if length > self.settings.fast_bytes or known:
             if not known:
-                self._held.setdefault(tag, deque()).appendleft(request)
-                self.fast.say(Frame(ASK, announced=self._told, tag=tag, length=length))
+                self._waiting_sends.setdefault(tag, deque()).appendleft(request)
+                self.fast.send(Frame(ASK, announced=self._known_receives, tag=tag, length=length))
                 return False
             announced = known.popleft()
             if not known:
                 del self._announced[tag]
             self._write(request, announced)
             return True
-        self.fast.say(Frame(MESSAGE, announced=self._told, tag=tag, length=length), request.view)
+        self.fast.send(Frame(MESSAGE, announced=self._known_receives, tag=tag, length=length), request.view)
         self._count_sent(request)
         return True
 
     def _write(self, request: Request, announced: Frame) -> None:
-        """Into the receive that the peer has announced."""
+        """Write a message into the receive that the peer has announced."""
         length = len(request.view)
         if length != announced.length:
-            self.fast.say(Frame(REFUSE, announced.slot, length=length))
+            self.fast.send(Frame(REFUSE, announced.slot, length=length))
             request.complete()
             return
         assert self.regions is not None
         out = Outbound(request, self.regions.piece(request.view), announced)
-        self._writing.add(out)
+        self._writes.add(out)
 
     def receive(self, request: Request) -> None:
         """Take the oldest message of the request's tag, or wait for it."""
@@ -120,35 +123,35 @@ class RdmaPair:
             if len(staged.view) != length:
                 request.fail(wrong_length(self.rank, self.peer, tag, len(staged.view), length))
                 return
-            self._put(request, staged.view)
+            self._copy_into(request, staged.view)
             return
         if self.lost is not None:
             request.fail(self.lost)
             return
-        asked = self._take_asked(tag)
-        if asked is not None and asked != length:
-            self._discard(request, asked)
+        asked_length = self._take_asked(tag)
+        if asked_length is not None and asked_length != length:
+            self._discard(request, asked_length)
         elif length > self.settings.fast_bytes:
-            self._announce(Inbound(request, asked is not None))
+            self._announce(Inbound(request, asked_length is not None))
         else:
             self._mailbox.post(request)
 
     def _discard(self, request: Request, got: int) -> None:
-        """The message that waits for this receive is of another length."""
-        self.fast.say(Frame(DISCARD, tag=request.tag))
+        """Refuse the message that waits for this receive: it has another length."""
+        self.fast.send(Frame(DISCARD, tag=request.tag))
         request.fail(wrong_length(self.rank, self.peer, request.tag, got, len(request.view)))
 
     def _take_asked(self, tag: int) -> int | None:
-        lengths = self._asked.get(tag)
+        lengths = self._asked_lengths.get(tag)
         if lengths is None:
             return None
         length = lengths.popleft()
         if not lengths:
-            del self._asked[tag]
+            del self._asked_lengths[tag]
         return length
 
     def _announce(self, into: Inbound) -> None:
-        """Tell the peer where to write, when a slot is free."""
+        """Announce the receive's memory to the peer, once a slot is free."""
         self._open.setdefault(into.request.tag, []).append(into)
         self._waiting.append(into)
         self._announce_all()
@@ -162,32 +165,32 @@ class RdmaPair:
             into.piece = self.regions.piece(into.request.view)
             self._slots[slot] = into
             where = into.piece.address, into.piece.remote_key
-            self.fast.say(
+            self.fast.send(
                 Frame(ANNOUNCE, slot, self._number, into.request.tag, len(into.request.view), *where)
             )
 
-    # ---- cards
+    # ---- called on events of the card
 
     def attach(self, card: Card, fast: QueuePair, writing: Sequence[QueuePair], regions: RegionCache) -> None:
-        """There are queue pairs; they are not connected yet."""
+        """Use these queue pairs, which are not connected yet."""
         self.fast.attach(card, fast)
-        self._write_over, self.regions = tuple(writing), regions
+        self._write_queue_pairs, self.regions = tuple(writing), regions
         self._announce_all()
 
     def start(self) -> None:
-        """The peer's queue pairs are connected, too."""
+        """Start sending: the peer's queue pairs are connected, too."""
         if self.lost is None:
             self.fast.start()
-            self._writing.start(self._write_over)
+            self._writes.start(self._write_queue_pairs)
 
     def on_sent(self, queue_pair: int, work: int) -> None:
-        """A segment is in the peer's memory."""
-        request = self._writing.on_sent(queue_pair, work)
+        """Handle that a segment is in the peer's memory."""
+        request = self._writes.on_sent(queue_pair, work)
         if request is not None:
             self._count_sent(request)
 
     def on_written(self, immediate: Immediate, size_bytes: int) -> str:
-        """A segment is in this rank's memory; what is wrong with it, empty where nothing is."""
+        """Handle that a segment is in this rank's memory; return what is wrong with it, or ""."""
         into = self._slots.get(immediate.slot)
         if into is None:
             return f"it wrote into slot {immediate.slot}, which is not announced"
@@ -200,18 +203,18 @@ class RdmaPair:
     def _received(self, into: Inbound) -> None:
         self._close(into)
         tag = into.request.tag
-        self._whole[tag] = max(into.number, self._whole.get(tag, 0))
+        self._last_received[tag] = max(into.number, self._last_received.get(tag, 0))
         self.counters.messages_received += 1
         self.counters.bytes_received += len(into.request.view)
         into.ended = True
         if is_one_sided(into.request.tag):
-            self._tell_one_sided()
+            self._complete_one_sided()
         else:
             into.request.complete()
         self._announce_all()
 
     def _close(self, into: Inbound) -> None:
-        """It is announced no longer, or not any more."""
+        """Withdraw a receive that is announced, or waits to be."""
         if into.slot in self._slots:
             del self._slots[into.slot]
         else:
@@ -223,14 +226,14 @@ class RdmaPair:
         if into.piece is not None:
             into.piece.release()
 
-    # ---- what the peer says on the fast path
+    # ---- frames from the peer
 
     def on_frame(self, frame: Frame, payload: memoryview) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """Handle a frame of the fast path; return what is wrong with it, or ""."""
         if frame.kind == MESSAGE:
             return self._on_message(frame, payload)
         if frame.kind == ANNOUNCE:
-            self._told += 1
+            self._known_receives += 1
             self._on_announced(frame)
         elif frame.kind == ASK:
             return self._on_asked(frame)
@@ -242,15 +245,15 @@ class RdmaPair:
             request = into.request
             request.fail(wrong_length(self.rank, self.peer, request.tag, frame.length, len(request.view)))
             self._announce_all()
-        elif frame.tag in self._held:
-            self._held[frame.tag].popleft().complete()
-            self._go_on(frame.tag)
+        elif frame.tag in self._waiting_sends:
+            self._waiting_sends[frame.tag].popleft().complete()
+            self._send_next(frame.tag)
         return ""
 
     def _on_message(self, frame: Frame, payload: memoryview) -> str:
         tag, length = frame.tag, len(payload)
         if length != frame.length:
-            return f"its message has {length} bytes, of {frame.length}"
+            return f"its message has {length} bytes, its header says {frame.length}"
         self.counters.messages_received += 1
         self.counters.bytes_received += length
         self.counters.header_bytes_received += wire.HEADER.size
@@ -258,21 +261,24 @@ class RdmaPair:
             placed = self.exposed.place(self.peer, tag, length)
             if isinstance(placed, str):
                 return placed
-            self._put(placed, payload)
+            self._copy_into(placed, payload)
             return ""
         if is_one_sided(tag):
             signal = Inbound(Request("recv", self.peer, tag, memoryview(b"")), ended=True)
             self._one_sided.append(signal)
-            self._tell_one_sided()
+            self._complete_one_sided()
             return ""
         if tag not in self._mailbox.posted:
             for into in self._open.get(tag, ()):
                 if into.unknown_to_sender(frame.announced):
-                    return self._misfit(into, length)
+                    return self._reject_message(into, length)
         return self._deliver(tag, payload)
 
-    def _misfit(self, into: Inbound, length: int) -> str:
-        """A small message for a large receive: its sender may yet be told where to write, and so is lost."""
+    def _reject_message(self, into: Inbound, length: int) -> str:
+        """Fail a large receive whose message is small.
+
+        Its sender may still be told where to write, so the peer is lost.
+        """
         request = into.request
         self._close(into)
         error = wrong_length(self.rank, self.peer, request.tag, length, len(request.view))
@@ -283,23 +289,23 @@ class RdmaPair:
         request, length = self._mailbox.take_posted(tag), len(payload)
         if request is None:
             if not self._mailbox.has_room(length, self._max_staged_bytes):
-                return f"it sent more than {self._max_staged_bytes} bytes that nobody had asked for"
+                return f"it sent more than {self._max_staged_bytes} bytes without a posted receive"
             self._mailbox.stage(tag, length).view[:] = payload
         elif len(request.view) != length:
             request.fail(wrong_length(self.rank, self.peer, tag, length, len(request.view)))
         else:
-            self._put(request, payload)
+            self._copy_into(request, payload)
         return ""
 
-    def _put(self, request: Request, payload: memoryview) -> None:
-        """A small message where it belongs."""
-        if payload:  # a place for none may be of any kind
+    def _copy_into(self, request: Request, payload: memoryview) -> None:
+        """Copy a small message into its receive."""
+        if payload:  # an empty buffer may be read-only
             request.view[:] = payload
             self.counters.bytes_copied += len(payload)
         request.complete()
 
-    def _tell_one_sided(self) -> None:
-        """Puts are over, and signals found, in their order, when they have come and all before them have."""
+    def _complete_one_sided(self) -> None:
+        """Complete puts and deliver signals in order, each once it and all before it have arrived."""
         waiting = self._one_sided
         while waiting and waiting[0].ended:
             into = waiting.popleft()
@@ -309,27 +315,27 @@ class RdmaPair:
                 self._deliver(into.request.tag, into.request.view)
 
     def _on_announced(self, frame: Frame) -> None:
-        waiting = self._held.get(frame.tag)
+        waiting = self._waiting_sends.get(frame.tag)
         if waiting is None:
             self._announced.setdefault(frame.tag, deque()).append(frame)
             return
         self._write(waiting.popleft(), frame)
-        self._go_on(frame.tag)
+        self._send_next(frame.tag)
 
-    def _go_on(self, tag: int) -> None:
-        """What waited behind the first of a tag, which waits no longer."""
-        waiting = self._held.pop(tag)
-        if is_put(tag):  # all of them have asked
+    def _send_next(self, tag: int) -> None:
+        """Send the messages of a tag behind the first one, which no longer waits."""
+        waiting = self._waiting_sends.pop(tag)
+        if is_put(tag):  # each of them has sent an ASK
             if waiting:
-                self._held[tag] = waiting
+                self._waiting_sends[tag] = waiting
             return
         while waiting:
             if not self._send_or_hold(waiting.popleft()):
-                self._held[tag].extend(waiting)
+                self._waiting_sends[tag].extend(waiting)
                 return
 
     def _on_asked(self, frame: Frame) -> str:
-        """A large message waits for its receive."""
+        """Handle that a large message waits for its receive."""
         tag, length = frame.tag, frame.length
         if is_put(tag):
             placed = self.exposed.place(self.peer, tag, length)
@@ -339,40 +345,40 @@ class RdmaPair:
             self._one_sided.append(into)
             self._announce(into)
             return ""
-        if self._whole.get(tag, 0) > frame.announced:
-            # told where to write meanwhile it did so, on queue pairs that are quicker than this one
+        if self._last_received.get(tag, 0) > frame.announced:
+            # it got the announcement meanwhile and wrote, on queue pairs that are faster than this one
             return ""
         for into in self._open.get(tag, ()):
             if into.unknown_to_sender(frame.announced):
-                into.matched = True  # word of it is under way
+                into.matched = True  # the announcement is on its way
                 return ""
         request = self._mailbox.take_posted(tag)
         if request is not None:
             self._discard(request, length)
         else:
-            self._asked.setdefault(tag, deque()).append(length)
+            self._asked_lengths.setdefault(tag, deque()).append(length)
         return ""
 
-    # ---- ends
+    # ---- end
 
     def fail(self, reason: TransportError) -> None:
-        """The peer is lost: fail all that waits for it. Whole small messages can still be received."""
+        """Mark the peer as lost and fail all requests. Whole small messages can still be received."""
         if self.lost is not None:
             return
         self.lost = reason
         self.fast.close()
-        for queue_pair in self._write_over:
+        for queue_pair in self._write_queue_pairs:
             queue_pair.close()
-        under_way: list[Inbound | Outbound] = [*self._slots.values(), *self._waiting, *self._writing.stop()]
-        held = [request for queue in self._held.values() for request in queue]
-        for one in under_way:
+        in_flight: list[Inbound | Outbound] = [*self._slots.values(), *self._waiting, *self._writes.stop()]
+        held = [request for queue in self._waiting_sends.values() for request in queue]
+        for one in in_flight:
             if one.piece is not None:
                 one.piece.release()
-        for kept in (self._slots, self._waiting, self._open):
-            kept.clear()
-        for more in (self._held, self._asked, self._announced, self._one_sided):
-            more.clear()
-        for request in (*(one.request for one in under_way), *held):
+        for receives in (self._slots, self._waiting, self._open):
+            receives.clear()
+        for by_tag in (self._waiting_sends, self._asked_lengths, self._announced, self._one_sided):
+            by_tag.clear()
+        for request in (*(one.request for one in in_flight), *held):
             request.fail(reason)
         self._mailbox.fail(reason)
 

@@ -1,6 +1,6 @@
-"""One rank's pairs over RDMA; see Transport for the messages.
+"""The transport `rdma`: one rank's pairs of queue pairs; see Transport for the messages.
 
-Each pair has a TCP connection beside its queue pairs, by which they find each other and part: see `control_connection`.
+Each pair also has a TCP connection, for setup and goodbye: see `control_connection`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,27 @@ from testbed.comm.transport.sockets import MeshSettings, WireCounts
 from testbed.comm.transport.wire import ConnectionKey
 
 FAST_DEPTH = 4096
-CARD_COUNTS = ("went_back", "out_of_sequence")  # of CardCounts, while a run goes on
+CARD_COUNTS = ("went_back", "out_of_sequence")  # fields of CardCounts that snapshots have
 
 PairKey = tuple[int, TrafficClass]
 
 
 class RdmaTransport(Mesh):
-    """rank, addresses, settings, stripes, listener: as for StripedTransport. card: this rank's own.
+    """One rank's RDMA connections.
 
-    Raises TransportError when a setting does not take.
+    Args:
+        rank: This rank.
+        addresses: (IPv4 address, port) of every rank, in rank order.
+        settings: Sockets and timeouts.
+        card: This rank's own card.
+        stripes: Returns the striping of messages to a peer. Both sides of a pair must agree.
+        listener: A bound socket to listen on instead of this rank's address.
+
+    Raises:
+        TransportError: If a setting does not take effect.
     """
 
-    counts_payload = False  # cards move it past the kernel
+    counts_payload = False  # the card bypasses the kernel
 
     def __init__(
         self,
@@ -58,7 +67,7 @@ class RdmaTransport(Mesh):
         self._regions = RegionCache(card)
         self._pairs: dict[PairKey, RdmaPair] = {}
         self._queue_pairs: dict[PairKey, list[QueuePair]] = {}
-        self._owners: dict[int, RdmaPair] = {}  # of queue pairs, by their numbers
+        self._owners: dict[int, RdmaPair] = {}  # by queue pair number
         try:
             super().__init__(rank, addresses, settings, listener, eager=False)
             self._loop.watch(card, select.EPOLLIN, self._on_completions)
@@ -83,61 +92,67 @@ class RdmaTransport(Mesh):
         pair = RdmaPair(self.rank, peer, self._stripes(peer), staged, counters, self.exposed)
         self._pairs[peer, key.traffic] = pair
         control = ControlConnection(self.rank, peer, staged, counters, self.exposed)
-        control.on_join = lambda: self._on_join(peer, key.traffic, control)
-        control.on_where = lambda where: self._on_where(peer, key.traffic, control, where)
+        control.on_attach = lambda: self._on_attach(peer, key.traffic, control)
+        control.on_endpoints = lambda endpoints: self._on_endpoints(peer, key.traffic, control, endpoints)
         control.on_ready = pair.start
-        control.busy = lambda: not pair.may_part
+        control.busy = lambda: not pair.can_say_goodbye
         control.on_end = lambda error: self._on_end(peer, key.traffic, error)
         return control
 
     def _keys(self, peer: int) -> list[ConnectionKey]:
         return [ConnectionKey()]
 
-    def _drop(self, peer: int) -> None:
-        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
-            del self._pairs[which]
+    def _drop_lost(self, peer: int) -> None:
+        for pair_key in [
+            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
+        ]:
+            del self._pairs[pair_key]
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)
+        self._progress_until(lambda: all(pair.can_say_goodbye for pair in self._pairs.values()), deadline_s)
 
-    def _give_back(self) -> None:
-        super()._give_back()
+    def _release_sockets(self) -> None:
+        super()._release_sockets()
         self._card.close()
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """See Mesh. What a card receives is counted by IP, and a rank's own; what it sends IP's protocols do not count.
+        """See Mesh.
 
-        Bytes of neither are told.
+        IP counts packets that the card receives, so they count as the rank's own, too. Packets that the card sends are
+        not counted by IP. Bytes of neither are known.
         """
-        found, counts = super().wire_counts(peers), self._card.counts()
-        if found is None or counts is None:
+        total, counts = super().wire_counts(peers), self._card.counts()
+        if total is None or counts is None:
             return None
-        return found.plus(WireCounts(segments_in=counts.received))
+        return total.add(WireCounts(segments_in=counts.received))
 
-    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """See Mesh: of the connection beside the queue pairs. Bytes are messages'; a card counts for all its peers."""
+    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """See Mesh: of the control connections.
+
+        Bytes are those of messages. A card counts for all its peers together.
+        """
         counts = self._card.counts()
-        own = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
+        of_card = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
         return [
-            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **own})
-            for peer, key, figures in super().glances()
+            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **of_card})
+            for peer, key, figures in super().snapshots()
         ]
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """See Mesh; the same of the card in each entry."""
+        """See Mesh; with the card's counts in each entry."""
         counts = self._card.counts()
-        own = {} if counts is None else {"card": counts._asdict()}
-        return [{**entry, **own} for entry in super().socket_info()]
+        of_card = {} if counts is None else {"card": counts._asdict()}
+        return [{**entry, **of_card} for entry in super().socket_info()]
 
     @property
     def registered(self) -> int:
         """How often memory had to be registered with the card."""
         return self._regions.registered
 
-    # ---- finding each other
+    # ---- setup of a pair
 
-    def _on_join(self, peer: int, traffic: TrafficClass, control: ControlConnection) -> None:
-        """The peer can be told where its queue pairs' other ends are."""
+    def _on_attach(self, peer: int, traffic: TrafficClass, control: ControlConnection) -> None:
+        """Send the addresses of this rank's queue pairs to the peer."""
         pair, settings = self._pairs[peer, traffic], self._stripes(peer)
         try:
             fast = self._queue_pair(peer, traffic, 0, FAST_DEPTH)
@@ -153,61 +168,65 @@ class RdmaTransport(Mesh):
             self._owners[queue_pair.number] = pair
         pair.attach(self._card, fast, writing, self._regions)
         gid = fast.address.gid
-        control.tell_where({"gid": gid, "numbers": [one.number for one in (fast, *writing)]})
+        control.send_endpoints(
+            {"gid": gid, "numbers": [queue_pair.number for queue_pair in (fast, *writing)]}
+        )
 
     def _queue_pair(self, peer: int, traffic: TrafficClass, number: int, depth: int) -> QueuePair:
         dialler, listener = max(self.rank, peer), min(self.rank, peer)
-        # 0 is the fast path, and each of the others a channel of its own
+        # 0 is the fast path, the others are channels
         key = ConnectionKey(traffic, number, 1 + self._stripes(peer).connections)
         port = udp_port(self.settings.local_port(dialler, listener, key))
         return self._card.queue_pair(number == 0, depth, port, traffic.dscp)
 
-    def _on_where(
-        self, peer: int, traffic: TrafficClass, control: ControlConnection, where: dict[str, Any]
+    def _on_endpoints(
+        self, peer: int, traffic: TrafficClass, control: ControlConnection, endpoints: dict[str, Any]
     ) -> None:
-        own = self._queue_pairs[peer, traffic]
-        gid, numbers = where.get("gid"), where.get("numbers")
-        if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(own):
-            expected = f"{len(own)} queue pairs and a gid"
-            control.fail(f"its queue pairs: got {where}, expected {expected}")
+        queue_pairs = self._queue_pairs[peer, traffic]
+        gid, numbers = endpoints.get("gid"), endpoints.get("numbers")
+        if not isinstance(gid, str) or not isinstance(numbers, list) or len(numbers) != len(queue_pairs):
+            expected = f"{len(queue_pairs)} queue pairs and a gid"
+            control.fail(f"its queue pairs: got {endpoints}, expected {expected}")
             return
         try:
-            for queue_pair, number in zip(own, numbers, strict=True):
+            for queue_pair, number in zip(queue_pairs, numbers, strict=True):
                 queue_pair.connect(Address(gid, int(number)))
         except (TransportError, ValueError) as error:
             control.fail(f"its queue pairs: {error}")
             return
-        control.tell_ready()
+        control.send_ready()
 
     def _on_end(self, peer: int, traffic: TrafficClass, error: TransportError) -> None:
-        """The peer has gone: what it wrote before is there."""
-        self._take_completions()
+        """Handle that the peer is gone. What it wrote before has arrived."""
+        self._handle_completions()
         self._pairs[peer, traffic].fail(error)
         for queue_pair in self._queue_pairs.pop((peer, traffic), ()):
             self._owners.pop(queue_pair.number, None)
 
-    # ---- what the card tells
+    # ---- called on completions
 
     def _on_completions(self, mask: int) -> None:
-        self._take_completions()
+        self._handle_completions()
         for (peer, traffic), pair in list(self._pairs.items()):
             if pair.fast.blocked:
                 pair.fast.flush()
-            if pair.may_part:
-                self._streams[peer, ConnectionKey(traffic)].go_on()  # it may have waited to part
+            if pair.can_say_goodbye:
+                self._streams[
+                    peer, ConnectionKey(traffic)
+                ].resume_reading()  # its goodbye may have waited for this
 
-    def _take_completions(self) -> None:
+    def _handle_completions(self) -> None:
         for completion in self._card.completions():
             pair = self._owners.get(completion.queue_pair)
             if pair is None or pair.lost is not None:
                 if completion.kind == RECEIVED and not completion.failed:
                     self._card.free(completion.number)
                 continue
-            if words := self._wrong(pair, completion):
-                self._fail(pair, words)
+            if reason := self._handle(pair, completion):
+                self._fail(pair, reason)
 
-    def _wrong(self, pair: RdmaPair, completion: Completion) -> str:
-        """Have the pair take it; what is wrong with it, empty where nothing is."""
+    def _handle(self, pair: RdmaPair, completion: Completion) -> str:
+        """Pass a completion to its pair; return what is wrong with it, or ""."""
         kind, queue_pair, number, immediate, size_bytes, failed = completion
         if failed:
             return f"its card does not answer: {failed}" if kind == SENT else f"a receive failed: {failed}"
@@ -227,8 +246,8 @@ class RdmaTransport(Mesh):
         finally:
             self._card.free(number)
 
-    def _fail(self, pair: RdmaPair, words: str) -> None:
-        for which, other in self._pairs.items():
+    def _fail(self, pair: RdmaPair, reason: str) -> None:
+        for pair_key, other in self._pairs.items():
             if other is pair:
-                self._streams[which[0], ConnectionKey(which[1])].fail(words)
+                self._streams[pair_key[0], ConnectionKey(pair_key[1])].fail(reason)
                 return

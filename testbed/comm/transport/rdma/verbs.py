@@ -1,4 +1,8 @@
-"""What of a network card with verbs is needed: queue pairs of reliable connections, memory, completions as events."""
+"""The interface of a network card with verbs: queue pairs of reliable connections, memory, completions as events.
+
+`RegionCache` decides which memory a card knows: arrays and mappings once, for as long as they live; other memory for
+one message.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,16 @@ RECEIVED, WRITTEN, SENT = "received", "written", "sent"
 
 
 class Completion(NamedTuple):
-    """Something is over.
+    """A completed work request.
 
-    kind: RECEIVED, a message into slot `number`; WRITTEN, a peer's write; SENT, this rank's write `number`, or a
-    small message where that is 0. failed: why it failed, in words; empty where it did not.
+    Attributes:
+        kind: RECEIVED: a message into slot `number`. WRITTEN: a peer's write. SENT: this rank's write `number`, or a
+            small message if that is 0.
+        queue_pair: The queue pair's number.
+        number: See `kind`.
+        immediate: The peer's immediate.
+        size_bytes: Bytes received.
+        failed: The reason of a failure, as text; "" otherwise.
     """
 
     kind: str
@@ -32,17 +42,20 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a queue pair is. gid: of its card's port, as people write it."""
+    """The address of a queue pair. `gid` is its card's port's, as text."""
 
     gid: str
     number: int
 
 
 class CardCounts(NamedTuple):
-    """Since the card was made, of all its queue pairs.
+    """Counts of all queue pairs since the card was made.
 
-    received: packets; duplicates: that it had already. went_back: times that it began to send again, told by its peer
-    or by its timer. out_of_sequence: times that it told a peer that a packet had not come.
+    Attributes:
+        received: Packets received.
+        went_back: Times that it started to resend, after a NAK or a timeout.
+        out_of_sequence: NAKs that it sent.
+        duplicates: Packets that it had already.
     """
 
     received: int
@@ -52,13 +65,13 @@ class CardCounts(NamedTuple):
 
 
 class Region(Protocol):
-    """Memory that the card knows. key: for its own work; remote_key: for peers that write into it."""
+    """Memory that the card knows. `key`: for its own work; `remote_key`: for peers that write into it."""
 
     key: int
     remote_key: int
 
     def close(self) -> None:
-        """Let go of it."""
+        """Deregister the memory."""
 
 
 class QueuePair(Protocol):
@@ -68,56 +81,70 @@ class QueuePair(Protocol):
 
     @property
     def address(self) -> Address:
-        """What the peer has to know of it."""
+        """What the peer has to know to connect."""
 
     def connect(self, peer: Address) -> None:
-        """Be connected with this one from now on. TransportError."""
+        """Connect to the peer's queue pair. Raises TransportError."""
 
     def write(
         self, number: int, address: int, size_bytes: int, key: int, to: int, remote_key: int, immediate: int
     ) -> None:
-        """Write from registered memory into a peer's, which is told that it is done. number: not 0, for completions."""
+        """Write from registered memory into a peer's, with notification.
+
+        Args:
+            number: Identifies the completion; not 0.
+            address: Source address.
+            size_bytes: Size.
+            key: Key of the source.
+            to: Destination address.
+            remote_key: Key of the destination.
+            immediate: Passed to the peer.
+        """
 
     def close(self) -> None:
-        """Nothing more comes of it, nor goes."""
+        """Close the connection; drop everything in flight."""
 
 
 class Card(Protocol):
-    """One card, as one rank has it. Its completions come when what stands behind `fileno` can be read."""
+    """One card, for one rank. Completions are there when `fileno` is readable."""
 
     def fileno(self) -> int:
-        """A descriptor for epoll."""
+        """Return a descriptor for epoll."""
 
     def queue_pair(self, fast: bool, depth: int, port: int, dscp: int) -> QueuePair:
-        """fast: for messages into slots, else for writes. depth: of them at most under way.
+        """Return a new queue pair.
 
-        port: that its packets come from, 0 for any; dscp: their mark.
+        Args:
+            fast: For messages into slots, otherwise for writes.
+            depth: The most work requests in flight.
+            port: Source port of its packets; 0 for any.
+            dscp: Their DSCP.
         """
 
     def send(self, queue_pair: QueuePair, header: bytes, body: bytes | memoryview) -> bool:
-        """Copy it, and send it into whichever slot of the peer's is next; False where there is no room to."""
+        """Send a copy of the message into the peer's next slot; return False if the card has no room."""
 
     def register(self, address: int, size_bytes: int, writable: bool) -> Region:
-        """Have the card know this memory. TransportError."""
+        """Register memory. Raises TransportError."""
 
     def slot(self, number: int) -> memoryview:
-        """The memory that a message was received into, until `free`."""
+        """Return the memory of a received message, valid until `free`."""
 
     def free(self, number: int) -> None:
-        """Have the slot receive again."""
+        """Make the slot available for receiving again."""
 
     def completions(self) -> list[Completion]:
-        """All since the last call; whatever comes after it is an event."""
+        """Return all completions since the last call. Later ones cause an event."""
 
     def counts(self) -> CardCounts | None:
-        """For whoever uses it; None where it does not tell."""
+        """Return the card's counts; None if unavailable."""
 
     def close(self) -> None:
-        """Let go of all that belongs to it."""
+        """Release all resources of the card."""
 
 
-def owner_of(view: memoryview) -> Any:
-    """What the memory of a view belongs to, through arrays that are parts of others."""
+def find_owner(view: memoryview) -> Any:
+    """Return the object that owns a view's memory, through arrays that are parts of others."""
     owner: Any = view.obj
     while True:
         base = owner.base if isinstance(owner, np.ndarray) else None
@@ -140,50 +167,54 @@ class RegisteredPiece:
         self._release = release
 
     def release(self) -> None:
-        """The card has done with it."""
+        """Release the memory: the card is done with it."""
         if self._release is not None:
             self._release()
             self._release = None
 
 
 class RegionCache:
-    """Of one card. `registered`: how often memory had to be registered.
+    """The registered memory of one card. `registered`: how often memory had to be registered.
 
-    Whoever frees memory that a card knows, and gets other memory at the same place, would have the card write where
-    nobody looks any more. So what is kept is kept by its owner, an array or a mapping, and goes with it.
+    If memory that a card knows were freed and its address reused, the card would write into the wrong memory. So a
+    registration is cached only for an owner, an array or a mapping, and ends with it.
     """
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._kept: dict[int, tuple[int, int, Region]] = {}  # by the owner's id: address, bytes
+        self._regions: dict[int, tuple[int, int, Region]] = {}  # by the owner's id: address, size
         self.registered = 0
 
     def piece(self, view: memoryview) -> RegisteredPiece:
-        """Of a view that is not empty. TransportError."""
+        """Return the registered piece of a view that is not empty. Raises TransportError."""
         address, size_bytes = buffer_address(view), len(view)
-        kept = self._of_owner(owner_of(view))
-        if kept is not None and kept[0] <= address <= address + size_bytes <= kept[0] + kept[1]:
-            return RegisteredPiece(address, kept[2])
+        known = self._register_owner(find_owner(view))
+        if known is not None and known[0] <= address <= address + size_bytes <= known[0] + known[1]:
+            return RegisteredPiece(address, known[2])
         region = self._register(address, size_bytes, not view.readonly)
         return RegisteredPiece(address, region, region.close)
 
-    def _of_owner(self, owner: Any) -> tuple[int, int, Region] | None:
-        """All of an array or a mapping, known from now on until it goes; None for what cannot say when it does."""
+    def _register_owner(self, owner: Any) -> tuple[int, int, Region] | None:
+        """Return the registration of a whole array or mapping, which ends with it; None for other owners."""
         if not isinstance(owner, np.ndarray | mmap.mmap):
             return None
         key = id(owner)
-        if key not in self._kept:
-            whole = memoryview(owner)  # type: ignore[arg-type]  # of which both are
-            if not whole.c_contiguous:
+        if key not in self._regions:
+            view = memoryview(owner)  # type: ignore[arg-type]  # of which both are
+            if not view.c_contiguous:
                 return None
-            address = buffer_address(whole.cast("B"))
-            self._kept[key] = address, whole.nbytes, self._register(address, whole.nbytes, not whole.readonly)
+            address = buffer_address(view.cast("B"))
+            self._regions[key] = (
+                address,
+                view.nbytes,
+                self._register(address, view.nbytes, not view.readonly),
+            )
             weakref.finalize(owner, self._forget, key).atexit = False
-        return self._kept[key]
+        return self._regions[key]
 
     def _register(self, address: int, size_bytes: int, writable: bool) -> Region:
         self.registered += 1
         return self._card.register(address, size_bytes, writable)
 
     def _forget(self, key: int) -> None:
-        self._kept.pop(key)[2].close()
+        self._regions.pop(key)[2].close()

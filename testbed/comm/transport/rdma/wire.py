@@ -1,4 +1,13 @@
-"""What RoCEv2's packets are on the wire, in bytes."""
+"""Wire formats of the RDMA transport: sizes of RoCEv2 packets, UDP ports, immediates, and frames of the fast path.
+
+RoCEv2 packets go to UDP port 4791. Their source port, which ECMP hashes, is chosen per connection.
+
+An immediate is the 32 bits that come with each write and each fast message, after NCCLX's. Bits 0 to 23 number a
+pair's segments, bit 30 marks the fast path, bit 31 the last segment of a message. Bits 24 to 29 say to which
+announced receive a segment belongs; NCCLX knows that by the order of its transfers.
+
+A frame is one message on the fast path: a header, and a payload or none.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +16,41 @@ from typing import NamedTuple
 
 from testbed.comm.transport.reassembly import SEQUENCES
 
-PAYLOADS_BYTES = (4096, 2048, 1024, 512, 256)  # that cards know
-HEADERS_BYTES = 14 + 20 + 8 + 12 + 4  # Ethernet, IPv4, UDP, transport header, its checksum
-_ROOM_BYTES = 80  # that soft-RoCE leaves of an interface's MTU for the longest headers (RXE_MAX_HDR_LENGTH)
-# after going back the requester goes by no second word of a hole until something is acknowledged, which the responder
-# is asked to do at a message's end and once in so many packets (RXE_MAX_PKT_PER_ACK, rxe_comp.c's started_retry)
+PAYLOADS_BYTES = (4096, 2048, 1024, 512, 256)  # the MTUs of RoCE
+HEADERS_BYTES = 14 + 20 + 8 + 12 + 4  # Ethernet, IPv4, UDP, base transport header, ICRC
+_ROOM_BYTES = 80  # soft-RoCE reserves this much of an interface's MTU for headers (RXE_MAX_HDR_LENGTH)
+# after going back the requester ignores further NAKs until an acknowledgement, which it requests at a message's end and
+# once in this many packets (RXE_MAX_PKT_PER_ACK, rxe_comp.c's started_retry)
 PACKETS_PER_ACK = 66
 
 
 def payload_bytes(mtu_bytes: int) -> int:
-    """Of a full packet, on an interface of this MTU."""
+    """Return the payload of a full packet, on an interface of this MTU."""
     room = mtu_bytes - _ROOM_BYTES
     return next((size for size in PAYLOADS_BYTES if size <= room), PAYLOADS_BYTES[-1])
 
 
 ROCE_PORT = 4791
-FIRST_SOURCE_PORT = 0xC000  # what cards choose from: the upper 14 bits' worth
+FIRST_SOURCE_PORT = 0xC000  # cards choose the lower 14 bits
 SOURCE_PORTS = 1 << 14
 
 
 def udp_port(port: int) -> int:
-    """The one that stands for a connection that would otherwise come from this port; 0, any, stays 0."""
+    """Return the source port that represents a connection from this port; 0, any, stays 0."""
     return FIRST_SOURCE_PORT | (port % SOURCE_PORTS or 1) if port else 0
 
 
 def flow_label(port: int) -> int:
-    """By which a card is told the port; 0 leaves it the choice."""
+    """Return the flow label that makes a card use the port; 0 leaves it the choice."""
     return port - FIRST_SOURCE_PORT if port else 0
 
 
-SLOTS = 1 << 6  # of a pair's receives that are announced at one time
+SLOTS = 1 << 6  # concurrently announced receives of a pair
 _SLOT_BIT, _FAST, _NOTIFY = 24, 1 << 30, 1 << 31
 
 
 class Immediate(NamedTuple):
-    """What they say."""
+    """The fields of an immediate."""
 
     sequence: int = 0
     slot: int = 0
@@ -50,7 +59,7 @@ class Immediate(NamedTuple):
 
 
 def pack_immediate(immediate: Immediate) -> int:
-    """As a number of 32 bits. ValueError for what they cannot say."""
+    """Return the immediate as a number of 32 bits. Raises ValueError if a field is out of range."""
     sequence, slot, fast, notify = immediate
     if not (0 <= sequence < SEQUENCES and 0 <= slot < SLOTS):
         raise ValueError(f"immediate: got {immediate}, expected a sequence below 2**24, a slot below {SLOTS}")
@@ -58,7 +67,7 @@ def pack_immediate(immediate: Immediate) -> int:
 
 
 def unpack_immediate(value: int) -> Immediate:
-    """The inverse."""
+    """Return the inverse of `pack_immediate`."""
     slot = value >> _SLOT_BIT & SLOTS - 1
     return Immediate(value & SEQUENCES - 1, slot, bool(value & _FAST), bool(value & _NOTIFY))
 
@@ -68,12 +77,15 @@ MESSAGE, ANNOUNCE, ASK, REFUSE, DISCARD = 1, 2, 3, 4, 5
 
 
 class Frame(NamedTuple):
-    """A header.
+    """A frame header.
 
-    MESSAGE: a message of `tag`, whole; its payload follows. ANNOUNCE: a receive of `tag` for `length` bytes, to be
-    written to `address` by `key` as slot `slot`. ASK: a message of `tag` and `length` waits for its receive. REFUSE:
-    for `slot` there is a message of another `length`. DISCARD: the message of `tag` that was asked for is not wanted.
-    announced: how many receives the sender of a MESSAGE or ASK has been told of so far; of an ANNOUNCE its number.
+    - MESSAGE: a whole message of `tag`; its payload follows.
+    - ANNOUNCE: a receive of `tag` for `length` bytes, to be written to `address` with `key` as slot `slot`.
+    - ASK: a message of `tag` and `length` waits for its receive.
+    - REFUSE: the message for `slot` has another `length`.
+    - DISCARD: the message of `tag` that asked is not wanted.
+
+    `announced` is how many receives the sender of a MESSAGE or ASK knows; of an ANNOUNCE, its number.
     """
 
     kind: int
@@ -86,12 +98,12 @@ class Frame(NamedTuple):
 
 
 def pack_frame(frame: Frame) -> bytes:
-    """As it goes out."""
+    """Return the encoded header."""
     return HEADER.pack(*frame)
 
 
 def unpack_frame(data: memoryview) -> Frame:
-    """The inverse. ValueError for what is none."""
+    """Return the inverse of `pack_frame`. Raises ValueError if it is invalid."""
     if len(data) < HEADER.size:
         raise ValueError(f"{len(data)} bytes, expected a header of {HEADER.size}")
     frame = Frame(*HEADER.unpack_from(data))

@@ -1,4 +1,8 @@
-"""Messages on their way out: cut into segments, which go round a pair's queue pairs as long as these have room."""
+"""RDMA writes in both directions.
+
+Outgoing messages are cut into segments, which go round a pair's queue pairs while these have room. Incoming messages
+go into receives that were announced; a message is complete when all its segments have arrived.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from testbed.comm.transport.reassembly import SEQUENCES, SegmentOrder
 
 
 class Outbound:
-    """A message that is being written. left: bytes that no completion has come for; cut: that are cut off."""
+    """A message that is being written. `cut`: bytes cut into segments; `left`: bytes without a completion."""
 
     __slots__ = ("announced", "cut", "left", "piece", "request")
 
@@ -26,7 +30,7 @@ class Outbound:
 
 
 class WriteChannel:
-    """One of the queue pairs that segments go round. outstanding: segments under way."""
+    """One of the queue pairs that segments go round. `outstanding`: its segments in flight."""
 
     def __init__(self, queue_pair: QueuePair) -> None:
         self.queue_pair = queue_pair
@@ -34,15 +38,15 @@ class WriteChannel:
 
 
 class WriteQueue:
-    """All of a pair's. channels: none before there are queue pairs that the peer is ready for."""
+    """The outgoing writes of a pair. There are no channels until the peer is ready."""
 
     def __init__(self, settings: StripeSettings) -> None:
         self._settings = settings
         self._channels: list[WriteChannel] = []
-        self._waiting: deque[Outbound] = deque()  # not cut up entirely
-        # all that completions are missing of, by their receives' numbers: a slot may be another's again before
+        self._waiting: deque[Outbound] = deque()  # not completely cut
+        # incomplete messages by their receive's number: a slot may be reused before all completions
         self._unsent: dict[int, Outbound] = {}
-        self._works: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}
+        self._in_flight: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}
         self._next_work = self._next_channel = self._next_sequence = 0
 
     @property
@@ -51,18 +55,18 @@ class WriteQueue:
         return bool(self._unsent)
 
     def start(self, queue_pairs: Sequence[QueuePair]) -> None:
-        """These can be written over."""
+        """Start to write over these queue pairs."""
         self._channels = [WriteChannel(queue_pair) for queue_pair in queue_pairs]
         self.pump()
 
     def add(self, out: Outbound) -> None:
-        """A message more."""
+        """Add a message."""
         self._unsent[out.announced.announced] = out
         self._waiting.append(out)
         self.pump()
 
     def pump(self) -> None:
-        """Cut up what waits, as far as queue pairs have room."""
+        """Cut up and write waiting messages, as far as queue pairs have room."""
         while self._waiting:
             channel = self._channel_with_room()
             if channel is None:
@@ -81,7 +85,7 @@ class WriteQueue:
         self._next_work += 1
         channel.outstanding += 1
         announced, queue_pair = out.announced, channel.queue_pair
-        self._works[queue_pair.number, self._next_work] = channel, out, end - start
+        self._in_flight[queue_pair.number, self._next_work] = channel, out, end - start
         queue_pair.write(
             self._next_work,
             out.piece.address + start,
@@ -102,8 +106,8 @@ class WriteQueue:
         return None
 
     def on_sent(self, queue_pair: int, work: int) -> Request | None:
-        """A segment is in the peer's memory; the message's request where all of it is."""
-        channel, out, size_bytes = self._works.pop((queue_pair, work))
+        """Handle that a segment is in the peer's memory; return the message's request once all of it is."""
+        channel, out, size_bytes = self._in_flight.pop((queue_pair, work))
         channel.outstanding -= 1
         out.left -= size_bytes
         self.pump()
@@ -114,20 +118,24 @@ class WriteQueue:
         return out.request
 
     def stop(self) -> list[Outbound]:
-        """Nothing more goes; what has not gone."""
-        left = [*self._unsent.values()]
+        """Stop writing; return the messages that are not complete."""
+        incomplete = [*self._unsent.values()]
         self._channels.clear()
         self._waiting.clear()
         self._unsent.clear()
-        self._works.clear()
-        return left
+        self._in_flight.clear()
+        return incomplete
 
 
 class Inbound:
     """A receive of a large message, a put, or a signal.
 
-    number, slot: by which the peer knows it; 0 and -1 before it is announced. matched: whether it is known which of the
-    peer's messages it is for. received: bytes that have come. ended: whether all have.
+    Attributes:
+        number: The peer's number for it; 0 before it is announced.
+        slot: The peer's slot for it; -1 before it is announced.
+        matched: Whether it is known which of the peer's messages it is for.
+        received: Bytes received.
+        ended: Whether everything has arrived.
     """
 
     __slots__ = ("ended", "matched", "number", "piece", "received", "request", "slot")
@@ -141,23 +149,26 @@ class Inbound:
         self.received = 0
 
     def unknown_to_sender(self, announced: int) -> bool:
-        """Whether a peer that had been told of so many receives did not know of this one, and it is nobody's yet."""
+        """Return whether a peer that knew `announced` receives did not know this one, and it is not matched."""
         return not self.matched and (self.number == 0 or self.number > announced)
 
 
 class Segments:
-    """Of all messages of a pair. numbered: a message is whole when its last segment, and all before that, have come."""
+    """Incoming segments of a pair.
+
+    numbered: a message is complete once all segments up to its last one have arrived.
+    """
 
     def __init__(self, numbered: bool) -> None:
         self._numbered = numbered
         self._sequences: SegmentOrder[Inbound] = SegmentOrder()
 
     def add(self, into: Inbound, immediate: Immediate, size_bytes: int) -> list[Inbound]:
-        """A segment is there; the messages that are whole now."""
+        """Record a segment; return the messages that are complete now."""
         into.received += size_bytes
         if not self._numbered:
             return [into] if into.received >= len(into.request.view) else []
-        self._sequences.came(immediate.sequence)
+        self._sequences.record(immediate.sequence)
         if immediate.notify:
-            self._sequences.ends(immediate.sequence, into)
-        return self._sequences.whole()
+            self._sequences.end_message(immediate.sequence, into)
+        return self._sequences.pop_complete()

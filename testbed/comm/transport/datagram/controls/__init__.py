@@ -1,7 +1,7 @@
-"""How much a datagram transport sends, and when, by the name that a scenario has for it."""
+"""Congestion controls of the datagram transport, by the names that scenarios use."""
 
 from testbed.comm.transport.datagram.controls.aimd import Aimd
-from testbed.comm.transport.datagram.controls.base import LEAST_PACKETS, Control, Limits, Window
+from testbed.comm.transport.datagram.controls.base import MIN_WINDOW_PACKETS, Control, Limits, Window
 from testbed.comm.transport.datagram.controls.credits import Credits, Granter
 from testbed.comm.transport.datagram.controls.dcqcn import Dcqcn
 from testbed.comm.transport.datagram.controls.swift import Swift
@@ -15,4 +15,4 @@ CONTROLS: dict[str, type[Control]] = {
     "swift": Swift,
 }
 
-__all__ = ["CONTROLS", "LEAST_PACKETS", "Control", "Credits", "Granter", "Limits"]
+__all__ = ["CONTROLS", "MIN_WINDOW_PACKETS", "Control", "Credits", "Granter", "Limits"]

@@ -1,8 +1,9 @@
 """DCQCN's sender (Zhu et al., SIGCOMM 2015, "Congestion Control for Large-Scale RDMA Deployments").
 
-Constants are the paper's, as htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma) have them. Ns-3's are the
-lowest rate and hyper increase, of which the paper gives no step: ten times the additive one. Marks count at most once
-in 50 us, as the receiver's notifications there. Steps in bit/s and the byte counter scale with the emulated rates.
+Constants are the paper's, as in htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma). The lowest rate and
+hyper increase are ns-3's: the paper gives no step for the latter; it is ten times the additive one. Marks count at
+most once in 50 us, like the receiver's notifications there. Steps in bit/s and the byte counter scale with the
+emulated rates.
 """
 
 from __future__ import annotations
@@ -21,67 +22,66 @@ COUNTER_BYTES = 10e6
 FAST_STEPS = 5
 STEP_BPS = 40e6
 HYPER_STEP_BPS = 10 * STEP_BPS
-LEAST_BPS = 100e6
-LOOKS = 4  # at the timers, for each packet that waits for its turn
+MIN_RATE_BPS = 100e6
+TIMER_CHECKS_PER_PACKET = 4  # while a packet waits for its turn
 
 
 class Dcqcn(Control):
-    """Goes by rate alone; time that has passed is caught up with when something happens."""
+    """A control by rate alone. Timers catch up with the time on each event."""
 
-    marks: ClassVar[bool] = True
+    uses_ecn: ClassVar[bool] = True
 
     def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)
         self.rate_bps = self.target_bps = limits.line_bps
         self.alpha = 1.0
-        self._noticed_s = -TIMER_S
+        self._last_mark_s = -TIMER_S
         self._alpha_s = self._timer_s = 0.0
         self._timer_steps = self._counter_steps = 0
-        self._counted = 0.0  # bytes since the last step of the counter
-        self._slow = False  # whether it has been told of congestion since it was last at line rate
+        self._counted_bytes = 0.0  # bytes since the last step of the counter
+        self._congested = False  # whether there was a mark since the rate was last at line rate
 
-    def heard(self, news: Feedback, now_s: float) -> None:
+    def on_feedback(self, feedback: Feedback, now_s: float) -> None:
         """See Control."""
-        self._pass(now_s)
-        if news.marked and now_s - self._noticed_s >= NOTICE_S:
-            self._noticed_s = now_s
+        self._catch_up(now_s)
+        if feedback.marked and now_s - self._last_mark_s >= NOTICE_S:
+            self._last_mark_s = now_s
             self.target_bps = self.rate_bps
-            self.rate_bps = max(LEAST_BPS * self.limits.rate_scale, self.rate_bps * (1 - self.alpha / 2))
+            self.rate_bps = max(MIN_RATE_BPS * self.limits.rate_scale, self.rate_bps * (1 - self.alpha / 2))
             self.alpha = (1 - GAIN) * self.alpha + GAIN
             self._alpha_s = self._timer_s = now_s
             self._timer_steps = self._counter_steps = 0
-            self._counted = 0.0
-            self._slow = True
+            self._counted_bytes = 0.0
+            self._congested = True
 
-    def sent(self, packets: int, now_s: float) -> None:
+    def on_sent(self, packets: int, now_s: float) -> None:
         """See Control."""
-        self._pass(now_s)
-        if not self._slow:
+        self._catch_up(now_s)
+        if not self._congested:
             return
-        self._counted += packets * self.limits.packet_bytes
+        self._counted_bytes += packets * self.limits.packet_bytes
         unit = COUNTER_BYTES * self.limits.rate_scale
-        while self._counted >= unit:
-            self._counted -= unit
+        while self._counted_bytes >= unit:
+            self._counted_bytes -= unit
             self._counter_steps += 1
             self._increase()
 
-    def passed(self, now_s: float) -> float:
-        """See Control: where packets are rarer than the timer's steps, a few of these for each."""
-        self._pass(now_s)
-        if not self._slow:
+    def advance(self, now_s: float) -> float:
+        """See Control. If packets are rarer than the timer's steps, the timer is checked a few times per packet."""
+        self._catch_up(now_s)
+        if not self._congested:
             return math.inf
         packet_s = self.limits.packet_bytes * 8 / self.rate_bps
-        return max(self._timer_s + TIMER_S, now_s + packet_s / LOOKS)
+        return max(self._timer_s + TIMER_S, now_s + packet_s / TIMER_CHECKS_PER_PACKET)
 
-    def _pass(self, now_s: float) -> None:
-        """Catch up with the timers."""
-        if not self._slow:
+    def _catch_up(self, now_s: float) -> None:
+        if not self._congested:
             return
         quiet = int((now_s - self._alpha_s) / TIMER_S)
         if quiet > 0:
             self.alpha *= (1 - GAIN) ** quiet
             self._alpha_s += quiet * TIMER_S
-        while self._slow and now_s - self._timer_s >= TIMER_S:
+        while self._congested and now_s - self._timer_s >= TIMER_S:
             self._timer_s += TIMER_S
             self._timer_steps += 1
             self._increase()
@@ -97,4 +97,4 @@ class Dcqcn(Control):
         self.rate_bps = (self.target_bps + self.rate_bps) / 2
         if self.rate_bps > 0.9999 * line_bps:
             self.rate_bps = self.target_bps = line_bps
-            self._slow = False
+            self._congested = False

@@ -1,4 +1,4 @@
-"""What a datagram transport does about lost packets, by the name that a scenario has for it."""
+"""Loss recoveries of the datagram transport, by the names that scenarios use."""
 
 from testbed.comm.transport.datagram.recoveries.base import Feedback, Item, Parity, Recovery
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure, XorParity

@@ -1,8 +1,9 @@
-"""What a sender does about packets that are lost: which to send next, which to send again, and when. No sockets.
+"""Loss recoveries: which packets a sender sends next, which it resends, and when. No sockets.
 
-Paths are first in, first out: what has not come when something sent later on the same path has is lost. A receiver's
-acknowledgement names the latest serial that it heard on a path, so a sender knows this of each packet exactly, also of
-one that was sent again, and paths of unlike length disturb nothing. What one makes of it differs by recovery.
+Paths are first in, first out: if something sent later on a path has arrived, packets sent before it on that path that
+have not arrived are lost. An acknowledgement names the latest serial that arrived on a path. So a sender knows the
+fate of each packet exactly, also of a resent one, and paths of different length do not disturb this. Recoveries
+differ in their reaction.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from testbed.comm.transport.datagram.packets import MOST_AHEAD, Ack
+from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class Parity(NamedTuple):
-    """One of a group's packets of parity: the group's first packet, how many it has, which of how many this is."""
+    """A parity packet of a group.
+
+    Attributes:
+        first: The group's first packet.
+        data: The group's number of data packets.
+        number: Which parity packet this is.
+        parity: The group's number of parity packets.
+    """
 
     first: int
     data: int
@@ -29,11 +37,11 @@ class Parity(NamedTuple):
 
 
 Item = int | Parity
-"""What can be sent: a packet of data, by number, or one of parity."""
+"""A packet to send: a data packet, by number, or a parity packet."""
 
 
 class SentPackets(NamedTuple):
-    """What was sent, when: so many packets of data in a row, from `item` on, or one of parity. serial: of the first."""
+    """A transmission: consecutive data packets from `item` on, or one parity packet. `serial` is the first one's."""
 
     serial: int
     item: Item
@@ -43,17 +51,24 @@ class SentPackets(NamedTuple):
 
 @dataclass
 class Path:
-    """What is under way on one path. flight: of which nothing has been heard yet, oldest first.
+    """What is in flight on one path.
 
-    settled: of all serials below something has been heard, or they have been given up. times: last serials of what was
-    sent at once, and when.
+    Attributes:
+        serial: The next serial.
+        settled: All serials below have been acknowledged or given up.
+        latest_serial: The latest acknowledged serial.
+        last_ack_s: When the last acknowledgement came.
+        received: Packets received, as reported.
+        marked: Packets marked, as reported.
+        flight: Transmissions without feedback, oldest first.
+        times: Last serial and time of each transmission, for round-trip samples.
     """
 
-    serial: int = 0  # of the next
+    serial: int = 0  # of the next packet
     settled: int = 0
-    heard: int = -1
-    heard_s: float = -math.inf
-    came: int = 0
+    latest_serial: int = -1
+    last_ack_s: float = -math.inf
+    received: int = 0
     marked: int = 0
     flight: deque[SentPackets] = field(default_factory=deque)
     times: deque[tuple[int, float]] = field(default_factory=deque)
@@ -61,11 +76,16 @@ class Path:
 
 @dataclass
 class Feedback:
-    """What an acknowledgement, or a time-out, has changed.
+    """What an acknowledgement or a timeout has changed.
 
-    acked: packets that are known to have come now and were not before. holes: that have not, though something sent
-    later on their path has. lost: that count as lost now. marked: that the network has marked. late: packets of which
-    nothing was heard for too long; late_on: how many on each path.
+    Attributes:
+        acked: Packets newly known to have arrived.
+        holes: Packets that have not arrived, although something sent later on their path has.
+        lost: Packets newly considered lost.
+        marked: Packets with an ECN mark.
+        round_trip_s: The sample, if any.
+        timed_out: Packets without feedback for too long.
+        timed_out_by_path: The same by path.
     """
 
     acked: int = 0
@@ -73,209 +93,216 @@ class Feedback:
     lost: int = 0
     marked: int = 0
     round_trip_s: float | None = None
-    late: int = 0
-    late_on: dict[int, int] = field(default_factory=dict)
+    timed_out: int = 0
+    timed_out_by_path: dict[int, int] = field(default_factory=dict)
 
 
 class Recovery(ABC):
-    """One pair's, one direction's. Packets are numbered from 0, in the order in which they are first sent."""
+    """The recovery of one pair in one direction.
+
+    Packets are numbered from 0, in the order of their first transmission.
+    """
 
     in_order: ClassVar[bool] = False
-    """Whether its receiver takes packets in order only."""
+    """Whether its receiver accepts packets only in order."""
 
     code: ClassVar[str | None] = None
-    """What makes its parity; see `erasure_codes`."""
+    """Its erasure code, if any; see `erasure_codes`."""
 
     def __init__(self, round_trips: RttEstimator) -> None:
         self.round_trips = round_trips
-        self.end = 0  # how many packets there are to send
-        self.next = 0  # the first that was not sent yet, or has to be sent with all after it
-        self.low = 0  # all before have come
+        self.end = 0  # the number of packets to send
+        self.next = 0  # the next packet to send
+        self.low = 0  # all packets before have arrived
         self.resent = 0
         self.parity_sent = 0
         self.paths: dict[int, Path] = {}
-        self._acked = 0  # bit i: low + i has come
-        self._sent_end = 0  # the first that was never sent
-        # path and serial of the latest sending of packets that were sent more than once and have not come
-        self._again_at: dict[int, tuple[int, int]] = {}
-        self._lost: set[int] = set()  # to be sent again
+        self._acked = 0  # bit i: low + i has arrived
+        self._sent_end = 0  # the first packet that was never sent
+        # path and serial of the last transmission, for missing packets that were resent
+        self._last_resends: dict[int, tuple[int, int]] = {}
+        self._lost: set[int] = set()  # to be resent
 
-    # ---- for those who derive
+    # ---- for subclasses
 
     @abstractmethod
-    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
-        """A packet of data has not come, but something that was sent later has."""
+    def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
+        """Handle a data packet that has not arrived although something sent later has."""
 
-    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
-        """All of an acknowledgement has been looked at."""
+    def _after_ack(self, ack: Ack, feedback: Feedback, now_s: float) -> None:
+        """Handle the end of an acknowledgement."""
         return
 
-    def _parity_late(self, parity: Parity, news: Feedback) -> None:
-        """Nothing was heard of a packet of parity."""
+    def _on_parity_timeout(self, parity: Parity, feedback: Feedback) -> None:
+        """Handle a parity packet without feedback."""
         return
 
     # ---- sending
 
     @property
-    def under_way(self) -> int:
-        """Packets of which nothing has been heard on their path since they were sent."""
+    def in_flight(self) -> int:
+        """Packets without any feedback on their path since they were sent."""
         return sum(path.serial - path.settled for path in self.paths.values())
 
     @property
     def idle(self) -> bool:
-        """Whether all has come."""
+        """Whether everything has arrived."""
         return self.low == self.end
 
     @property
     def pending(self) -> int:
-        """Packets that would be sent now if all of them might."""
+        """Packets that would be sent now if there were no limit."""
         return max(0, self._limit - self.next) + len(self._lost)
 
     def extend(self, count: int) -> None:
-        """There are so many packets more to send, which belong together."""
+        """Add `count` packets to send, which belong to one message."""
         self.end += count
 
-    def sent_below(self, end: int) -> bool:
-        """Whether all packets below, and all parity of theirs, were sent once."""
+    def is_sent_below(self, end: int) -> bool:
+        """Return whether all packets below `end`, and all their parity, were sent once."""
         return end <= self._sent_end
 
-    def fresh(self, most: int) -> range:
-        """Packets of data in a row to send next, where nothing else goes first; as `items` otherwise."""
-        return range(0) if self._lost else range(self.next, min(self.next + most, self._limit))
+    def next_run(self, max_packets: int) -> range:
+        """Return consecutive data packets to send next, if nothing else goes first; see `next_items`."""
+        return range(0) if self._lost else range(self.next, min(self.next + max_packets, self._limit))
 
-    def items(self, most: int) -> list[Item]:
-        """What to send next, at most so many; nothing changes until `sent` says so."""
-        found: list[Item] = list(self._again(most))
-        new = min(most - len(found), self._limit - self.next)
-        found += range(self.next, self.next + new)
-        return found
+    def next_items(self, max_packets: int) -> list[Item]:
+        """Return up to `max_packets` items to send next. Nothing changes until `on_sent`."""
+        items: list[Item] = list(self._next_resends(max_packets))
+        new = min(max_packets - len(items), self._limit - self.next)
+        items += range(self.next, self.next + new)
+        return items
 
     @property
     def _limit(self) -> int:
-        """Numbers below may be sent: they are there, and not too far ahead of what has come."""
-        return min(self.end, self.low + MOST_AHEAD)
+        """Numbers below may be sent: they exist, and are not too far ahead of what has arrived."""
+        return min(self.end, self.low + MAX_AHEAD)
 
-    def _again(self, most: int) -> list[int]:
-        """What is lost, lowest number first."""
-        return heapq.nsmallest(most, self._lost) if self._lost else []
+    def _next_resends(self, max_packets: int) -> list[int]:
+        """Return lost packets, lowest number first."""
+        return heapq.nsmallest(max_packets, self._lost) if self._lost else []
 
     def next_serial(self, path: int) -> int:
-        """Of what is sent next on this path."""
-        own = self.paths.get(path)
-        return 0 if own is None else own.serial
+        """Return the serial of the next packet on this path."""
+        state = self.paths.get(path)
+        return 0 if state is None else state.serial
 
-    def sent(self, item: Item, path: int, now_s: float) -> int:
-        """It was sent; its serial."""
+    def on_sent(self, item: Item, path: int, now_s: float) -> int:
+        """Record that an item was sent; return its serial."""
         if isinstance(item, int):
-            return self.sent_run(range(item, item + 1), path, now_s)
+            return self.on_run_sent(range(item, item + 1), path, now_s)
         self.parity_sent += 1
-        return self._fly(item, 1, path, now_s)
+        return self._record_sending(item, 1, path, now_s)
 
-    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
-        """These packets of data were sent, one after the other; the serial of the first."""
+    def on_run_sent(self, numbers: range, path: int, now_s: float) -> int:
+        """Record that these data packets were sent in order; return the first one's serial."""
         first, end = numbers.start, numbers.stop
-        serial = self._fly(first, end - first, path, now_s)
+        serial = self._record_sending(first, end - first, path, now_s)
         if first < self._sent_end:
             for number in range(first, min(end, self._sent_end)):
                 self.resent += 1
                 self._lost.discard(number)
-                self._again_at[number] = (path, serial + number - first)
+                self._last_resends[number] = (path, serial + number - first)
         self._sent_end = max(self._sent_end, end)
         self.next = max(self.next, end)
         return serial
 
-    def _fly(self, item: Item, count: int, path: int, now_s: float) -> int:
-        own = self.paths.get(path)
-        if own is None:
-            own = self.paths[path] = Path()
-        serial = own.serial
-        own.serial += count
-        own.flight.append(SentPackets(serial, item, count, now_s))
-        own.times.append((own.serial - 1, now_s))
+    def _record_sending(self, item: Item, count: int, path: int, now_s: float) -> int:
+        state = self.paths.get(path)
+        if state is None:
+            state = self.paths[path] = Path()
+        serial = state.serial
+        state.serial += count
+        state.flight.append(SentPackets(serial, item, count, now_s))
+        state.times.append((state.serial - 1, now_s))
         return serial
 
-    # ---- hearing
+    # ---- feedback
 
-    def heard(self, ack: Ack, now_s: float) -> Feedback:
-        """An acknowledgement has come. ValueError for what no receiver can have said."""
+    def on_ack(self, ack: Ack, now_s: float) -> Feedback:
+        """Handle an acknowledgement. Raises ValueError if no receiver can have sent it."""
         path = self.paths.get(ack.path)
         if (
             path is None
-            or not -1 <= ack.heard < path.serial
+            or not -1 <= ack.latest_serial < path.serial
             or ack.low + ack.bits.bit_length() > self._sent_end
         ):
-            raise ValueError(f"an acknowledgement of packets that were not sent: {ack.heard}, {ack.low}")
-        news = Feedback()
-        path.heard_s = now_s
-        if ack.came >= path.came:
-            news.marked = max(0, ack.marked - path.marked)
-            path.came, path.marked = ack.came, ack.marked
-        news.acked = self._learn(ack)
-        if news.acked:
+            raise ValueError(
+                f"an acknowledgement of packets that were not sent: {ack.latest_serial}, {ack.low}"
+            )
+        feedback = Feedback()
+        path.last_ack_s = now_s
+        if ack.received >= path.received:
+            feedback.marked = max(0, ack.marked - path.marked)
+            path.received, path.marked = ack.received, ack.marked
+        feedback.acked = self._apply_ack(ack)
+        if feedback.acked:
             self.round_trips.doublings = 0
             if self._lost:
-                self._lost = {number for number in self._lost if not self._has(number)}
-            if self._again_at:
-                self._again_at = {
-                    number: where for number, where in self._again_at.items() if not self._has(number)
+                self._lost = {number for number in self._lost if not self._has_come(number)}
+            if self._last_resends:
+                self._last_resends = {
+                    number: where
+                    for number, where in self._last_resends.items()
+                    if not self._has_come(number)
                 }
-        if ack.heard > path.heard:
-            path.heard = ack.heard
-            self._measure(path, news, now_s)
-            self._pass(ack.path, path, news)
-        if news.acked and len(self.paths) > 1:
-            self._skip_what_came()
-        self._after_ack(ack, news, now_s)
-        return news
+        if ack.latest_serial > path.latest_serial:
+            path.latest_serial = ack.latest_serial
+            self._sample_round_trip(path, feedback, now_s)
+            self._settle_up_to_ack(ack.path, path, feedback)
+        if feedback.acked and len(self.paths) > 1:
+            self._skip_acked()
+        self._after_ack(ack, feedback, now_s)
+        return feedback
 
-    def _pass(self, which: int, path: Path, news: Feedback) -> None:
-        """Of all up to what was heard last on a path it is known what has become."""
-        flight, end = path.flight, path.heard + 1
+    def _settle_up_to_ack(self, path_number: int, path: Path, feedback: Feedback) -> None:
+        """Settle all transmissions up to the latest acknowledged serial of a path."""
+        flight, end = path.flight, path.latest_serial + 1
         while flight and flight[0].serial < end:
             sending = flight.popleft()
             serial, item, count, sent_s = sending
             if isinstance(item, Parity):
                 continue
-            if serial + count > end:  # the rest is still under way
+            if serial + count > end:  # the rest is still in flight
                 passed = end - serial
                 flight.appendleft(SentPackets(end, item + passed, count - passed, sent_s))
                 count = passed
-            for number in self._not_come(which, serial, item, count):
-                news.holes += 1
-                self._passed(number, sending, news)
+            for number in self._find_missing(path_number, serial, item, count):
+                feedback.holes += 1
+                self._on_hole(number, sending, feedback)
         path.settled = max(path.settled, end)
 
-    def _skip_what_came(self) -> None:
-        """What is known to have come by word of other paths is not waited for."""
+    def _skip_acked(self) -> None:
+        """Drop transmissions whose packets are acknowledged through other paths."""
         for path in self.paths.values():
             flight = path.flight
-            while flight and self._came(flight[0]):
+            while flight and self._is_acked(flight[0]):
                 serial, _, count, _ = flight.popleft()
                 path.settled = serial + count
 
-    def _came(self, sending: SentPackets) -> bool:
+    def _is_acked(self, sending: SentPackets) -> bool:
         first = sending.item
         if isinstance(first, Parity):
             return False
-        return all(self._has(number) for number in range(max(first, self.low), first + sending.packets))
+        return all(self._has_come(number) for number in range(max(first, self.low), first + sending.packets))
 
-    def _measure(self, path: Path, news: Feedback, now_s: float) -> None:
-        """The round trip of the packet that was heard last."""
+    def _sample_round_trip(self, path: Path, feedback: Feedback, now_s: float) -> None:
+        """Sample the round trip of the latest acknowledged packet."""
         times = path.times
-        while times[0][0] < path.heard:
+        while times[0][0] < path.latest_serial:
             times.popleft()
         last, sent_s = times[0]
-        if last == path.heard:
+        if last == path.latest_serial:
             times.popleft()
-        news.round_trip_s = now_s - sent_s
-        self.round_trips.add(news.round_trip_s)
+        feedback.round_trip_s = now_s - sent_s
+        self.round_trips.add(feedback.round_trip_s)
 
-    def _learn(self, ack: Ack) -> int:
-        """Take in which packets have come; how many of them were not known to have."""
-        low, had, news = self.low, self._acked, 0
+    def _apply_ack(self, ack: Ack) -> int:
+        """Record which packets have arrived; return how many were not known before."""
+        low, had, new_count = self.low, self._acked, 0
         if ack.low > low:
             step = ack.low - low
-            news = step - (had & ((1 << step) - 1)).bit_count()
+            new_count = step - (had & ((1 << step) - 1)).bit_count()
             self._acked = had = had >> step
             self.low = ack.low
         if ack.bits:
@@ -284,62 +311,62 @@ class Recovery(ABC):
             )
             new = bits & ~had
             self._acked |= new
-            news += new.bit_count()
+            new_count += new.bit_count()
         self.next = max(self.next, self.low)
-        return news
+        return new_count
 
-    def _has(self, number: int) -> bool:
-        """Whether it is known to have come."""
+    def _has_come(self, number: int) -> bool:
+        """Return whether the packet is known to have arrived."""
         return number < self.low or bool(self._acked >> (number - self.low) & 1)
 
-    def _not_come(self, which: int, serial: int, first: int, count: int) -> Iterator[int]:
-        """Of so many packets sent in a row on a path those that have not, and were not sent again since."""
+    def _find_missing(self, path_number: int, serial: int, first: int, count: int) -> Iterator[int]:
+        """Yield packets of a transmission that have not arrived and were not resent since."""
         for number in range(max(first, self.low), first + count):
-            here = which, serial + number - first
-            if not self._has(number) and self._again_at.get(number, here) == here:
+            sending = path_number, serial + number - first
+            if not self._has_come(number) and self._last_resends.get(number, sending) == sending:
                 yield number
 
-    def _lose(self, number: int, news: Feedback) -> None:
-        """It has to be sent again."""
-        if number not in self._lost and not self._has(number):
+    def _lose(self, number: int, feedback: Feedback) -> None:
+        """Mark a packet for resending."""
+        if number not in self._lost and not self._has_come(number):
             self._lost.add(number)
-            news.lost += 1
+            feedback.lost += 1
 
-    # ---- time
+    # ---- timers
 
     @property
     def due_s(self) -> float:
-        """When `on_timer` has something to do; infinite where only acknowledgements are waited for, or nothing."""
+        """When `on_timer` has something to do; infinite if only acknowledgements are awaited, or nothing."""
         oldest_s = math.inf
         for path in self.paths.values():
             if path.flight:
-                oldest_s = min(oldest_s, self._late_from_s(path))
+                oldest_s = min(oldest_s, self._timeout_base_s(path))
         return oldest_s + self.round_trips.rto_s
 
     @staticmethod
-    def _late_from_s(path: Path) -> float:
-        """When waiting for word of a path began: what is in its queues may take long, as long as something comes."""
-        return max(path.flight[0].sent_s, path.heard_s)
+    def _timeout_base_s(path: Path) -> float:
+        """Return when the timeout of a path started. Queues may delay feedback for long, as long as some arrives."""
+        return max(path.flight[0].sent_s, path.last_ack_s)
 
     def on_timer(self, now_s: float) -> Feedback:
-        """Time has passed: what nothing is heard of is lost."""
-        news = Feedback()
+        """Handle timeouts: packets without feedback are lost."""
+        feedback = Feedback()
         rto_s = self.round_trips.rto_s
-        for which, path in self.paths.items():
+        for path_number, path in self.paths.items():
             late = 0
-            while path.flight and self._late_from_s(path) + rto_s <= now_s:
+            while path.flight and self._timeout_base_s(path) + rto_s <= now_s:
                 serial, item, count, _ = path.flight.popleft()
                 path.settled = serial + count
                 if isinstance(item, Parity):
                     late += 1
-                    self._parity_late(item, news)
+                    self._on_parity_timeout(item, feedback)
                     continue
-                for number in self._not_come(which, serial, item, count):
+                for number in self._find_missing(path_number, serial, item, count):
                     late += 1
-                    self._lose(number, news)
+                    self._lose(number, feedback)
             if late:
-                news.late_on[which] = late
-        if news.lost:
-            news.late = news.lost
+                feedback.timed_out_by_path[path_number] = late
+        if feedback.lost:
+            feedback.timed_out = feedback.lost
             self.round_trips.doublings += 1
-        return news
+        return feedback

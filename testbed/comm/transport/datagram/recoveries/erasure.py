@@ -1,7 +1,7 @@
-"""Erasure coding: parity goes with each group of packets, and only what that does not mend is sent again.
+"""Erasure coding: parity is sent with each group of packets, and only what it cannot recover is resent.
 
-After SDR-RDMA (arXiv:2505.05366), whose EC is 32 packets of data and 8 of parity, with selective repeat behind it.
-A group ends with its message, its parity in proportion, one packet at least.
+After SDR-RDMA (arXiv:2505.05366), whose EC is 32 packets of data and 8 of parity, with selective repeat as fallback.
+A group ends with its message, and its parity is proportional, at least one packet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ DATA, PARITY = 32, 8
 
 @dataclass
 class _Group:
-    """first: its first packet. unsent: packets that were never sent yet. last: by path, the last serial of its own."""
+    """A group of packets.
+
+    Attributes:
+        first: Its first packet.
+        data: Its number of data packets.
+        parity: Its number of parity packets.
+        unsent: Packets that were never sent.
+        last: Its last serial, by path.
+    """
 
     first: int
     data: int
@@ -30,19 +38,19 @@ class _Group:
 
 
 class Erasure(Recovery):
-    """data, parity: packets of a whole group."""
+    """Recovery by parity. data, parity: packets of a full group."""
 
     code: ClassVar[str | None] = "mds"
 
     def __init__(self, round_trips: RttEstimator, data: int = DATA, parity: int = PARITY) -> None:
         super().__init__(round_trips)
         self.data, self.parity = data, parity
-        self._open: deque[_Group] = deque()  # not sent entirely
-        self._closed: deque[_Group] = deque()  # sent, and perhaps still under way
-        self._parities: deque[Parity] = deque()  # to send next
+        self._open: deque[_Group] = deque()  # not completely sent
+        self._closed: deque[_Group] = deque()  # completely sent, perhaps in flight
+        self._parities: deque[Parity] = deque()  # parity to send next
 
     def extend(self, count: int) -> None:
-        """See Recovery: the packets of one message, so that groups end with it."""
+        """See Recovery. The packets of one message: groups end with it."""
         for first in range(self.end, self.end + count, self.data):
             data = min(self.data, self.end + count - first)
             parity = math.ceil(data * self.parity / self.data)
@@ -52,102 +60,107 @@ class Erasure(Recovery):
     @property
     def pending(self) -> int:
         """See Recovery."""
-        return len(self._lost) + sum(own.unsent for own in self._open)
+        return len(self._lost) + sum(group.unsent for group in self._open)
 
-    def sent_below(self, end: int) -> bool:
+    def is_sent_below(self, end: int) -> bool:
         """See Recovery."""
         return end <= (self._open[0].first if self._open else self.end)
 
-    def items(self, most: int) -> list[Item]:
-        """See Recovery: a group's parity follows on its data."""
-        found: list[Item] = list(self._again(most))
-        found += list(self._parities)[: most - len(found)]
-        if len(found) < most and self._open:
-            own = self._open[0]
-            end = min(own.first + own.data, self._limit, self.next + most - len(found))
-            found += range(self.next, end)
-        return found
+    def next_items(self, max_packets: int) -> list[Item]:
+        """See Recovery. A group's parity follows its data."""
+        items: list[Item] = list(self._next_resends(max_packets))
+        items += list(self._parities)[: max_packets - len(items)]
+        if len(items) < max_packets and self._open:
+            group = self._open[0]
+            end = min(group.first + group.data, self._limit, self.next + max_packets - len(items))
+            items += range(self.next, end)
+        return items
 
-    def fresh(self, most: int) -> range:
-        """See Recovery: of one group."""
+    def next_run(self, max_packets: int) -> range:
+        """See Recovery. Within one group."""
         if self._parities or not self._open:
             return range(0)
-        own = self._open[0]
-        found = super().fresh(most)
-        return range(found.start, min(found.stop, own.first + own.data))
+        group = self._open[0]
+        found = super().next_run(max_packets)
+        return range(found.start, min(found.stop, group.first + group.data))
 
-    def sent(self, item: Item, path: int, now_s: float) -> int:
+    def on_sent(self, item: Item, path: int, now_s: float) -> int:
         """See Recovery."""
-        serial = super().sent(item, path, now_s)
+        serial = super().on_sent(item, path, now_s)
         if isinstance(item, Parity):
             self._parities.remove(item)
             self._first_sent(1, path, serial)
         return serial
 
-    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
-        """See Recovery: packets of one group, all sent before or none."""
+    def on_run_sent(self, numbers: range, path: int, now_s: float) -> int:
+        """See Recovery. Packets of one group, all of them new or all resent."""
         first_time = numbers.start >= self._sent_end
-        serial = super().sent_run(numbers, path, now_s)
+        serial = super().on_run_sent(numbers, path, now_s)
         if first_time:
-            own = self._open[0]
-            if numbers.stop == own.first + own.data:
-                self._parities += [Parity(own.first, own.data, i, own.parity) for i in range(own.parity)]
+            group = self._open[0]
+            if numbers.stop == group.first + group.data:
+                self._parities += [
+                    Parity(group.first, group.data, i, group.parity) for i in range(group.parity)
+                ]
             self._first_sent(len(numbers), path, serial + len(numbers) - 1)
         return serial
 
     def _first_sent(self, count: int, path: int, last: int) -> None:
-        """So many packets of the group that is being sent have left, the last with this serial."""
-        own = self._open[0]
-        own.last[path] = last
-        own.unsent -= count
-        if not own.unsent:
+        """Record that `count` new packets of the first open group have left, the last with this serial."""
+        group = self._open[0]
+        group.last[path] = last
+        group.unsent -= count
+        if not group.unsent:
             self._closed.append(self._open.popleft())
 
-    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
-        if number < self._under_code_from:
-            self._lose(number, news)
+    def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
+        if number < self._first_protected:
+            self._lose(number, feedback)
 
     @property
-    def _under_code_from(self) -> int:
-        """Packets below have been given up by their parity: they go for themselves."""
+    def _first_protected(self) -> int:
+        """Packets below are no longer protected by parity, and are resent individually."""
         first = self._closed or self._open
         return first[0].first if first else self.end
 
-    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
-        self._give_up_ended(news)
+    def _after_ack(self, ack: Ack, feedback: Feedback, now_s: float) -> None:
+        self._resend_finished_groups(feedback)
 
     def on_timer(self, now_s: float) -> Feedback:
         """See Recovery."""
-        news = super().on_timer(now_s)
-        self._give_up_ended(news)
-        return news
+        feedback = super().on_timer(now_s)
+        self._resend_finished_groups(feedback)
+        return feedback
 
-    def _give_up_ended(self, news: Feedback) -> None:
-        """Groups of which nothing is under way any more; of a path that is left alone nothing later is heard."""
+    def _resend_finished_groups(self, feedback: Feedback) -> None:
+        """Resend the missing packets of groups with nothing in flight.
+
+        No later feedback comes from an abandoned path.
+        """
         while self._closed and all(
             self.paths[path].settled > serial for path, serial in self._closed[0].last.items()
         ):
-            self._give_up(self._closed.popleft(), news)
+            self._resend_missing(self._closed.popleft(), feedback)
 
-    def _give_up(self, group: _Group, news: Feedback) -> None:
-        """All of a group is through, or lost: its parity was not enough for what is missing."""
+    def _resend_missing(self, group: _Group, feedback: Feedback) -> None:
+        """Resend the missing packets of a group whose parity was not enough."""
         for number in range(max(group.first, self.low), group.first + group.data):
-            if not self._has(number) and not self._under_way_still(number):
-                self._lose(number, news)
+            if not self._has_come(number) and not self._is_in_flight(number):
+                self._lose(number, feedback)
 
-    def _under_way_still(self, number: int) -> bool:
+    def _is_in_flight(self, number: int) -> bool:
         return any(
             isinstance(sending.item, int) and sending.item <= number < sending.item + sending.packets
             for path in self.paths.values()
             for sending in path.flight
         )
 
-    def _parity_late(self, parity: Parity, news: Feedback) -> None:
+    def _on_parity_timeout(self, parity: Parity, feedback: Feedback) -> None:
         while self._closed and self._closed[0].first <= parity.first:
-            self._give_up(self._closed.popleft(), news)
+            self._resend_missing(self._closed.popleft(), feedback)
 
 
 class XorParity(Erasure):
-    """As `Erasure` with the simplest of codes, which mends one loss in each class of a group."""
+    """Like `Erasure`, with the simplest code, which recovers one loss in each class of a group."""
 
     code: ClassVar[str | None] = "xor"

@@ -1,4 +1,4 @@
-"""Go-back-N, as RoCE has it: the receiver drops what is not next and says so once, the sender goes on from there."""
+"""Go-back-N, as in RoCE: the receiver drops everything out of order and sends one NAK, and the sender goes back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class GoBackN(Recovery):
-    """All behind a hole is sent again. What is lost again is found by a time-out: a hole is told of only once."""
+    """Resends everything after a hole. A second loss is found by a timeout: each hole causes only one NAK."""
 
     in_order = True
 
@@ -19,40 +19,40 @@ class GoBackN(Recovery):
         self._progress_s = -math.inf
         self._went_back_to = -1
 
-    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
+    def on_run_sent(self, numbers: range, path: int, now_s: float) -> int:
         """See Recovery."""
         if self.low == self._sent_end:
             self._progress_s = now_s
-        return super().sent_run(numbers, path, now_s)
+        return super().on_run_sent(numbers, path, now_s)
 
-    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
-        pass  # it is dropped, or the receiver tells of a hole
+    def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
+        pass  # the receiver drops it, or reports a hole by a NAK
 
-    def _after_ack(self, ack: Ack, news: Feedback, now_s: float) -> None:
-        if news.acked:
+    def _after_ack(self, ack: Ack, feedback: Feedback, now_s: float) -> None:
+        if feedback.acked:
             self._progress_s = now_s
-        if ack.refuses and ack.low == self.low and self._went_back_to != self.low:
-            self._go_back(news, now_s)
-            news.lost += 1
+        if ack.nak and ack.low == self.low and self._went_back_to != self.low:
+            self._go_back(feedback, now_s)
+            feedback.lost += 1
 
-    def _go_back(self, news: Feedback, now_s: float) -> None:
+    def _go_back(self, feedback: Feedback, now_s: float) -> None:
         self._went_back_to = self.next = self.low
         self._progress_s = now_s
 
     @property
     def due_s(self) -> float:
-        """See Recovery: the time-out runs from the last progress."""
+        """See Recovery. The timeout runs from the last progress."""
         return self._progress_s + self.round_trips.rto_s if self.low < self._sent_end else math.inf
 
     def on_timer(self, now_s: float) -> Feedback:
         """See Recovery."""
-        news = Feedback()
+        feedback = Feedback()
         if self.due_s <= now_s:
-            news.late = self.next - self.low
-            news.lost = 1
+            feedback.timed_out = self.next - self.low
+            feedback.lost = 1
             for path in self.paths.values():
                 path.flight.clear()
                 path.settled = path.serial
             self.round_trips.doublings += 1
-            self._go_back(news, now_s)
-        return news
+            self._go_back(feedback, now_s)
+        return feedback

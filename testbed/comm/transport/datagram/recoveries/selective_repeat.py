@@ -1,4 +1,4 @@
-"""Selective repeat: only what is lost is sent again, after a time-out, or at once when the receiver tells of a hole."""
+"""Selective repeat: only lost packets are resent, after a timeout, or at once when the receiver reports a hole."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class SelectiveRepeat(Recovery):
-    """Each packet by itself is sent again three round trips after it was sent (SDR-RDMA's SR, arXiv:2505.05366)."""
+    """Resends each packet three round trips after it was sent (SDR-RDMA's SR, arXiv:2505.05366)."""
 
     def __init__(self, round_trips: RttEstimator) -> None:
         super().__init__(round_trips)
-        self._waiting: dict[int, float] = {}  # packets that have not come, when they were sent
+        self._waiting: dict[int, float] = {}  # missing packets, with their sending time
 
-    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
+    def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
         self._waiting.pop(number, None)
         self._waiting[number] = sending.sent_s
 
@@ -22,7 +22,7 @@ class SelectiveRepeat(Recovery):
         """See Recovery."""
         due_s = super().due_s
         waiting = self._waiting
-        while waiting and self._has(next(iter(waiting))):
+        while waiting and self._has_come(next(iter(waiting))):
             del waiting[next(iter(waiting))]
         if waiting:
             due_s = min(due_s, next(iter(waiting.values())) + self.round_trips.rto_s)
@@ -31,18 +31,18 @@ class SelectiveRepeat(Recovery):
     def on_timer(self, now_s: float) -> Feedback:
         """See Recovery."""
         rto_s, waiting = self.round_trips.rto_s, self._waiting
-        news = super().on_timer(now_s)
+        feedback = super().on_timer(now_s)
         while waiting:
             number, sent_s = next(iter(waiting.items()))
-            if sent_s + rto_s > now_s and not self._has(number):
+            if sent_s + rto_s > now_s and not self._has_come(number):
                 break
             del waiting[number]
-            self._lose(number, news)
-        return news
+            self._lose(number, feedback)
+        return feedback
 
 
 class Nack(Recovery):
-    """A packet is sent again when something that was sent later has come and it has not: after one round trip."""
+    """Resends a packet when something sent later has arrived and it has not: after one round trip."""
 
-    def _passed(self, number: int, sending: SentPackets, news: Feedback) -> None:
-        self._lose(number, news)
+    def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
+        self._lose(number, feedback)
