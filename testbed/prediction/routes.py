@@ -11,8 +11,8 @@ from testbed.comm.flight_recorder import NetworkPaths, PairPath
 from testbed.comm.transport import TrafficClass
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.net.controller import Flow, PolicyChoice, View, compute
-from testbed.net.controller.table_simulator import Journey, wires
 from testbed.net.controller.table_simulator import Network as Switches
+from testbed.net.controller.table_simulator import PacketTrace, wires
 from testbed.net.fabric.namespace_setup import receive_window_bytes
 from testbed.net.fabric.plan import make_plan
 from testbed.net.paths import Ends, LossyConnection, Network, Path, network_of, payload_per_bit
@@ -150,7 +150,7 @@ class Routes:
             for hop in hops
         )
 
-    def journey(self, flow: Flow, one: Host) -> Journey:
+    def journey(self, flow: Flow, one: Host) -> PacketTrace:
         """Of a flow from a host to another building, through the edges."""
         edge = self.edges[one.building]
         return self.switches.forward(self.view.packet(flow), edge.entry)

@@ -353,7 +353,7 @@ class Fabric:
             return words
         if (
             self.controller is not None
-            and not self.controller.revive()
+            and not self.controller.restart()
             and (words := self.controller.failure())
         ):
             return f"the controller: {words}"
