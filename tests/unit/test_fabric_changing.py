@@ -101,7 +101,7 @@ def test_a_networks_controller_is_found_by_its_file(tmp_path: Path, monkeypatch:
     [
         ("north1", "nort", "udp", r"TARGET: got nort, expected a host: .* mean north2\?"),
         ("nowhere", "north1", "udp", "SOURCE: got nowhere"),
-        ("north1", "north1", "udp", "expected another host than SOURCE"),
+        ("north1", "north1", "udp", "expected a host other than SOURCE"),
         ("north1", "south1", "icmp", "--protocol: got icmp, expected udp or tcp"),
     ],
 )

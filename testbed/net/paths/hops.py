@@ -129,7 +129,7 @@ class Paths:
         if early:
             return Hop(name, [cable.direction], held=False, early_s=CUT_THROUGH_S)
         # what is shaped by itself delays no frame that finds it idle
-        return Hop(name, [cable.direction], held=self._all_hold or cable.takes_time)
+        return Hop(name, [cable.direction], held=self._all_hold or cable.needs_engine)
 
     def _tower(self, host: Host, target: Host) -> list[str]:
         """A host and the switches above it on the way to a target."""

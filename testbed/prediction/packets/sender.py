@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.net.fabric.namespace_setup import IN_CARD_BYTES
+from testbed.net.fabric.namespace_setup import LIMIT_OUTPUT_BYTES
 from testbed.net.paths.hops import PacketPath
 from testbed.net.paths.losses import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
 from testbed.prediction.events import Event, EventQueue, SendBuffer
@@ -73,7 +73,7 @@ class Sender:
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
-        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
+        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(agenda)
         self._heard = AckSample()
@@ -211,7 +211,7 @@ class Sender:
             in_card_bytes = self._in_card_bytes
             # 1 ms of its pace, two packets at the least, which mostly decides
             if in_card_bytes <= self._least_in_card or (
-                in_card_bytes <= IN_CARD_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
+                in_card_bytes <= LIMIT_OUTPUT_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
             ):
                 return False
         if self._woken_s <= self._agenda.now_s:
