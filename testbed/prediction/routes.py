@@ -27,7 +27,7 @@ from testbed.net.paths.hops import (
     packet_hops,
     packet_payload_bytes,
 )
-from testbed.net.paths.losses import USUAL, find_control, is_known_control
+from testbed.net.paths.losses import FALLBACK_CONTROL, find_control, is_known_control
 from testbed.net.paths.network import ANY
 from testbed.prediction.calibration import Calibration
 from testbed.spec.buildings import Host
@@ -119,7 +119,9 @@ class Routes:
     ) -> PacketPath | None:
         wiring = self.job.wiring
         settings = wiring.settings(*ends, wiring.connection(*ends, TrafficClass(dscp), channel))
-        named = model_of(self.job, settings.congestion_control or wiring.congestion_control or USUAL)
+        named = model_of(
+            self.job, settings.congestion_control or wiring.congestion_control or FALLBACK_CONTROL
+        )
         if (
             not (is_plain(there) and is_plain(back) and is_known_control(named))
             or settings.pacing_bps is not None
@@ -190,7 +192,11 @@ class Routes:
         packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
-            most = find_control(USUAL).window_packets(loss, path[0]) if mends.reacts_to_loss else math.inf
+            most = (
+                find_control(FALLBACK_CONTROL).window_packets(loss, path[0])
+                if mends.reacts_to_loss
+                else math.inf
+            )
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -204,7 +210,7 @@ class Routes:
                 factor=self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
-        control = settings.congestion_control or wiring.congestion_control or USUAL
+        control = settings.congestion_control or wiring.congestion_control or FALLBACK_CONTROL
         model = model_of(self.job, control)
         response = self.calibration.response(control, model)
         return LossyConnection(model, loss, *path, response)
@@ -286,7 +292,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         for ends, _ in parallel
         if (stripes := wiring.transport.stripe_settings(wiring.distance(*ends))) is not None
     }
-    control = find_control(model_of(job, wiring.congestion_control or USUAL))
+    control = find_control(model_of(job, wiring.congestion_control or FALLBACK_CONTROL))
     at_once = granted is None and not control.paces
     startup = control.startup if granted is None and packet is None else 0.0
     return replace(
