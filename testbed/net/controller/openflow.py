@@ -146,7 +146,7 @@ def group_mod(datapath: Any, group: FastFailover) -> Any:
         )
         for port in group.ports
     ]
-    return parser.OFPGroupMod(datapath, protocol.OFPGC_ADD, protocol.OFPGT_FF, group.group_id, [*buckets])
+    return parser.OFPGroupMod(datapath, protocol.OFPGC_ADD, protocol.OFPGT_FF, group.group_id, buckets)
 
 
 def group_removal(datapath: Any, group_id: int) -> Any:

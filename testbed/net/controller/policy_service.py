@@ -111,9 +111,10 @@ class PolicyService:
             bridges = {}
             for dpid, own in compiled.rules.items():
                 now = self._app.rules[dpid]
+                before, after = set(now), set(own)
                 bridges[names.get(dpid, f"{dpid:016x}")] = {
-                    "added": [str(rule) for rule in own if rule not in set(now)],
-                    "removed": [str(rule) for rule in now if rule not in set(own)],
+                    "added": [str(rule) for rule in own if rule not in before],
+                    "removed": [str(rule) for rule in now if rule not in after],
                 }
             return {"bridges": bridges, "classes": [asdict(entry) for entry in compiled.classes]}
 

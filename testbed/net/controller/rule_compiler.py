@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +170,7 @@ def _compile_rules(
         by_building[route.at].append(Rule(priority, route.match, (action,), route.comment, table))
     rules: dict[int, list[Rule]] = {}
     for edge in edges:
-        own = [
-            rule if not table else Rule(rule.priority, rule.match, rule.actions, rule.comment, table)
-            for rule in fixed_rules(view.topology, edge)
-        ]
+        own = [replace(rule, table=table) for rule in fixed_rules(view.topology, edge)]
         marking = [
             Rule(
                 BUILDING_PRIORITY,

@@ -158,7 +158,7 @@ class MachinePlacement:
         if machines and len(machines) != len(self._of):
             which = "building" if len(self._of) == len(topology.buildings) else "building with hosts"
             raise FabricError(
-                f"--machines: got {len(machines)}, expected one per {which}, in this order: {', '.join(self._of)}"
+                f"--machines: got {len(machines)}, expected one for each {which}, in this order: {', '.join(self._of)}"
             )
         try:
             self._connect(dict(zip(self._of, machines, strict=False)))

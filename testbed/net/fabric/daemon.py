@@ -122,7 +122,7 @@ def main() -> int:
     fabric = Fabric(topology, **options, progress=lambda line: _report(progress=line))
     try:
         fabric.up()
-        fabric.queue()
+        fabric.apply_queues()
         building = False
         _report(up=fabric.state.id)
     except FabricError as error:

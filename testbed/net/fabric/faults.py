@@ -52,7 +52,7 @@ class Faults:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._healthy = fabric.asked()
+        self._healthy = fabric.requested_directions()
         self._carriers = CarrierDelay(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
         self._nics = HostNics(fabric.plan, fabric.pids)
         self.condition = HEALTHY

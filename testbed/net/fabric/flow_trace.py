@@ -24,7 +24,7 @@ from testbed.net.links.packet_sockets import open_packet_socket, receive_stamped
 from testbed.processes import wait_readable
 from testbed.spec.errors import ConfigError, Problem
 
-PAUSE_S = 0.02
+SEND_INTERVAL_S = 0.02
 LAST_WAIT_S = 1.0  # more than any delay on Earth
 TOKEN_BYTES = 12
 PROTOCOLS = ("udp", "tcp")
@@ -126,7 +126,7 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
             packet = bytes(head / layer / Raw(watch.token + _NUMBER.pack(number)))
             watch.sent_ns[number] = time.time_ns()
             sender.send(packet)
-            watch.collect(PAUSE_S)
+            watch.collect(SEND_INTERVAL_S)
         watch.collect(LAST_WAIT_S, enough=count)
     return watch.trace
 

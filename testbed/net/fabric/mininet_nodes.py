@@ -153,23 +153,15 @@ class EdgeSwitch(NamespaceNode, Switch):  # type: ignore[misc]
         started = list(switches)
         transaction: list[str] = []
         for switch in started:
-            transaction += [
-                *("--", "add-br", switch.bridge),
-                *(
-                    "--",
-                    "set",
-                    "bridge",
-                    switch.bridge,
-                    f"datapath_type={switch.datapath}",
-                    "fail_mode=secure",
-                ),
-                *("protocols=OpenFlow13", f"other_config:datapath-id={switch.dpid}", "stp_enable=false"),
-                *("other_config:disable-in-band=true", "mcast_snooping_enable=false"),
-            ]
+            bridge = switch.bridge
+            transaction += ["--", "add-br", bridge, "--", "set", "bridge", bridge]
+            transaction += [f"datapath_type={switch.datapath}", "fail_mode=secure", "protocols=OpenFlow13"]
+            transaction += [f"other_config:datapath-id={switch.dpid}", "stp_enable=false"]
+            transaction += ["other_config:disable-in-band=true", "mcast_snooping_enable=false"]
             for interface, number in switch.ofports.items():
-                transaction += ["--", "add-port", switch.bridge, interface]
+                transaction += ["--", "add-port", bridge, interface]
                 transaction += ["--", "set", "interface", interface, f"ofport_request={number}"]
-            transaction += ["--", "set-controller", switch.bridge, switch.controller]
+            transaction += ["--", "set-controller", bridge, switch.controller]
         vsctl(*transaction)
         ports = {name: str(number) for switch in started for name, number in switch.ofports.items()}
         for interface, port in column_of("interface", "ofport", ports).items():

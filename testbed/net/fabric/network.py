@@ -209,7 +209,10 @@ class Fabric:
             self.net.start()
         # Start the engine after the switches: Open vSwitch removes the qdiscs of ports that it adds.
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
-        self.engine = self._start_engine()
+        self.engine = engine_of(
+            self.state
+        )  # set first, so that `down` also stops an engine that fails to start
+        self.engine.start()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._verify_offloads()
@@ -233,21 +236,21 @@ class Fabric:
         return controller
 
     @property
-    def queues(self) -> bool:
+    def has_queues(self) -> bool:
         """Whether the policy has queues."""
         return bool(self._classes)
 
-    def queue(self) -> None:
+    def apply_queues(self) -> None:
         """Add the policy's queues to the WAN links, and read them back; LinkError on failure.
 
         This is not part of `up`, so that the links can first be measured without queues.
         """
         assert self.engine is not None
-        if self.queues:
-            self.engine.change(self.asked(wan_only=True))
+        if self.has_queues:
+            self.engine.change(self.requested_directions(wan_only=True))
 
-    def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
-        """Return the requested settings after `queue`, by (link name, direction); `wan_only` omits building cables."""
+    def requested_directions(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
+        """Return the settings expected after `apply_queues`, by (link name, direction), or only those of WAN links."""
         wan = requested_settings(self.plan.wan_wires())
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
         return queued if wan_only else {**requested_settings(self.plan.wires()), **queued}
@@ -319,12 +322,6 @@ class Fabric:
         for settings in namespace_settings(self.plan, self.pids):
             self._operations(settings.name).verify_offloads(settings)
 
-    def _start_engine(self) -> LinkEngine:
-        # Set the attribute first, so that `down` also stops an engine that fails to start.
-        self.engine = engine = engine_of(self.state)
-        engine.start()
-        return engine
-
     def inspect(self) -> dict[str, Any]:
         """Return hosts and WAN links with every setting, as read back now."""
         return inspect(self.state)
@@ -357,7 +354,7 @@ class Fabric:
         assert self.engine is not None
         engine = self.engine
         checks = (
-            lambda: compare_settings(self.asked(), engine.settings()),
+            lambda: compare_settings(self.requested_directions(), engine.settings()),
             engine.verify,
             self._verify,
         )

@@ -51,13 +51,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             for host in plan.topology.hosts
         ],
         "wan": [
-            {
-                "a": link.a,
-                "b": link.b,
-                "plane": link.plane,
-                "name": link.name,
-            }
-            for link in plan.topology.wan
+            {"a": link.a, "b": link.b, "plane": link.plane, "name": link.name} for link in plan.topology.wan
         ],
         "wires": [wire_to_json(wire) for wire in plan.wires()],
         "mtu": plan.topology.mtu,
@@ -277,7 +271,7 @@ def change_link(
     return changed
 
 
-def with_classes(
+def with_queues(
     now: Settings, wan: Iterable[str], classes: tuple[QueueClass, ...]
 ) -> dict[tuple[str, str], Direction]:
     """Return the settings of these WAN links with a policy's queues."""
@@ -298,7 +292,7 @@ def change_policy(state: FabricState, asked: Mapping[str, Any]) -> PolicyChange:
     answer = controller_of(state).set(asked)
     classes = classes_from_json(answer["classes"])
     wan = [link["name"] for link in state.details["wan"]]
-    change_links(state, with_classes(engine_of(state).settings(), wan, classes))
+    change_links(state, with_queues(engine_of(state).settings(), wan, classes))
     state.details["policy"] = asked["name"]
     state.save()
     return PolicyChange(asked["name"], answer["rules"], answer["changed"], answer["seconds"], classes)

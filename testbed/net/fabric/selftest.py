@@ -112,15 +112,16 @@ def _open(
     here: tuple[str, str],
     there: tuple[str, str],
 ) -> _Transfer:
-    with network_namespace(pids[there[0]]):
-        listener = stack.enter_context(
-            socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        )
-    listener.bind((there[1], 0))
+    ends = []
+    for node, address in (there, here):
+        with network_namespace(pids[node]):
+            end = stack.enter_context(
+                socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            )
+        end.bind((address, 0))
+        ends.append(end)
+    listener, sender = ends
     listener.listen(1)
-    with network_namespace(pids[here[0]]):
-        sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-    sender.bind((here[1], 0))
     with contextlib.suppress(BlockingIOError):
         sender.connect(listener.getsockname())
     return _Transfer(name, sender, listener, os.urandom(TRANSFER_BYTES))

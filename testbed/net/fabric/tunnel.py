@@ -132,7 +132,7 @@ def serve(end: TunnelSocket) -> None:
             end.burst()
 
 
-def round_trips(end: TunnelSocket) -> list[float]:
+def measure_round_trips(end: TunnelSocket) -> list[float]:
     """Measure round trips of small frames, one at a time, in seconds; lost ones are omitted."""
     times = []
     for number in range(ECHOES):
@@ -145,7 +145,7 @@ def round_trips(end: TunnelSocket) -> list[float]:
     return times
 
 
-def rate_there_bps(end: TunnelSocket) -> float:
+def measure_rate_there_bps(end: TunnelSocket) -> float:
     """Measure the rate at which the other end receives, in bit/s of Ethernet frames; 0 if it receives nothing."""
     end.burst()
     time.sleep(0.05)
@@ -156,7 +156,7 @@ def rate_there_bps(end: TunnelSocket) -> float:
     return 0.0
 
 
-def rate_back_bps(end: TunnelSocket) -> float:
+def measure_rate_back_bps(end: TunnelSocket) -> float:
     """Measure the rate at which this end receives, in bit/s of Ethernet frames; 0 if it receives nothing."""
     end.send(SEND)
     meter = _RateMeter()
@@ -171,13 +171,13 @@ def measure_tunnel(end: TunnelSocket, machine: str, building: str, needed_bps: f
 
     If small frames come back and large ones do not, retry until the kernel has discarded stale fragments.
     """
-    times = sorted(round_trips(end)) or [float("inf")]
+    times = sorted(measure_round_trips(end)) or [float("inf")]
     retries = int(FRAGMENT_TIMEOUT_S / RETRY_INTERVAL_S) if times[0] < float("inf") else 0
-    there_bps, back_bps = rate_there_bps(end), rate_back_bps(end)
+    there_bps, back_bps = measure_rate_there_bps(end), measure_rate_back_bps(end)
     while retries and not (there_bps and back_bps):
         retries -= 1
         time.sleep(RETRY_INTERVAL_S)
-        there_bps, back_bps = rate_there_bps(end), rate_back_bps(end)
+        there_bps, back_bps = measure_rate_there_bps(end), measure_rate_back_bps(end)
     return TunnelMeasurement(
         machine,
         building,

@@ -96,8 +96,8 @@ def all_planes(planes: Sequence[Direction]) -> Direction:
 
 def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[RingStep]:
     """Return the steps of a ring over hosts, from each to the next and from the last to the first, unscaled."""
-    after = [*hosts[1:], *hosts[:1]]
-    return [_step(paths, one, other, planes) for one, other in zip(hosts, after, strict=True)]
+    ends = zip(hosts, [*hosts[1:], *hosts[:1]], strict=True)
+    return [step_of(paths.topology, *_hops_there_and_back(paths, *pair, planes)) for pair in ends]
 
 
 def empty_paths(paths: Paths, hosts: Sequence[Host]) -> list[list[EmptyPath]]:
@@ -125,10 +125,6 @@ def _hops_there_and_back(paths: Paths, one: Host, other: Host, planes: Planes) -
         [hop.with_plane(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one))
     )
     return there, back
-
-
-def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> RingStep:
-    return step_of(paths.topology, *_hops_there_and_back(paths, one, other, planes))
 
 
 def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> RingStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -108,26 +109,13 @@ class Paths:
         """Return the hops within buildings: up from the first host, and down to the second."""
         up, down = self.nodes(one, other)
         stays = one.building == other.building
-        upward = [
-            self._hop(
-                f"{up[n]} to {up[n + 1]}" if n else f"{one.name} sending",
-                up[n],
-                up[n + 1],
-                up=True,
-                stays=stays,
-            )
-            for n in range(len(up) - 1)
-        ]
-        downward = [
-            self._hop(
-                f"{down[n + 1]} to {down[n]}" if n else f"{other.name} receiving",
-                down[n],
-                down[n + 1],
-                up=False,
-                stays=stays,
-            )
-            for n in range(len(down) - 1)
-        ]
+        upward, downward = [], []
+        for n, (below, above) in enumerate(itertools.pairwise(up)):
+            name = f"{below} to {above}" if n else f"{one.name} sending"
+            upward.append(self._hop(name, below, above, up=True, stays=stays))
+        for n, (below, above) in enumerate(itertools.pairwise(down)):
+            name = f"{above} to {below}" if n else f"{other.name} receiving"
+            downward.append(self._hop(name, below, above, up=False, stays=stays))
         return upward, downward[::-1]
 
     def _hop(self, name: str, below: str, above: str, *, up: bool, stays: bool) -> Hop:
