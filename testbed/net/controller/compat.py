@@ -136,9 +136,8 @@ def run(
     if begin is not None:
         begin(instance)
     connections.start()
-    while (
-        True
-    ):  # do not join a thread or wait for an event: with both libraries only a sleep lets signals through
+    # Do not join a thread or wait for an event: with both libraries only a sleep lets signals through.
+    while True:
         hub.sleep(SIGNAL_WAIT_S)
 
 

@@ -99,14 +99,14 @@ class PolicyService:
             for dpid, found in counts.items()
         }
 
-    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def diff(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `set` would change: rules added and removed by bridge, and the resulting queues.
 
         Raises:
             PolicyError: The policy cannot be computed.
         """
         with self._lock:
-            compiled = self._changed(asked).compiled
+            compiled = self._changed(request).compiled
             names = self._app.bridge_names()
             bridges = {}
             for dpid, own in compiled.rules.items():
@@ -118,11 +118,11 @@ class PolicyService:
                 }
             return {"bridges": bridges, "classes": [asdict(entry) for entry in compiled.classes]}
 
-    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Put another policy or other declared traffic in force; return when every switch has its rules.
 
         Args:
-            asked: Keys name, options, replan and flows; without flows, the declared traffic stays.
+            request: Keys name, options, replan and flows; without flows, the declared traffic stays.
 
         Raises:
             PolicyError: The policy cannot be computed. Nothing has changed.
@@ -130,7 +130,7 @@ class PolicyService:
         """
         begun_s = time.monotonic()
         with self._lock:
-            state = self._changed(asked)
+            state = self._changed(request)
             compiled = state.compiled
             changed = self._install(compiled)
             self._state = state
@@ -157,8 +157,8 @@ class PolicyService:
             self._state = _PolicyState.of(self._snapshot)
         return self._state
 
-    def _changed(self, asked: Mapping[str, Any]) -> _PolicyState:
-        return self._load().changed(asked, self._links_down())
+    def _changed(self, request: Mapping[str, Any]) -> _PolicyState:
+        return self._load().changed(request, self._links_down())
 
     def _links_down(self, ports: Set[tuple[int, int]] | None = None) -> frozenset[str]:
         ports = self._app.ports_down() if ports is None else ports
@@ -262,18 +262,18 @@ class _PolicyState:
         frozen = {name: frozenset(found) for name, found in ends.items()}
         return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, frozen)
 
-    def changed(self, asked: Mapping[str, Any], down: frozenset[str]) -> _PolicyState:
+    def changed(self, request: Mapping[str, Any], down: frozenset[str]) -> _PolicyState:
         from testbed.net.controller.policy_view import flows_from_data  # noqa: PLC0415
         from testbed.net.controller.rule_compiler import PolicyChoice, compute  # noqa: PLC0415
 
-        if unknown := sorted(set(asked) - {"name", "options", "replan", "flows"}):
+        if unknown := sorted(set(request) - {"name", "options", "replan", "flows"}):
             raise PolicyError(f"{unknown[0]}: unknown key; expected name, options, replan, flows")
         choice = self.choice
-        if "name" in asked:
-            choice = PolicyChoice(asked["name"], asked.get("options") or {}, asked.get("replan"))
+        if "name" in request:
+            choice = PolicyChoice(request["name"], request.get("options") or {}, request.get("replan"))
         view = self.view
-        if asked.get("flows") is not None:
-            view = view.declaring(flows_from_data(asked["flows"]))
+        if request.get("flows") is not None:
+            view = view.declaring(flows_from_data(request["flows"]))
         policy_replans = choice.make().replan
         view = view.without(down if policy_replans else ())
         compiled = compute(choice, view, self.edges)

@@ -147,8 +147,8 @@ class ControllerProcess:
     ) -> dict[str, Any]:
         """Put a policy in force (see `PolicyService.set`) and keep it across restarts."""
         assert self._snapshot is not None
-        asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
-        answer = self.api.set(asked)
+        request = dict(policy) if flows is None else {**policy, "flows": list(flows)}
+        answer = self.api.set(request)
         if flows is not None:
             self._snapshot = replace(self._snapshot, flows=flows)
         return answer
@@ -277,13 +277,13 @@ class ControllerApi:
         """Return all rules with packet and byte counts, by bridge."""
         return self._request("GET", "/rules")
 
-    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Install another policy; return once all switches have its rules."""
-        return self._request("PUT", "/policy", asked)
+        return self._request("PUT", "/policy", request)
 
-    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def diff(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `set` would change."""
-        return self._request("POST", "/diff", asked)
+        return self._request("POST", "/diff", request)
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)

@@ -30,9 +30,7 @@ class Session:
 
     datapath: Any
     bridge: str = ""
-    sent: dict[int, Rule | None] = field(
-        default_factory=dict
-    )  # by transaction id; None for non-rule messages
+    sent: dict[int, Rule | None] = field(default_factory=dict)  # by transaction id; None: not a rule
     ports: dict[int, bool] = field(default_factory=dict)  # port number -> whether it is up
     flows: list[Any] = field(default_factory=list)
     groups: dict[int, FastFailover | None] = field(default_factory=dict)

@@ -166,9 +166,9 @@ class MachinePlacement:
             self.stop()
             raise
 
-    def _connect(self, asked: Mapping[str, str]) -> None:
+    def _connect(self, destinations: Mapping[str, str]) -> None:
         known: dict[str, MachineOperations] = {}
-        for building, destination in asked.items():
+        for building, destination in destinations.items():
             if destination not in known:
                 here = is_local(destination.rpartition("@")[2])
                 known[destination] = self.here if here else Machine(destination)

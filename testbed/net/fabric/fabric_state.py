@@ -243,24 +243,20 @@ def mark_child_processes(fabric_id: str) -> Iterator[None]:
 UP_PHASES = ("up", "failed")
 
 
-def find_fabric(asked: str | None, hosts: Sequence[str] = (), link: str | None = None) -> FabricState:
+def find_fabric(name: str | None, hosts: Sequence[str] = (), link: str | None = None) -> FabricState:
     """Select one of the fabrics that are up on this machine; see `select_fabric`."""
-    return select_fabric(
-        [state for state in load_all() if state.owner_alive() and state.phase in UP_PHASES],
-        asked,
-        hosts,
-        link,
-    )
+    states = [state for state in load_live() if state.phase in UP_PHASES]
+    return select_fabric(states, name, hosts, link)
 
 
 def select_fabric(
-    states: Sequence[FabricState], asked: str | None, hosts: Sequence[str] = (), link: str | None = None
+    states: Sequence[FabricState], name: str | None, hosts: Sequence[str] = (), link: str | None = None
 ) -> FabricState:
     """Select a fabric by id, topology name, or the hosts or link that it must have.
 
     Args:
         states: All fabrics that are up.
-        asked: A fabric id or a unique topology name; None to select by the other arguments.
+        name: A fabric id or a unique topology name; None to select by the other arguments.
         hosts: Hosts that the fabric must have if several are up.
         link: A WAN link that the fabric must have if several are up.
 
@@ -268,14 +264,14 @@ def select_fabric(
         FabricError: None or several fabrics match; the message lists those that are up.
         UnknownHost: Several fabrics are up and none has these hosts.
     """
-    if asked is not None:
-        found = [state for state in states if asked in (state.id, state.topology)]
+    if name is not None:
+        found = [state for state in states if name in (state.id, state.topology)]
         if len(found) == 1:
             return found[0]
         if found:
-            raise FabricError(f"several fabrics are called {asked}, select one by its id: {_describe(found)}")
+            raise FabricError(f"several fabrics are called {name}, select one by its id: {_describe(found)}")
         known = ", ".join(state.id for state in states) or "none"
-        raise FabricError(f"no fabric {asked!r} is up; up: {known}")
+        raise FabricError(f"no fabric {name!r} is up; up: {known}")
     if not states:
         raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
     if len(states) == 1:

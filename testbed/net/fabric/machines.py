@@ -73,9 +73,8 @@ class Machine(MachineOperations):
                 stderr=self._stderr,
                 start_new_session=True,  # this process handles Ctrl-C
             )
-            self.folder: str = self.call("hello")[
-                "folder"
-            ]  # for files on that machine; removed with the agent
+            # on that machine; removed with the agent
+            self.folder: str = self.call("hello")["folder"]
             self.clock_s = self._align_clocks()
         except OSError as error:
             self.stop()

@@ -209,9 +209,7 @@ class Fabric:
             self.net.start()
         # Start the engine after the switches: Open vSwitch removes the qdiscs of ports that it adds.
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
-        self.engine = engine_of(
-            self.state
-        )  # set first, so that `down` also stops an engine that fails to start
+        self.engine = engine_of(self.state)  # before its start, so that `down` also stops a failed one
         self.engine.start()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()

@@ -67,12 +67,12 @@ def engine_of(state: FabricState) -> LinkEngine:
     return NetemEngine(pid, state.pids, wires, state.details["mtu"], seed)
 
 
-def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
+def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direction]) -> None:
     """Change WAN directions in place, from any process; LinkError on failure."""
-    engine_of(state).change(asked)
+    engine_of(state).change(directions)
     for wire in state.details["wires"]:
         # Save them for later readers: the kernel does not return the jitter's distribution.
-        changed = {which: asked[name, which] for name, which in asked if name == wire["name"]}
+        changed = {which: directions[name, which] for name, which in directions if name == wire["name"]}
         wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
     state.save()
 
@@ -213,7 +213,7 @@ def parse_policy_args(name: str, assignments: Iterable[str] = ()) -> dict[str, A
 
 
 def changed_directions(
-    now: Settings, link: str, direction: str | None, asked: DirectionSpec, mtu: int, scale: Scale
+    now: Settings, link: str, direction: str | None, changes: DirectionSpec, mtu: int, scale: Scale
 ) -> dict[tuple[str, str], Direction]:
     """Compute the new settings of the selected directions.
 
@@ -221,7 +221,7 @@ def changed_directions(
         now: The current settings of all directions.
         link: A link's name, or "all".
         direction: "a_to_b" or "b_to_a"; None for both.
-        asked: The settings to change, unscaled.
+        changes: The settings to change, unscaled.
         mtu: The fabric's MTU in bytes.
         scale: The fabric's scale.
 
@@ -234,7 +234,7 @@ def changed_directions(
     if link not in (ALL, *names):
         raise _config_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
     changed = {
-        where: change_direction(figures, asked, mtu, scale)
+        where: change_direction(figures, changes, mtu, scale)
         for where, figures in now.items()
         if link in (where[0], ALL) and direction in (where[1], None)
     }
@@ -246,14 +246,14 @@ def changed_directions(
 
 
 def change_link(
-    state: FabricState, link: str, asked: DirectionSpec, direction: str | None = None
+    state: FabricState, link: str, changes: DirectionSpec, direction: str | None = None
 ) -> dict[tuple[str, str], Direction]:
     """Change a link in place; packets in flight are not affected.
 
     Args:
         state: The fabric's state.
         link: A link's name, or "all".
-        asked: The settings to change, unscaled.
+        changes: The settings to change, unscaled.
         direction: "a_to_b" or "b_to_a"; None for both.
 
     Returns:
@@ -266,7 +266,7 @@ def change_link(
     """
     need_root("changing a link")
     now, scale = engine_of(state).settings(), Scale(**state.details["scale"])
-    changed = changed_directions(now, link, direction, asked, state.details["mtu"], scale)
+    changed = changed_directions(now, link, direction, changes, state.details["mtu"], scale)
     change_links(state, changed)
     return changed
 
@@ -279,7 +279,7 @@ def with_queues(
     return {where: replace(own, classes=classes) for where, own in now.items() if where[0] in links}
 
 
-def change_policy(state: FabricState, asked: Mapping[str, Any]) -> PolicyChange:
+def change_policy(state: FabricState, policy: Mapping[str, Any]) -> PolicyChange:
     """Put a policy from `parse_policy_args` in force: first its rules, then its queues.
 
     Raises:
@@ -289,13 +289,13 @@ def change_policy(state: FabricState, asked: Mapping[str, Any]) -> PolicyChange:
         LinkError: The link engine cannot apply the queues.
     """
     need_root("changing the policy")
-    answer = controller_of(state).set(asked)
+    answer = controller_of(state).set(policy)
     classes = classes_from_json(answer["classes"])
     wan = [link["name"] for link in state.details["wan"]]
     change_links(state, with_queues(engine_of(state).settings(), wan, classes))
-    state.details["policy"] = asked["name"]
+    state.details["policy"] = policy["name"]
     state.save()
-    return PolicyChange(asked["name"], answer["rules"], answer["changed"], answer["seconds"], classes)
+    return PolicyChange(policy["name"], answer["rules"], answer["changed"], answer["seconds"], classes)
 
 
 def controller_of(state: FabricState) -> ControllerApi:

@@ -89,8 +89,8 @@ def measure_path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # a link that loses everything has none; the probes will report it
-                asked = getattr(link, direction)
-                measured_s = min(times) - asked.delay_s - probe_transmission_s(asked.rate_bps)
+                configured = getattr(link, direction)
+                measured_s = min(times) - configured.delay_s - probe_transmission_s(configured.rate_bps)
                 excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
     return excess
 

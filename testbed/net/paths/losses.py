@@ -312,9 +312,8 @@ class LossyWindow:
         self._recovered_until_s = max(self._recovered_until_s, known_s + self._rtt_s)
         if sent_s > self._reduced_s:
             self._reduced_s = known_s
-            reduced = int(
-                self._growth.after_loss(float(int(self.window)))
-            )  # the kernel's windows are integers
+            # the kernel's windows are integers
+            reduced = int(self._growth.after_loss(float(int(self.window))))
             self.window = max(MIN_WINDOW_PACKETS, float(reduced))
             self._threshold = self.window
 

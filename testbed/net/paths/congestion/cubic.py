@@ -10,7 +10,7 @@ from testbed.net.paths.congestion.reno import Reno
 
 RESPONSE_FACTOR, RESPONSE_POWER = 1.054, 0.75
 BETA, BETA_SCALE = 717, 1024  # the window's factor after a loss: RFC 9438's 0.7
-TIME_UNITS_PER_S = 1024  # Linux's BICTCP_HZ
+TIME_UNITS_PER_S = 1024  # 1 << Linux's BICTCP_HZ
 CUBE_RTT_SCALE = 410  # RFC 9438's 0.4 packets per cubic second, `bic_scale` times ten
 CUBE_SHIFT = 40  # fractional bits of the cubic function
 # Acknowledged eighths of a window per packet of the Reno-equivalent window's growth (`beta_scale`).
