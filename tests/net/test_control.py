@@ -79,7 +79,7 @@ def silence(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s
             while coming and time.monotonic() >= begin_s + coming[0][0]:
                 faults.apply(coming.pop(0)[1])
             if faults.due_s is not None and time.monotonic() >= faults.due_s:
-                faults.play()
+                faults.apply_due()
             time.sleep(EVERY_S)
             try:
                 while True:
@@ -87,7 +87,7 @@ def silence(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s
             except BlockingIOError:
                 pass
     faults.apply(HEALTHY)
-    faults.settle()
+    faults.flush()
     found = [Silence(before, after - before) for before, after in pairwise(arrived_s)]
     longest = max(found, key=lambda between: between.lasted_s)
     if EXACT:

@@ -104,7 +104,7 @@ class EventPlayer:
 
     def play(self) -> None:
         """Carry out what is due; what is seen when something new happens is seen first."""
-        self._faults.play()
+        self._faults.apply_due()
         while self._changes and self._planned_s(self._changes[0]) <= time.monotonic():
             change = self._changes.pop(0)
             if change.begins:
@@ -180,7 +180,7 @@ class EventPlayer:
         if self._active:
             self._active.clear()
             self._carry_out()
-        self._faults.settle()
+        self._faults.flush()
 
 
 def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:

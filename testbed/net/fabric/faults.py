@@ -47,7 +47,7 @@ class Faults:
     """The fault injector of a fabric, which begins healthy.
 
     A cut link drops everything at once. The edges at its ends see the carrier loss after the delays of the fabric's
-    `control`, in `play`. They see that a link is dark only if `control.silence_s` is set.
+    `control`, in `apply_due`. They see that a link is dark only if `control.silence_s` is set.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -62,13 +62,13 @@ class Faults:
         """The CLOCK_MONOTONIC time when switches see the next carrier change; None if none is pending."""
         return self._carriers.due_s
 
-    def play(self) -> None:
+    def apply_due(self) -> None:
         """Let switches see the carrier changes that are due; LinkError on failure."""
-        self._carriers.play()
+        self._carriers.apply_due()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Let switches see all pending carrier changes now; LinkError on failure."""
-        self._carriers.settle()
+        self._carriers.flush()
 
     def apply(self, wanted: Condition) -> None:
         """Apply a condition, settings first, and read it back; LinkError on failure."""
@@ -89,8 +89,8 @@ class Faults:
             self._carriers.cut(sorted(silent), fabric.control.silence_s)
             before, after = before | former.links_dark | silent, after | wanted.links_dark
         self._carriers.cut(sorted(after - before))
-        self._carriers.mend(sorted(before - after))
-        self.darken(sorted(wanted.links_dark - former.links_dark - after))
+        self._carriers.restore(sorted(before - after))
+        self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
         for link in sorted(former.links_dark - wanted.links_dark - before - after):
             if not self._carriers.is_down(link):
                 fabric.engine.set_carrier(link, True)
@@ -110,7 +110,7 @@ class Faults:
         ends = {link.name: {plan.edge(link.a), plan.edge(link.b)} for link in plan.topology.wan}
         return {*condition.links_down, *edges, *(name for name, own in ends.items() if own & edges)}
 
-    def darken(self, names: Collection[str]) -> None:
+    def blackhole(self, names: Collection[str]) -> None:
         """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""
         assert self._fabric.engine is not None
         if links := [name for name in names if name not in self._edges]:
@@ -147,7 +147,7 @@ class Faults:
 class CarrierControl(Protocol):
     """The operations that `CarrierDelay` needs; names are the caller's."""
 
-    def darken(self, names: Collection[str]) -> None:
+    def blackhole(self, names: Collection[str]) -> None:
         """Drop everything from now on, without a carrier change."""
 
     def set_carrier(self, name: str, up: bool) -> None:
@@ -157,13 +157,13 @@ class CarrierControl(Protocol):
 class CarrierDelay:
     """A model of carrier detection: cuts act at once, but switches see them only after a delay.
 
-    Call `play` at `due_s` or later; there are no threads. A cut that is mended before it was seen is never seen, though
-    it lost packets. A link that is cut again before its mend was seen stays down.
+    Call `apply_due` at `due_s` or later; there are no threads. If a link is restored before its cut was seen, the
+    cut is never seen, though packets were lost. If it is cut again before its restoration was seen, it stays down.
 
     Args:
         links: The operations on the links.
         down_s: Seconds until a cut is seen.
-        up_s: Seconds until a mend is seen.
+        up_s: Seconds until a restoration is seen.
         clock: The clock, in seconds.
     """
 
@@ -188,18 +188,18 @@ class CarrierDelay:
     def cut(self, names: Iterable[str], after_s: float | None = None) -> None:
         """Cut links now; switches see it after the usual delay, or after `after_s` seconds."""
         delay_s = self._delay_s[False] if after_s is None else after_s
-        # A mended link that is still seen as down just stays down.
+        # A restored link that is still seen as down just stays down.
         fresh = [name for name in names if self._due.pop(name, None) is None and name not in self._down]
         if delay_s and fresh:
             for name in fresh:
                 self._due[name] = self._clock() + delay_s, False
-            self._links.darken(fresh)
+            self._links.blackhole(fresh)
         else:
             for name in fresh:
                 self._show(name, up=False)
 
-    def mend(self, names: Iterable[str]) -> None:
-        """Restore links; where the cut was seen, traffic resumes only when the mend is seen too."""
+    def restore(self, names: Iterable[str]) -> None:
+        """Restore links; where the cut was seen, traffic resumes only when the restoration is seen, too."""
         for name in names:
             if self._due.pop(name, None) is not None:
                 self._links.set_carrier(name, up=True)
@@ -212,14 +212,14 @@ class CarrierDelay:
         self._links.set_carrier(name, up)
         (self._down.discard if up else self._down.add)(name)
 
-    def play(self) -> None:
+    def apply_due(self) -> None:
         """Let the switches see every carrier change that is due."""
         for name, (due_s, up) in sorted(self._due.items(), key=lambda item: item[1][0]):
             if due_s <= self._clock():
                 del self._due[name]
                 self._show(name, up)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Let the switches see all pending changes now."""
         for name, (_, up) in self._due.items():
             self._show(name, up)

@@ -179,25 +179,27 @@ class LossyWindow:
         self._growth, self._loss, self._draw = growth, loss, draw
         self._rtt_s, self._one_way_s, self._packet_s = rtt_s, one_way_s, packet_s
         self.window = float(INITIAL_WINDOW_PACKETS)
-        self._together_s = MERGE_SHARE * rtt_s
+        self._merge_s = MERGE_SHARE * rtt_s
         self._threshold = math.inf
-        self._flying: deque[_Flight] = deque()
+        self._acks: deque[_Flight] = deque()
         self._in_flight = 0
-        self._alone_s = math.inf  # when a single packet's delayed acknowledgement arrives
-        self._apart = False  # whether the next packets are acknowledged separately, since they reveal a loss
+        self._delayed_ack_s = math.inf  # when a single packet's delayed acknowledgement arrives
+        self._ack_separately = (
+            False  # whether the next packets are acknowledged separately, since they reveal a loss
+        )
         self._line_free_s = -math.inf  # when the path's slowest hop has sent everything
         self._losses: list[PacketLoss] = []  # undetected losses, by time of detection
         self._retransmitted: list[float] = []  # when retransmissions are acknowledged
         self._awaited: list[PacketLoss] = []  # losses that messages may wait for
         self._reduced_s = -math.inf
         self._recovered_until_s = -math.inf
-        self._full, self._most, self._most_until_s = False, 0, -math.inf
-        self._asked_s = self._sent_s = -math.inf
+        self._full, self._peak, self._peak_until_s = False, 0, -math.inf
+        self._requested_s = self._sent_s = -math.inf
         self._next_loss = self._draw_next_loss()
 
     def send(self, packets: int, now_s: float) -> Sent:
         """Send packets after those of earlier calls, at `now_s` or later."""
-        at_s = max(now_s, self._asked_s)
+        at_s = max(now_s, self._requested_s)
         self._process_until(at_s)
         if not self._in_flight and at_s > self._sent_s > -math.inf:
             self._growth.idle(at_s - self._sent_s)
@@ -223,7 +225,7 @@ class LossyWindow:
                 self._next_loss = self._draw_next_loss()
                 self._lose(self._line_free_s)
         self._track_use(at_s, full=int(self.window) <= self._in_flight)
-        self._asked_s, self._sent_s = at_s, max(at_s, self._line_free_s)
+        self._requested_s, self._sent_s = at_s, max(at_s, self._line_free_s)
         there_s = self._line_free_s + self._one_way_s
         late = tuple(loss for loss in self._awaited if loss.known_s + self._one_way_s > there_s)
         self._awaited = list(late)
@@ -250,21 +252,21 @@ class LossyWindow:
     def _add_flight(self, known_s: float, packets: int) -> None:
         """Add acknowledgements; merge those close in time at their mean, or a window would split into many."""
         self._in_flight += packets
-        if self._alone_s < math.inf:
+        if self._delayed_ack_s < math.inf:
             packets += 1
-        self._alone_s = math.inf
+        self._delayed_ack_s = math.inf
         if packets % PACKETS_PER_ACK:
             packets -= 1
-            self._alone_s = known_s + DELAYED_ACK_S
+            self._delayed_ack_s = known_s + DELAYED_ACK_S
             if not packets:
                 return
-        if self._flying and not self._apart and 0 <= known_s - self._flying[-1].known_s < self._together_s:
-            last = self._flying.pop()
+        if self._acks and not self._ack_separately and 0 <= known_s - self._acks[-1].known_s < self._merge_s:
+            last = self._acks.pop()
             both = last.packets + packets
             known_s = (last.known_s * last.packets + known_s * packets) / both
             packets = both
-        self._apart = False
-        self._flying.append(_Flight(known_s, packets))
+        self._ack_separately = False
+        self._acks.append(_Flight(known_s, packets))
 
     def _lose(self, sent_s: float) -> None:
         """Lose a packet; a timeout detects it unless later packets do."""
@@ -272,16 +274,16 @@ class LossyWindow:
         self._in_flight += 1
         insort(self._losses, loss, key=attrgetter("known_s"))
         self._awaited.append(loss)
-        self._apart = True
+        self._ack_separately = True
 
     def _next_s(self) -> float:
         """Return the time of the next acknowledgement or loss detection."""
-        next_s = self._flying[0].known_s if self._flying else math.inf
+        next_s = self._acks[0].known_s if self._acks else math.inf
         if self._losses:
             next_s = min(next_s, self._losses[0].known_s)
         if self._retransmitted:
             next_s = min(next_s, self._retransmitted[0])
-        return min(next_s, self._alone_s)
+        return min(next_s, self._delayed_ack_s)
 
     def _process_until(self, now_s: float) -> None:
         """Process all acknowledgements and loss detections until now, in order."""
@@ -291,12 +293,12 @@ class LossyWindow:
             elif self._retransmitted and self._retransmitted[0] <= next_s:
                 self._in_flight -= 1
                 self._grow(_Flight(self._retransmitted.pop(0), 1))
-            elif self._alone_s <= next_s:
+            elif self._delayed_ack_s <= next_s:
                 self._in_flight -= 1
-                self._grow(_Flight(self._alone_s, 1))
-                self._alone_s = math.inf
+                self._grow(_Flight(self._delayed_ack_s, 1))
+                self._delayed_ack_s = math.inf
             else:
-                flight = self._flying.popleft()
+                flight = self._acks.popleft()
                 self._in_flight -= flight.packets
                 self._grow(flight)
 
@@ -322,7 +324,7 @@ class LossyWindow:
         if flight.known_s < self._recovered_until_s:
             return
         if self.window < self._threshold:
-            if self._full or self.window < 2 * self._most:
+            if self._full or self.window < 2 * self._peak:
                 doubled = self.window + flight.packets
                 self.window = min(doubled, max(self.window, self._threshold))
                 if self._growth.uses_hystart and self.window * self._packet_s > self._rtt_s / 2:
@@ -337,22 +339,22 @@ class LossyWindow:
 
     def _track_use(self, now_s: float, *, full: bool) -> None:
         """Record the window's use, which is valid for a round trip."""
-        if full or now_s >= self._most_until_s or (not self._full and self._in_flight > self._most):
-            self._full, self._most = full, self._in_flight
-            self._most_until_s = self._flying[-1].known_s if self._flying else now_s
+        if full or now_s >= self._peak_until_s or (not self._full and self._in_flight > self._peak):
+            self._full, self._peak = full, self._in_flight
+            self._peak_until_s = self._acks[-1].known_s if self._acks else now_s
 
     def shift(self, seconds: float) -> None:
         """Move the time origin forward by this many seconds."""
-        self._flying = deque(_Flight(own.known_s - seconds, own.packets) for own in self._flying)
+        self._acks = deque(_Flight(own.known_s - seconds, own.packets) for own in self._acks)
         for loss in {*self._losses, *self._awaited}:
             loss.sent_s -= seconds
             loss.known_s -= seconds
         self._retransmitted = [known_s - seconds for known_s in self._retransmitted]
-        self._alone_s -= seconds
+        self._delayed_ack_s -= seconds
         self._line_free_s -= seconds
         self._reduced_s -= seconds
         self._recovered_until_s -= seconds
-        self._most_until_s -= seconds
-        self._asked_s -= seconds
+        self._peak_until_s -= seconds
+        self._requested_s -= seconds
         self._sent_s -= seconds
         self._growth.shift(seconds)
