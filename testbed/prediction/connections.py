@@ -76,7 +76,7 @@ class Connections:
         """A message. taken: happens when sockets have it; left, come: called when it has left, and when it is there."""
         network, key = self._network, (ends, dscp)
         if (lane := self._lanes.get(key)) is None:
-            paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
+            paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
             if stripes is not None:
                 self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
                 taken.and_then(left)
@@ -220,7 +220,7 @@ class Connections:
             self._go_round((rank, (rank + 1) % ranks), before)
 
     def _go_round(self, ends: Ends, before: Warmup) -> None:
-        paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
+        paths, stripes = self._network.paths_of(ends, 0), self._network.stripe_settings.get(ends)
         for number, path in enumerate(paths):
             if (
                 path.lossy is None

@@ -206,7 +206,7 @@ class Routes:
                 most,
                 timeout_s=mends.timeout_s,
                 blind_packets=mends.blind_packets,
-                standing_bytes=mends.excess_window_bytes(path[0] / step.beta_s),
+                excess_window_bytes=mends.excess_window_bytes(path[0] / step.beta_s),
                 factor=self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
@@ -299,16 +299,16 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         network,
         capacities=capacities,
         parallel=parallel,
-        dealing=dealing,
+        stripe_settings=dealing,
         queues=queues,
         classes=classes,
         overheads=overheads,
-        written_above=written,
+        write_threshold_bytes=written,
         # what is granted is dealt out in turn, a few packets each
         sends_at_once=at_once,
         routed=True,
         first_pace=startup,
-        asks=granted is not None,
+        needs_grants=granted is not None,
     )
 
 

@@ -123,7 +123,7 @@ def lost_once(recovery: str, packets: int, number: int) -> float:
 def test_what_stands_in_the_queue_makes_round_trips_longer() -> None:
     product = 1000 * ROUND_TRIP_S / PACKET_S
     own = LossyDatagrams(
-        "go_back_n", 1e-3, ROUND_TRIP_S, 1000 / PACKET_S, 1000, standing_bytes=0.25 * product
+        "go_back_n", 1e-3, ROUND_TRIP_S, 1000 / PACKET_S, 1000, excess_window_bytes=0.25 * product
     )
     form = own.form(2560, 1.0)
     assert form.queued_s == pytest.approx(0.25 * ROUND_TRIP_S)

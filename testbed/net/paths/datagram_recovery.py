@@ -213,7 +213,7 @@ class LossyDatagrams:
         timeout_s: The timeout of go-back-N; None to derive it from the round trip.
         blind_packets: The maximum number of packets after go-back-N went back until an acknowledgement arrives; only
             the timeout recovers a loss among them.
-        standing_bytes: The standing queue while a message longer than the path's capacity passes.
+        excess_window_bytes: The standing queue while a message longer than the path's capacity passes.
         factor: The calibrated factor for all recovery times.
     """
 
@@ -228,7 +228,7 @@ class LossyDatagrams:
     late: bool = True
     timeout_s: float | None = None
     blind_packets: int = 0
-    standing_bytes: float = 0.0
+    excess_window_bytes: float = 0.0
     factor: float = 1.0
 
     @property
@@ -247,12 +247,12 @@ class LossyDatagrams:
             return self.timeout_s
         if self.recovery not in TIMEOUT_RECOVERIES:
             return self.rtt_s
-        queued_s = self.standing_bytes / self.path_rate
+        queued_s = self.excess_window_bytes / self.path_rate
         return RTO_ROUND_TRIPS * (self.rtt_s + queued_s) - queued_s
 
     def form(self, packets: int, followed: float) -> RecoveryForm:
         """Return the closed form of a message; `followed` is the share of its packets with others behind them."""
-        queued_s = followed * self.standing_bytes / self.path_rate
+        queued_s = followed * self.excess_window_bytes / self.path_rate
         packet_s = self.packet_bytes / self.path_rate
         return RecoveryForm(
             self.recovery, packets, packet_s, self.rtt_s, self.loss, self.data, self.parity, queued_s

@@ -116,10 +116,10 @@ class Network:
         sends_at_once: Whether a window is sent in a burst rather than paced.
         routed: Whether paths follow individual links; `network_of` treats parallel links as one.
         first_pace: The initial rate of pacing connections in packets per round trip; 0 if unknown.
-        written_above: Message size in bytes above which the rendezvous protocol applies, by ends: the receiver first
-            provides the destination, and the send completes when an acknowledgement has returned.
-        asks: Whether every message needs a grant from its receiver before it is sent.
-        dealing: How messages are striped over parallel paths, by ends; other messages use all paths at once.
+        write_threshold_bytes: The message size above which the rendezvous protocol applies, by ends: the receiver
+            first provides the destination, and the send completes when an acknowledgement has returned.
+        needs_grants: Whether every message needs a grant from its receiver before it is sent.
+        stripe_settings: How messages are striped over parallel paths, by ends; other messages use all paths at once.
         packets: For a packet-level simulation, the path of each connection, by ends and DSCP; by ends and ANY for
             pairs in the same building.
         seed: The seed of connections' random choices.
@@ -136,9 +136,9 @@ class Network:
     sends_at_once: bool = True
     routed: bool = False
     first_pace: float = 0.0
-    written_above: Mapping[Ends, float] = field(default_factory=dict)
-    asks: bool = False
-    dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
+    write_threshold_bytes: Mapping[Ends, float] = field(default_factory=dict)
+    needs_grants: bool = False
+    stripe_settings: Mapping[Ends, StripeSettings] = field(default_factory=dict)
     packets: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = field(default_factory=dict)
     seed: int = 0
 
@@ -172,8 +172,8 @@ class Network:
         return self.packets.get((ends, dscp)) or self.packets[ends, ANY]
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
-        """Return whether a message uses the rendezvous protocol (see `written_above`)."""
-        return size_bytes > self.written_above.get(ends, math.inf)
+        """Return whether a message uses the rendezvous protocol (see `write_threshold_bytes`)."""
+        return size_bytes > self.write_threshold_bytes.get(ends, math.inf)
 
     def whole_bytes(self, ends: Ends, size_bytes: float) -> float:
         """Return the bytes of a message with its header and protocol overhead."""
