@@ -237,7 +237,7 @@ class Messaging(EventQueue):
 
         if note and not worked:  # a card's own
             begin()
-        elif self.network.asks:
+        elif self.network.needs_grants:
             # what its pair still sends meanwhile it would have waited for anyway
             self._work(here, size_bytes, lambda: self.later(self._asked_s(ends, dscp), begin), note)
         else:

@@ -58,7 +58,7 @@ def simulate(
     of this plan are put to. Deadlock, NoServerError.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
-    whole.lone_draws = len(draws) if network.mends or network.begins else 0
+    whole.lone_draws = len(draws) if network.recovers_losses or network.simulates_window else 0
     whole.alone = {} if alone is None else alone
     try:
         return _told(whole, draws, before)
@@ -175,7 +175,7 @@ class _Simulation(CollectiveDriver):
     def _behind(self, lateness: LossDelay, before: Warmup) -> _Simulation:
         """The step that comes next, after what is done before."""
         step = self.again(lateness, NO_STATE._replace(fluid=self.connections.kept.fluid))
-        if self.network.begins or self.network.first_pace or self.network.packets:
+        if self.network.simulates_window or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
                 step.pass_time()
@@ -189,7 +189,7 @@ class _Simulation(CollectiveDriver):
     @property
     def differs(self) -> bool:
         """Whether the next step may take something else: for other rates or round trips, or as windows go by losses."""
-        return self.network.looks_for_rates or self.connections.overflowed
+        return self.network.paces_by_measured_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):

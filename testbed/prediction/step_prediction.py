@@ -82,10 +82,10 @@ def prepare_step(
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
-        most = MOST_DRAWN if network.begins else MOST_MESSAGES
+        most = MOST_DRAWN if network.simulates_window else MOST_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
-        folded = messages > most or (lossy and not network.begins)
-        if network.begins and messages:  # short steps meet few losses, and more of them cost little
+        folded = messages > most or (lossy and not network.simulates_window)
+        if network.simulates_window and messages:  # short steps meet few losses, and more of them cost little
             draws = max(draws, min(MORE * draws, most // messages))
     return PreparedStep(
         plan,

@@ -25,7 +25,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
 from testbed.measure.results.summary import StepResult, undisturbed
-from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
 from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import DIRECTIONS
@@ -121,7 +121,7 @@ class RankEvidence:
                     sent[sample["rank"]] += count
                     received[int(peer)] += count
         for rank, host in enumerate(hosts):
-            card = self.counted[host].ports[CARD]
+            card = self.counted[host].ports[NIC]
             yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
             yield CardClaim(host, "received", received[rank], card.rx_bytes)
 

@@ -26,8 +26,14 @@ MEAN = LossDelay()
 def is_plain(network: Network) -> bool:
     """Whether messages are no more than bytes on their way."""
     several = (path for paths in network.parallel.values() for path in paths)
-    beside = (network.packets, network.asks, network.dealing, network.classes, network.first_pace)
-    written = any(size_bytes < math.inf for size_bytes in network.written_above.values())
+    beside = (
+        network.packets,
+        network.needs_grants,
+        network.stripe_settings,
+        network.classes,
+        network.first_pace,
+    )
+    written = any(size_bytes < math.inf for size_bytes in network.write_threshold_bytes.values())
     return not (any(beside) or written) and all(path.lossy is None for path in several)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from testbed.net.paths.losses import FIRST_PACKETS
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS
 from testbed.prediction.packets.bbr_policer import PolicerDetector
 from testbed.prediction.packets.congestion_control import (
     PACE_SHARE,
@@ -75,7 +75,7 @@ class Bbr(Control):
 
     def __init__(self, packet_bytes: int, round_trip_s: float, draw: Random) -> None:
         self._packet_bytes, self._rates, self._draw = packet_bytes, DeliveryRate(), draw
-        self.window = float(FIRST_PACKETS)
+        self.window = float(INITIAL_WINDOW_PACKETS)
         self.mode = STARTUP
         self._pacing, self._gain = HIGH, HIGH
         self._rate = WindowedMax(ROUNDS)  # packets per second
@@ -89,7 +89,7 @@ class Bbr(Control):
         self._extra, self._extra_place, self._extra_rounds = [0.0, 0.0], 0, 0
         self._epoch_s, self._epoch_packets = 0.0, 0
         self._policed = PolicerDetector()
-        self._pace = HIGH * MARGIN * packet_bytes * FIRST_PACKETS / round_trip_s
+        self._pace = HIGH * MARGIN * packet_bytes * INITIAL_WINDOW_PACKETS / round_trip_s
 
     # ---- figures
 
@@ -316,7 +316,7 @@ class Bbr(Control):
                 target = self._whole(self._product(self._used_rate, self._gain) + self._extra_packets())
                 if self._full:
                     window = min(window + acknowledged, float(target))
-                elif window < target or self._rates.delivered < FIRST_PACKETS:
+                elif window < target or self._rates.delivered < INITIAL_WINDOW_PACKETS:
                     window += acknowledged
                 self.window = max(window, float(LEAST_PACKETS))
         if self.mode == PROBE_ROUND_TRIP:

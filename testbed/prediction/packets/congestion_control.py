@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
-from testbed.net.paths.losses import FIRST_PACKETS, LEAST_PACKETS
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
 
 PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
 
@@ -43,7 +43,7 @@ class Control(ABC):
     paces: ClassVar[bool] = False
     """Whether packets leave one by one, at its pace, by what it measures of each."""
 
-    window: float = float(FIRST_PACKETS)
+    window: float = float(INITIAL_WINDOW_PACKETS)
 
     @abstractmethod
     def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
@@ -101,9 +101,9 @@ class LossBasedControl(Control):
     """A window that opens until packets are lost: as a `Growth` has it, and RFC 6937 while losses are mended."""
 
     def __init__(self, growth: type[Growth]) -> None:
-        self.window = float(FIRST_PACKETS)
+        self.window = float(INITIAL_WINDOW_PACKETS)
         self._growth = growth()
-        self._hystart = HyStart() if growth.leaves_by_trains else None
+        self._hystart = HyStart() if growth.uses_hystart else None
         self._threshold = math.inf
         self._least_s = math.inf  # round trip of data, whatever the handshake took
         self._undone = self.window, self._threshold  # what they were before a timeout
@@ -119,7 +119,7 @@ class LossBasedControl(Control):
 
     def resume(self, now_s: float, idle_s: float) -> None:
         """Its clock stands meanwhile."""
-        self._growth.waited(idle_s)
+        self._growth.idle(idle_s)
 
     def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
         """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
@@ -171,7 +171,9 @@ class LossBasedControl(Control):
 
     def _cut(self) -> None:
         # the kernel's windows are whole
-        self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
+        self._threshold = max(
+            MIN_WINDOW_PACKETS, float(int(self._growth.after_loss(float(int(self.window)))))
+        )
 
     def lose(self, sent: int, *, again: bool) -> None:
         """Begin to go down."""

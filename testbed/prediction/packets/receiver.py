@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.clock import KERNEL_TICK_S
-from testbed.net.paths.losses import DELAYED_S, DUPLICATES, TIMEOUT_S
+from testbed.net.paths.losses import DELAYED_ACK_S, DUP_THRESHOLD, MIN_RTO_S
 from testbed.prediction.events import EventQueue
 from testbed.prediction.packets.links import Entrance, FramePath
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet
@@ -118,7 +118,7 @@ class Receiver:
         """Of those behind one gap the first ones at once, others together (`__tcp_ack_snd_check`)."""
         if self._gap != self.next:
             self._gap, self._duplicates = self.next, 0
-        if self._compressed >= COMPRESSED or self._duplicates < DUPLICATES:
+        if self._compressed >= COMPRESSED or self._duplicates < DUP_THRESHOLD:
             self._duplicates += 1
             self._acknowledge()
             return
@@ -136,7 +136,7 @@ class Receiver:
         jiffy = int(agenda.now_s / KERNEL_TICK_S)
         if jiffy != self._jiffy:  # else it goes off with the last one
             self._jiffy = jiffy
-            self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_S), next(agenda.number)
+            self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_ACK_S), next(agenda.number)
             if not self._alarmed:
                 self._alarmed = True
                 agenda.at(self._last_s, self._late, self._last_turn)
@@ -203,9 +203,9 @@ class DelayedAck:
     def __init__(self, round_trip_s: float, window_bytes: float, answers: bool) -> None:
         self.answers = answers
         self._grows_bytes = window_bytes - FIRST_WINDOW_BYTES if window_bytes < math.inf else 0.0
-        self._timeout_s = TIMEOUT_S + round_trip_s
+        self._timeout_s = MIN_RTO_S + round_trip_s
         # its peer's hello came when time began; how long after a packet an answer counts as one, `icsk_ack.ato`
-        self._came_s, self._wait_s = 0.0, DELAYED_S
+        self._came_s, self._wait_s = 0.0, DELAYED_ACK_S
         self._quick = QUICK
 
     @property
@@ -216,8 +216,8 @@ class DelayedAck:
     def come(self, now_s: float, size_bytes: int, full_bytes: int) -> None:
         """A packet has, of so many bytes; a full one has so many (`tcp_event_data_recv`)."""
         gap_s, self._came_s = now_s - self._came_s, now_s
-        if gap_s <= DELAYED_S / 2:
-            self._wait_s = (self._wait_s + DELAYED_S) / 2
+        if gap_s <= DELAYED_ACK_S / 2:
+            self._wait_s = (self._wait_s + DELAYED_ACK_S) / 2
         elif gap_s < self._wait_s:
             self._wait_s = min(self._wait_s / 2 + gap_s, self._timeout_s)
         elif gap_s > self._timeout_s:
@@ -236,15 +236,15 @@ class DelayedAck:
         if self._quick:
             self._quick -= 1
             if not self._quick:
-                self._wait_s = DELAYED_S
+                self._wait_s = DELAYED_ACK_S
 
     def double(self) -> None:
         """What comes is there already (`tcp_enter_quickack_mode`)."""
-        self._quick, self.answers, self._wait_s = QUICK, False, DELAYED_S
+        self._quick, self.answers, self._wait_s = QUICK, False, DELAYED_ACK_S
 
     def run_out(self) -> None:
         """It has waited for long enough (`tcp_delack_timer_handler`)."""
-        self._wait_s = DELAYED_S if self.answers else min(2 * self._wait_s, self._timeout_s)
+        self._wait_s = DELAYED_ACK_S if self.answers else min(2 * self._wait_s, self._timeout_s)
         self.answers = False
 
     def shift(self, seconds: float) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.net.fabric.namespace_setup import IN_CARD_BYTES
+from testbed.net.fabric.namespace_setup import LIMIT_OUTPUT_BYTES
 from testbed.net.paths.hops import PacketPath
-from testbed.net.paths.losses import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
+from testbed.net.paths.losses import DUP_THRESHOLD, INITIAL_WINDOW_PACKETS, MIN_RTO_S, REORDERING
 from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
 from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl
@@ -73,7 +73,7 @@ class Sender:
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
-        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
+        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(agenda)
         self._heard = AckSample()
@@ -191,7 +191,7 @@ class Sender:
     def _pace(self, packet: Packet, now_s: float) -> None:
         """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
-        if self._transmitted >= FIRST_PACKETS:
+        if self._transmitted >= INITIAL_WINDOW_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
             self._departs_s += takes_s - min(takes_s / 2, self._departs_s - before_s)
 
@@ -211,7 +211,7 @@ class Sender:
             in_card_bytes = self._in_card_bytes
             # 1 ms of its pace, two packets at the least, which mostly decides
             if in_card_bytes <= self._least_in_card or (
-                in_card_bytes <= IN_CARD_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
+                in_card_bytes <= LIMIT_OUTPUT_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
             ):
                 return False
         if self._woken_s <= self._agenda.now_s:
@@ -304,7 +304,7 @@ class Sender:
         """Packets; whether there are others, which it looks for when it has waited long enough."""
         board = self._board
         reordering_s = 0.0
-        if self._state == OPEN and board.here < DUPLICATES:
+        if self._state == OPEN and board.here < DUP_THRESHOLD:
             reordering_s = min(REORDERING * board.least_s, self._round_trip.usual_s)
         lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
         if later_s:
@@ -329,8 +329,8 @@ class Sender:
             self._timer.stop()
             return
         if round_trip.timed and self._state == OPEN and not board.here and self._probed is None:
-            probe_s = 2 * round_trip.usual_s + (TIMEOUT_S if len(board.out) == 1 else LEAST_S)
-            if probe_s < TIMEOUT_S or probe_s < round_trip.timeout_s:
+            probe_s = 2 * round_trip.usual_s + (MIN_RTO_S if len(board.out) == 1 else LEAST_S)
+            if probe_s < MIN_RTO_S or probe_s < round_trip.timeout_s:
                 self._timer.set(probe_s, self._probe)
                 return
         self._timer.set(self._round_trip.timeout_s, self._time_out)

@@ -230,7 +230,7 @@ def difference(best: Row, row: JsonObject) -> str:
 def short_queue_words(queues: Sequence[ShortQueue]) -> str:
     """That the model is too quick where they overflow; there are some."""
     each = ", ".join(
-        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
+        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.bdp_bytes)}"
         for one in queues
     )
     return (
