@@ -131,7 +131,7 @@ def test_one_of_ones_own_conforms() -> None:
     [
         (
             deaf,
-            r"deaf of all_reduce, 2 ranks in buildings \[0, 0\]: rank 1 waits for ever for rank 0, round 2 of 2",
+            r"deaf of all_reduce, 2 ranks in buildings \[0, 0\]: rank 1 waits forever for rank 0, round 2 of 2",
         ),
         (forgetful, "rank 1 ends without what rank 0 has for block 0"),
         (overwrites, "rank 0 ends without what rank 0 has for block 0"),

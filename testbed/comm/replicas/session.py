@@ -223,7 +223,7 @@ class Session:
                 self._stopped_s = None
         elif isinstance(message, Part):
             for rank, incarnation in message.lost:
-                self.engine.scopes.come_back(rank, incarnation)
+                self.engine.scopes.peer_returned(rank, incarnation)
         elif isinstance(message, CatchUp):
             self.engine.start("", self._move_state(message))
         if self.member.left is not None:
