@@ -57,7 +57,7 @@ def test_one_of_ones_own_for_uneven_rows_conforms() -> None:
         (RowsAlgorithm(to_eights, ahead=True), r"sent\(0, 7\): got 0, expected 7, known ahead"),
         (
             RowsAlgorithm(to_eights, concurrency=0),
-            r"rows that came to rank 0: got \[0, 5\], expected \[0, 3\]",
+            r"rows received by rank 0: got \[0, 5\], expected \[0, 3\]",
         ),
     ],
 )
