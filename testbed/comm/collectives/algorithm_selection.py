@@ -107,9 +107,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of a tuning table: up to `max_bytes` (None: any size), so many ranks in so many buildings use
-    `algorithm`.
-    """
+    """One row of a tuning table: jobs of this shape use `algorithm` for up to `max_bytes` (None: any size)."""
 
     collective: str
     ranks: int
@@ -158,8 +156,9 @@ class TuningTable:
 
     @classmethod
     def read(cls, path: Path) -> TuningTable:
-        """Read a table from JSON. Raises OSError, or ValueError naming file, entry, field, value and what was
-        expected.
+        """Read a table from JSON.
+
+        Raises OSError, or ValueError naming file, entry, field, value and what was expected.
         """
         try:
             document = json.loads(path.read_text())

@@ -95,7 +95,7 @@ class AllToAll(WindowOperations):
         timeout_s: float | None = None,
         output_split_sizes: Sequence[int] | None = None,
     ) -> Work:
-        """All-to-all whose receivers do not know the counts, as for tokens that a router sends to experts.
+        """Exchange rows whose number the receivers do not know, as for tokens that a router sends to experts.
 
         The Work's `result` is the number of rows received from each rank. Algorithms, see `all_to_all_v`:
 

@@ -29,12 +29,11 @@ from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport
 
 
 class Communicator(DispatchCombine):
-    """Ranks that execute collectives together: all ranks of a transport, or some of them after `split`, numbered
-    from 0.
+    """Ranks that execute collectives together: all ranks of a transport, or some of them after `split`.
 
-    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`, or int8,
-    uint8 or int16; otherwise ValueError or TypeError is raised. All operations return a Work, which is done already
-    unless `async_op`; any number may be in flight.
+    Ranks are numbered from 0, and every rank calls the same collectives in the same order. Arrays are C-contiguous,
+    of one of `DTYPES`, or int8, uint8 or int16; otherwise ValueError or TypeError is raised. All operations return
+    a Work, which is done already unless `async_op`; any number may be in flight.
 
     Operations progress only inside calls of this communicator, or of others split from it: `wait` of any Work,
     `sleep`, `progress`, or any blocking operation. There is one communicator per transport, others come from
@@ -113,16 +112,13 @@ class Communicator(DispatchCombine):
         traffic: TrafficClass | None = None,
         fails_with: Sequence[int] | None = None,
     ) -> Communicator:
-        """Make a communicator as `split` does, but without messages and on its members only, so that other ranks
-        may be lost.
+        """Make a communicator as `split` does, but without messages: only its members call it, others may be lost.
 
         Args:
             number: From 1 on, the same on all members, and unique among the communicators that any of them is in. A
                 rank that uses `split_as` must not use `split`.
             ranks: The members, numbered as in this communicator.
-            name: Name for error messages.
-            timeout_s: As of `Communicator`.
-            traffic: As of `Communicator`.
+            name, timeout_s, traffic: As of `Communicator`; by default those of this communicator.
             fails_with: Ranks whose loss ends the communicator, because it sends to no others; None: all members.
         """
         if not 0 < number < COMMUNICATORS:
@@ -146,8 +142,7 @@ class Communicator(DispatchCombine):
     # ---- after a failure
 
     def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
-        """Return the AND of what all living members pass: the same on all, whoever dies meanwhile
-        (`MPIX_Comm_agree`).
+        """Return the AND of what all living members pass, the same on all even if members die (`MPIX_Comm_agree`).
 
         Works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
         may have been the only one to learn it. Raises CollectiveTimeout naming the members that are waited for.
@@ -210,9 +205,8 @@ class Communicator(DispatchCombine):
             yield from self._blocks(plan, flat, flat, tag, position, operation)
             finish(op, flat, self.size)
 
-        return self._collective(
-            "all_reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
-        )
+        about = OperationInfo(array, plan.algorithm, reduction_name(op))
+        return self._collective("all_reduce", steps, async_op, timeout_s, about)
 
     def reduce_scatter_tensor(
         self,
@@ -237,13 +231,8 @@ class Communicator(DispatchCombine):
             flat[:] = scratch[own]
             finish(op, flat, self.size)
 
-        return self._collective(
-            "reduce_scatter_tensor",
-            steps,
-            async_op,
-            timeout_s,
-            OperationInfo(input, plan.algorithm, reduction_name(op)),
-        )
+        about = OperationInfo(input, plan.algorithm, reduction_name(op))
+        return self._collective("reduce_scatter_tensor", steps, async_op, timeout_s, about)
 
     def reduce(
         self,
@@ -267,9 +256,8 @@ class Communicator(DispatchCombine):
             if self.rank == root:
                 finish(op, flat, self.size)
 
-        return self._collective(
-            "reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
-        )
+        about = OperationInfo(array, plan.algorithm, reduction_name(op))
+        return self._collective("reduce", steps, async_op, timeout_s, about)
 
     # ---- copies
 
@@ -292,9 +280,8 @@ class Communicator(DispatchCombine):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective(
-            "all_gather_into_tensor", steps, async_op, timeout_s, OperationInfo(input, plan.algorithm)
-        )
+        about = OperationInfo(input, plan.algorithm)
+        return self._collective("all_gather_into_tensor", steps, async_op, timeout_s, about)
 
     def broadcast(
         self,
@@ -324,9 +311,7 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Gather every rank's `input`, in rank order, into rank `dst`'s `output` (size x input's elements; None
-        elsewhere).
-        """
+        """Gather all `input`, in rank order, into rank `dst`'s `output` (size x input's elements; None elsewhere)."""
         root = self._root("dst", dst)
         check_array(input, "input")
         if self.rank == root:
@@ -352,7 +337,7 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Copy the i-th part of rank `src`'s `input` (size x output's elements; None elsewhere) into rank i's
+        """Scatter rank `src`'s `input` (size x output's elements; None elsewhere): the i-th part goes to rank i's
         `output`.
         """
         root = self._root("src", src)
@@ -385,8 +370,7 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
         root: int = 0,
     ) -> Work:
-        """Execute any collective by its definition: from the blocks in `input` to those in `output`, each in its
-        own order.
+        """Execute any collective by its definition: from the blocks in `input` to the blocks in `output`.
 
         `input` and `output` may be one array if both have the same blocks. The whole array is staged in separate
         memory, of which only the used part is touched. Collectives with uneven rows are not supported.
@@ -418,10 +402,9 @@ class Communicator(DispatchCombine):
         return self._collective(known.name, steps, async_op, timeout_s, about)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Wait until every rank has called it.
+        """Wait until every rank has called it (dissemination barrier).
 
-        Dissemination barrier: in round k a rank signals the rank 2^k ahead and waits for the one 2^k behind. Steps:
-        ceil(log2 n), with an empty message in each direction.
+        In round k, signal the rank 2^k ahead and wait for the one 2^k behind: ceil(log2 n) rounds, empty messages.
         """
 
         def steps(tag: int, position: Position) -> Steps:

@@ -156,8 +156,9 @@ class Scopes:
         return agreement
 
     def send_note(self, peers: Iterable[int], document: dict[str, Any]) -> None:
-        """Send a note to all of these peers that are not known to be lost. Raises TransportError if notes are
-        unsupported.
+        """Send a note to all of these peers that are not known to be lost.
+
+        Raises TransportError if the transport does not support notes.
         """
         if self._peer_events is None:
             raise TransportError("this transport cannot send notes, expected one with PeerEvents")
@@ -211,7 +212,7 @@ class Vote:
     out: frozenset[int] = frozenset()
     number: int = 0
 
-    def with_other(self, other: Vote) -> Vote:
+    def combined_with(self, other: Vote) -> Vote:
         """Return the combination of two votes."""
         return Vote(self.flags & other.flags, self.out | other.out, max(self.number, other.number))
 
@@ -316,7 +317,7 @@ class Agreement:
                 return [(rank, self._message(self._own.without(self._lost), False)) for rank in living]
             vote = self._own
             for rank in living:
-                vote = vote.with_other(self._votes[rank])
+                vote = vote.combined_with(self._votes[rank])
             self.decided = vote.without(self._lost)
         return [(rank, self._message(self.decided, True)) for rank in living]
 

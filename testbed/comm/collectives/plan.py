@@ -131,9 +131,7 @@ def then(first: Plan, *others: Plan) -> Plan:
 
 
 def first_rounds(plan: Plan, most: int) -> Plan:
-    """Return the plan cut off after the first `most` rounds of each channel; the result of the collective is
-    incomplete.
-    """
+    """Return the plan cut off after the first `most` rounds of each channel, which leaves the result incomplete."""
 
     def truncate(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         found, left = [], most

@@ -183,8 +183,9 @@ class Task:
             self._engine.ready.append(self)
 
     def cancel(self, error: TransportError) -> None:
-        """End the task and its subtasks with this error. Posted receives stay posted, but nothing takes their
-        messages.
+        """End the task and its subtasks with this error.
+
+        Posted receives stay posted, but nothing takes their messages.
         """
         if not self.done:
             self._finish(error)

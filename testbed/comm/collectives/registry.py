@@ -18,14 +18,14 @@ from testbed.comm.collectives.plan import Plan, in_channels, reverse
 from testbed.plugins import PluginError, Registry, attribute_errors
 
 AUTO = "auto"
-PACKAGE = "testbed.comm.collectives.algorithms"  # whose modules register what the testbed has itself
+PACKAGE = (
+    "testbed.comm.collectives.algorithms"  # its modules register the built-in collectives and algorithms
+)
 ENTRY_POINTS, ALGORITHM_ENTRY_POINTS = "testbed.collectives", "testbed.collective_algorithms"
 
 
 class PlanRequest(NamedTuple):
-    """The input of a planner: this rank, each rank's building, the root if there is one, and the number of channels
-    or chunks.
-    """
+    """The input of a planner: this rank, each rank's building, the root if any, and the count of channels or chunks."""
 
     rank: int
     groups: tuple[int, ...]
@@ -79,9 +79,7 @@ class Algorithm:
         return _plan(self, request)
 
     def pieces(self, size_bytes: int, ranks: int) -> int:
-        """Return the number of channels or chunks for an array of this size, as `algorithm_selection.traffic`
-        counts it.
-        """
+        """Return the number of channels or chunks; the size is that of `algorithm_selection.traffic`, in bytes."""
         whole_bytes = size_bytes * self.collective.blocks(ranks)
         if self.channels is not None:
             return self.channels.of(whole_bytes // ranks)
@@ -265,9 +263,7 @@ def collective_of(collective: str | Collective) -> Collective:
 
 
 def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Algorithm:
-    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective. Raises PluginError if
-    unknown.
-    """
+    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective; PluginError if unknown."""
     known = collective_of(collective)
     if isinstance(algorithm, Algorithm):
         return algorithm.serving(known)

@@ -68,13 +68,12 @@ class WindowOperations(RankGroup):
 
 
 class Window:
-    """This rank's window and access to those of the other members. `array`: this rank's memory, which peers write
-    into.
+    """This rank's window and access to those of the other members.
 
-    Puts and signals to one rank arrive in the order in which they were started, and a signal is delivered only
-    after all earlier puts are in place; there is no order between different ranks. Writes into an array that is
-    being read, or twice to one place without a signal in between, have undefined results. All operations return a
-    Work, as the communicator's do, and fail with it.
+    `array` is this rank's memory, which peers write into. Puts and signals to one rank arrive in the order in which
+    they were started, and a signal is delivered only after all earlier puts are in place; there is no order between
+    different ranks. Writes into an array that is being read, or twice to one place without a signal in between,
+    have undefined results. All operations return a Work, as the communicator's do, and fail with it.
     """
 
     def __init__(

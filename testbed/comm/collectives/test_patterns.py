@@ -2,8 +2,8 @@
 
 For a sum, average, minimum or maximum, rank r holds pattern x (r + 1): integers small enough for sums to be exact
 in float32. From rank 128 on, contributions to a sum are as small as those of the first 128, and half of them are
-negative, so that they cancel among neighbours and among ranks a power of two apart: sums stay exact for thousands
-of ranks.
+negative. They cancel among neighbours and among ranks a power of two apart, so sums stay exact for thousands of
+ranks.
 
 The pattern repeats after a prime number of elements and has every value once, so data that is shifted, missing,
 duplicated or of another salt differs nearly everywhere.
@@ -60,9 +60,7 @@ def expect(array: Array, size: int, salt: int = 0, op: str = "sum") -> None:
 def count_wrong_output(
     collective: Collective, output: Array, rank: int, size: int, salt: int = 0, op: str = "sum", root: int = 0
 ) -> int:
-    """Return the number of wrong elements in rank `rank`'s output of a collective whose inputs were written by
-    `fill`.
-    """
+    """Return the number of wrong elements in rank `rank`'s output, where all inputs were written by `fill`."""
     after = collective.after(rank, size, root)
     if not after:
         return 0
@@ -119,9 +117,7 @@ def _factor(rank: int, op: str) -> int:
 
 
 def _sign(rank: int) -> int:
-    """Return the sign of rank `rank`'s summand: the Thue-Morse sequence, from the rank where sums would grow too
-    large.
-    """
+    """Return the sign of rank `rank`'s summand: the Thue-Morse sequence from rank 128 on, to limit sums."""
     return -1 if rank >= _ADDED and rank.bit_count() % 2 else 1
 
 

@@ -1,8 +1,9 @@
 """Effective training time (ETT): the productive share of a long run, from the cost and frequency of failures.
 
 Effective time is the time that the completed steps would have taken without failures, each weighted by the share of
-replicas in it. One failure occurs every MTBF of the whole job, by wall clock, as FT-HSDP (arXiv:2602.00277) counts:
-a restart of 600 s at one failure in 18 minutes leaves 1 - 600 / 1080, about 44 %. Pure functions in real seconds.
+replicas in it. One failure occurs every MTBF of the whole job, by wall clock, as FT-HSDP (arXiv:2602.00277) counts.
+For example, a restart of 600 s at one failure in 18 minutes leaves 1 - 600 / 1080, about 44 %. Pure functions in
+real seconds.
 """
 
 from __future__ import annotations

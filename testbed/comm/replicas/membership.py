@@ -157,7 +157,7 @@ class Membership:
         """Process the passage of time."""
         for rank, heard_s in list(self._heard_s.items()):
             if rank in self._heard_s and now_s - heard_s >= self.policy.detect_s:
-                self._lose(rank, f"not heard for {now_s - heard_s:.3g} s", now_s)
+                self._lose(rank, f"silent for {now_s - heard_s:.3g} s", now_s)
         if self.phase is Phase.FORMING:
             self._try_form(now_s)
 

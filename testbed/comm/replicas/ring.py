@@ -142,7 +142,7 @@ class Signal:
         """Wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
-            one.come()
+            one.complete()
 
     def add(self, one: AnyOf) -> None:
         """Add a waiter."""
@@ -166,9 +166,9 @@ class AnyOf:
         if not self.done:
             signal.add(self)
             for request in requests:
-                request.on_done = self.come
+                request.on_done = self.complete
 
-    def come(self, _: object = None) -> None:
+    def complete(self, _: object = None) -> None:
         """Mark as done."""
         if not self.done:
             self.done = True

@@ -30,7 +30,14 @@ from testbed.comm.collectives import (
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
 from testbed.comm.collectives.plan_check import check_plans
 from testbed.comm.transport import TransportError
-from testbed.contrib.conformance.harness import Nonconforming, Sent, communicators_of, finish, layouts
+from testbed.contrib.conformance.harness import (
+    Nonconforming,
+    Sent,
+    communicators_of,
+    finish,
+    layouts,
+    sent_bytes,
+)
 
 SIZES = tuple(range(1, 18))
 NUMELS = (0, 1, 7, 64, 1001)
@@ -48,7 +55,7 @@ def check_algorithm(
 ) -> None:
     """Check an algorithm by executing it on the in-memory network.
 
-    For each number of ranks in one building, in two unequal ones, and interleaved over three: plans must fit
+    Every number of ranks is tried in one building, in two unequal ones, and interleaved over three. Plans must fit
     together without deadlock, every element must be exact, inputs must be unchanged, and each pair of ranks must
     exchange the bytes that the plans say. Data types and reductions take turns.
 
@@ -187,12 +194,7 @@ def _run(
         for rank, communicator in enumerate(communicators)
     ]
     finish(communicators, works)
-    return {
-        (rank, peer): counters.bytes_sent
-        for rank, communicator in enumerate(communicators)
-        for peer, counters in communicator.transport.counters.items()
-        if counters.bytes_sent
-    }
+    return sent_bytes(communicators)
 
 
 def _start(
@@ -298,10 +300,4 @@ def _run_rows(
         for rank, communicator in enumerate(communicators)
     ]
     finish(communicators, works)
-    sent = {
-        (rank, peer): counters.bytes_sent
-        for rank, communicator in enumerate(communicators)
-        for peer, counters in communicator.transport.counters.items()
-        if counters.bytes_sent
-    }
-    return [list(work.result) for work in works], sent
+    return [list(work.result) for work in works], sent_bytes(communicators)

@@ -40,6 +40,11 @@ def run_on(
         for communicator in communicators
     ]
     finish(communicators, works)
+    return sent_bytes(communicators)
+
+
+def sent_bytes(communicators: Sequence[Communicator]) -> Sent:
+    """Return the payload bytes sent so far per pair of ranks."""
     return {
         (communicator.rank, peer): counters.bytes_sent
         for communicator in communicators

@@ -169,7 +169,7 @@ class Work(dist.Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Wait, as `wait`."""
+        """See `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:

@@ -22,8 +22,9 @@ def own_blocks(size: int) -> list[Runs]:
 def ring_strand(
     members: Sequence[int], index: int, held: Sequence[Runs], direction: int = 1, phase: str = GATHER
 ) -> Strand:
-    """Return the strand of the `index`-th rank in a ring of `members`, where the i-th starts with the blocks
-    `held[i]`.
+    """Return the strand of the `index`-th rank in a ring of `members`.
+
+    `held[i]` are the blocks that the i-th member starts with.
     """
     size = len(members)
     ahead, behind = members[(index + direction) % size], members[(index - direction) % size]
@@ -39,9 +40,9 @@ def ring_strand(
 
 @ALL_GATHER.register("ring", auto=large_inside)
 def ring(request: PlanRequest, direction: int = 1) -> Plan:
-    """Pass on to the next rank what came from the previous one.
+    """Pass blocks around the ring: send to the next rank what came from the previous one.
 
-    Steps: n - 1. Sends B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is
+    Steps: n - 1. Sends B (n - 1) / n, all to the next rank. A boundary between groups of consecutive ranks is
     crossed in one place in each direction, by B (n - 1) / n bytes.
     """
     rank, size = request.rank, request.size
@@ -85,11 +86,10 @@ def digit_order(size: int, far_first: bool) -> list[tuple[int, int]]:
 
 
 def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
-    """Exchange everything held so far with partners at increasing or decreasing distances; what a rank holds
-    doubles each time.
+    """Exchange everything held so far with partners at different distances; each exchange doubles what a rank holds.
 
     For n a power of two, partners differ in one bit. For other n the distances are products of the prime factors of
-    n, and an exchange over factor f is between f ranks, each with all others, so no rank idles, at f - 1 messages.
+    n. An exchange over factor f is between f ranks, each with all others, at f - 1 messages; no rank idles.
     Steps: one per prime factor of n, log2 n for powers of two. Sends B (n - 1) / n.
     Near first: neighbours exchange first, with little data; the last and largest exchange, B (f - 1) / n each, goes
     farthest.

@@ -91,8 +91,7 @@ def halving_doubling(request: PlanRequest) -> Plan:
 
 @ALL_REDUCE.register("double_tree", chunks=CHUNKS)
 def double_tree_all_reduce(request: PlanRequest) -> Plan:
-    """Reduce half of the array up one binary tree and send it down again; do the same for the other half along
-    another tree.
+    """All-reduce each half of the array over its own binary tree: reduce it up the tree and send it down again.
 
     Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive alike.
     Steps: at most 2 ceil(log2 n) for the first chunk. Sends at most 2 B, on average 2 B (n - 1) / n.
@@ -160,8 +159,9 @@ def _ring_across(owners: Sequence[int], index: int, own: Sequence[tuple[tuple[in
 
 @ALL_REDUCE.register("hierarchical_tree", channels=TIER_CHANNELS)
 def hierarchical_tree(request: PlanRequest) -> Plan:
-    """As `hierarchical`, with the double binary tree across, which suits many buildings: it takes 2 ceil(log2 g)
-    steps.
+    """Execute `hierarchical` with the double binary tree across.
+
+    It takes 2 ceil(log2 g) steps across g buildings, which suits many buildings.
     """
     return hierarchical(request, "tree")
 
@@ -171,35 +171,35 @@ def hierarchical_tree(request: PlanRequest) -> Plan:
 
 @REDUCE_SCATTER.register("bidirectional_ring", channels=RING_CHANNELS)
 def bidirectional_ring_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.bidirectional_ring` backwards."""
+    """Play `all_gather.bidirectional_ring` backwards."""
     return backwards(all_gather.bidirectional_ring(request))
 
 
 @REDUCE_SCATTER.register("near_first", auto=small)
 def near_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.far_first` backwards: neighbours first, with the large messages."""
+    """Play `all_gather.far_first` backwards: neighbours first, with the large messages."""
     return backwards(all_gather.far_first(request))
 
 
 @REDUCE_SCATTER.register("far_first")
 def far_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.near_first` backwards: farthest first, with the large messages."""
+    """Play `all_gather.near_first` backwards: farthest first, with the large messages."""
     return backwards(all_gather.near_first(request))
 
 
 @REDUCE_SCATTER.register("bruck")
 def bruck_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.bruck` backwards."""
+    """Play `all_gather.bruck` backwards."""
     return backwards(all_gather.bruck(request))
 
 
 @REDUCE_SCATTER.register("direct")
 def direct_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.direct` backwards: every rank sends each other rank its part, all at once."""
+    """Play `all_gather.direct` backwards: every rank sends each other rank its part, all at once."""
     return backwards(all_gather.direct(request))
 
 
 @REDUCE_SCATTER.register("hierarchical", channels=TIER_CHANNELS, auto=large_across)
 def hierarchical_reduce_scatter(request: PlanRequest) -> Plan:
-    """`all_gather.hierarchical` backwards: each building reduces first, and each block crosses once."""
+    """Play `all_gather.hierarchical` backwards: each building reduces first, and each block crosses once."""
     return backwards(all_gather.hierarchical(request))

@@ -17,10 +17,10 @@ CONCURRENCY = 8
 
 @ALL_TO_ALL.register("direct")
 def direct(request: PlanRequest, concurrency: int = CONCURRENCY) -> Plan:
-    """Send each block directly to its rank, the next rank first, with at most `concurrency` in flight in each
-    direction.
+    """Send each block directly to its rank, the next rank first.
 
-    Steps: ceil((n - 1) / concurrency). Sends B (n - 1) / n.
+    At most `concurrency` messages are in flight in each direction. Steps: ceil((n - 1) / concurrency). Sends B (n -
+    1) / n.
     """
     rank, size = request.rank, request.size
     strands: list[list[Round]] = [[] for _ in range(max(1, min(concurrency, size - 1)))]

@@ -115,25 +115,25 @@ def binomial_scatter(request: PlanRequest) -> Plan:
 
 @REDUCE.register("binomial", auto=small)
 def binomial_reduce(request: PlanRequest) -> Plan:
-    """`binomial_broadcast` backwards."""
+    """Play `binomial_broadcast` backwards."""
     return reverse(binomial_broadcast(request), "reduce", reduces=True)
 
 
 @REDUCE.register("chain", chunks=CHUNKS, auto=large)
 def chain_reduce(request: PlanRequest) -> Plan:
-    """`chain_broadcast` backwards."""
+    """Play `chain_broadcast` backwards."""
     return reverse(chain_broadcast(request), "reduce", reduces=True)
 
 
 @GATHER.register("direct", auto=large)
 def direct_gather(request: PlanRequest) -> Plan:
-    """`direct_scatter` backwards."""
+    """Play `direct_scatter` backwards."""
     return reverse(direct_scatter(request), "gather", reduces=False)
 
 
 @GATHER.register("binomial", auto=small)
 def binomial_gather(request: PlanRequest) -> Plan:
-    """`binomial_scatter` backwards."""
+    """Play `binomial_scatter` backwards."""
     return reverse(binomial_scatter(request), "gather", reduces=False)
 
 
@@ -147,9 +147,7 @@ class Tree:
             self._grow(0, size, None)
 
     def _grow(self, start: int, end: int, parent: int | None) -> None:
-        """Build the subtree of positions [start, end), start even; its root is the odd one in the middle, or the
-        only one.
-        """
+        """Build the subtree of positions [start, end), start even; its root is an odd position in the middle."""
         if start >= end:
             return
         middle = start + (end - start) // 2
