@@ -159,16 +159,16 @@ class Communicator(DispatchCombine):
         out. Operations in flight are first aborted on all members (`NCCL_SHRINK_ABORT`), which raises Revoked
         there.
         """
-        gone = [self.ranks[self._root("exclude", rank)] for rank in exclude]
+        excluded = [self.ranks[self._check_rank("exclude", rank)] for rank in exclude]
         if self.rank in exclude:
             raise ValueError(f"exclude: got this rank, {self.rank}, expected others")
         scopes = self._engine.scopes
         lost = self._scope.ranks & set(scopes.lost)
         scopes.revoke(self._scope, "it shrinks to the surviving ranks")
         scopes.process_pending()
-        vote = self._agree(Vote(-1, frozenset([*gone, *lost]), self._next_number[0]), "shrink", timeout_s)
+        vote = self._agree(Vote(-1, frozenset([*excluded, *lost]), self._next_number[0]), "shrink", timeout_s)
         self._next_number[0] = vote.number + 1
-        living = [rank for rank, there in enumerate(self.ranks) if there not in vote.out]
+        living = [rank for rank, transport_rank in enumerate(self.ranks) if transport_rank not in vote.out]
         return self.split_as(vote.number, living, name)
 
     def _agree(self, vote: Vote, operation: str, timeout_s: float | None) -> Vote:
@@ -244,7 +244,7 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
     ) -> Work:
         """Reduce all ranks' `array` into that of rank `dst`; the others' arrays are unchanged."""
-        root = self._root("dst", dst)
+        root = self._check_rank("dst", dst)
         check_array(array, "array", writes=self.rank == root)
         operation = operation_named(op)
         flat = array.reshape(-1)
@@ -292,7 +292,7 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
     ) -> Work:
         """Copy rank `src`'s `array` into every rank's."""
-        root = self._root("src", src)
+        root = self._check_rank("src", src)
         check_array(array, "array", writes=self.rank != root)
         flat = array.reshape(-1)
         plan = self._plan("broadcast", algorithm, array.nbytes, root)
@@ -312,7 +312,7 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
     ) -> Work:
         """Gather all `input`, in rank order, into rank `dst`'s `output` (size x input's elements; None elsewhere)."""
-        root = self._root("dst", dst)
+        root = self._check_rank("dst", dst)
         check_array(input, "input")
         if self.rank == root:
             output = require_array(output, "output", "on the rank that gathers")
@@ -337,10 +337,8 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Scatter rank `src`'s `input` (size x output's elements; None elsewhere): the i-th part goes to rank i's
-        `output`.
-        """
-        root = self._root("src", src)
+        """Scatter rank `src`'s `input` (size x output's elements; None elsewhere) in rank order into each `output`."""
+        root = self._check_rank("src", src)
         check_array(output, "output", writes=True)
         if self.rank == root:
             input = require_array(input, "input", "on the rank that scatters")

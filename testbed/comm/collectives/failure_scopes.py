@@ -87,10 +87,10 @@ class Scopes:
     def add(self, number: int, ranks: Iterable[int]) -> Scope:
         """Add the scope of a communicator; it has failed already if a member is lost or it was revoked early."""
         scope = self._scopes[number] = Scope(number, ranks)
-        gone = sorted(scope.ranks & set(self.lost))
+        lost_members = sorted(scope.ranks & set(self.lost))
         early = self._early_revocations.pop(number, None)
-        if gone:
-            scope.fail(self.lost[gone[0]])
+        if lost_members:
+            scope.fail(self.lost[lost_members[0]])
         elif early is not None:
             scope.fail(early)
         return scope

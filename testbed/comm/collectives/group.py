@@ -177,7 +177,7 @@ class RankGroup:
 
     # ---- shared by all operations
 
-    def _root(self, name: str, rank: int) -> int:
+    def _check_rank(self, name: str, rank: int) -> int:
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}: got {rank}, expected 0 to {self.size - 1}")
         return rank
@@ -239,12 +239,13 @@ class RankGroup:
         tag: int,
         timeout_s: float | None,
     ) -> Work:
-        there, number = self._root("peer", peer), self._message_tag(tag)
-        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[there], tag)
+        self._check_rank("peer", peer)
+        wire_tag = self._message_tag(tag)
+        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[peer], tag)
 
         def steps() -> Steps:
             begin = self._group.send if kind == "isend" else self._group.receive
-            request = begin(there, number, as_bytes(array), record)
+            request = begin(peer, wire_tag, as_bytes(array), record)
             yield (request,)
 
         return self._work(title, steps(), timeout_s, array, record=record)

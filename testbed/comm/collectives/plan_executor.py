@@ -27,18 +27,18 @@ class Group:
 
     def send(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
         """Start sending to a member."""
-        there = self.ranks[peer]
+        rank = self.ranks[peer]
         if record is not None:
-            record.sent(there, len(view), self.transport.now_s)
-        return self.transport.isend(there, tag, view, self.traffic)
+            record.sent(rank, len(view), self.transport.now_s)
+        return self.transport.isend(rank, tag, view, self.traffic)
 
     def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
         """Start receiving from a member; the arrival is recorded when it happens, which may be long before its turn."""
-        there = self.ranks[peer]
+        rank = self.ranks[peer]
         if record is None:
-            return self.transport.irecv(there, tag, view, self.traffic)
-        record.expected(there, len(view), self.transport.now_s)
-        request = self.transport.irecv(there, tag, view, self.traffic)
+            return self.transport.irecv(rank, tag, view, self.traffic)
+        record.expected(rank, len(view), self.transport.now_s)
+        request = self.transport.irecv(rank, tag, view, self.traffic)
         if request.done:
             self._on_received(record, request)
         else:

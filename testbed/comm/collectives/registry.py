@@ -139,8 +139,8 @@ class Algorithms(Registry[Any]):
     """The algorithms of one collective by name: Algorithm objects, or RowsAlgorithm objects if its rows are uneven."""
 
     def __init__(self, collective: Collective) -> None:
-        what = f"{collective.name} algorithm"
         self.collective = collective
+        what = f"{collective.name} algorithm"
         super().__init__(what, PACKAGE, ALGORITHM_ENTRY_POINTS, self._expected_kind, f"{collective.name}.")
 
     def _expected_kind(self, thing: object) -> str | None:

@@ -115,15 +115,15 @@ class Window:
                 f"put into window {number} of rank {dst}: got {array.size} elements at offset {offset}, "
                 f"expected them within its {size}"
             )
-        there, view = members.ranks[dst], as_bytes(array)
+        target, view = members.ranks[dst], as_bytes(array)
         tag = put_tag(number, offset * array.itemsize)
-        record = members._begin_record("put", 0, OperationInfo(array), there, number)
+        record = members._begin_record("put", 0, OperationInfo(array), target, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.sent(there, len(view), members.transport.now_s)
+                record.sent(target, len(view), members.transport.now_s)
             if view:
-                yield (self._carrier.isend(there, tag, view, members.traffic),)
+                yield (self._carrier.isend(target, tag, view, members.traffic),)
 
         return self._begin(f"put to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
@@ -131,13 +131,13 @@ class Window:
         """Signal rank `dst` that all earlier puts to it are in place."""
         members = self._members
         number, _ = self._known(dst)
-        there, tag = members.ranks[dst], signal_tag(number)
-        record = members._begin_record("signal", 0, OperationInfo(), there, number)
+        target, tag = members.ranks[dst], signal_tag(number)
+        record = members._begin_record("signal", 0, OperationInfo(), target, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.sent(there, 0, members.transport.now_s)
-            yield (self._carrier.isend(there, tag, NOTHING, members.traffic),)
+                record.sent(target, 0, members.transport.now_s)
+            yield (self._carrier.isend(target, tag, NOTHING, members.traffic),)
 
         return self._begin(f"signal to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
@@ -145,15 +145,15 @@ class Window:
         """Wait for a signal from rank `peer`; each signal completes one `wait_signal`."""
         members = self._members
         self._known(peer, "peer")
-        there, number = members.ranks[peer], self._numbers[members.rank]
-        record = members._begin_record("wait_signal", 0, OperationInfo(), there, number)
+        source, number = members.ranks[peer], self._numbers[members.rank]
+        record = members._begin_record("wait_signal", 0, OperationInfo(), source, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.expected(there, 0, members.transport.now_s)
-            yield (self._carrier.irecv(there, signal_tag(number), NOTHING, members.traffic),)
+                record.expected(source, 0, members.transport.now_s)
+            yield (self._carrier.irecv(source, signal_tag(number), NOTHING, members.traffic),)
             if record is not None:
-                record.received(there, 0, members.transport.now_s)
+                record.received(source, 0, members.transport.now_s)
 
         title = f"wait_signal from rank {peer}, window {number}"
         return self._begin(title, steps(), async_op, timeout_s, record)
@@ -169,21 +169,21 @@ class Window:
         def steps(tag: int, position: Position) -> Steps:
             transport, record = self._carrier, position.record
             waits = []
-            for peer, there in enumerate(members.ranks):
+            for peer, rank in enumerate(members.ranks):
                 if peer == members.rank:
                     continue
                 if record is not None:
-                    record.sent(there, 0, transport.now_s)
-                    record.expected(there, 0, transport.now_s)
-                waits.append(transport.irecv(there, signal_tag(own, FENCE), NOTHING, members.traffic))
+                    record.sent(rank, 0, transport.now_s)
+                    record.expected(rank, 0, transport.now_s)
+                waits.append(transport.irecv(rank, signal_tag(own, FENCE), NOTHING, members.traffic))
                 waits.append(
-                    transport.isend(there, signal_tag(self._numbers[peer], FENCE), NOTHING, members.traffic)
+                    transport.isend(rank, signal_tag(self._numbers[peer], FENCE), NOTHING, members.traffic)
                 )
             yield tuple(waits)
             if record is not None:
-                for there in members.ranks:
-                    if there != transport.rank:
-                        record.received(there, 0, transport.now_s)
+                for rank in members.ranks:
+                    if rank != transport.rank:
+                        record.received(rank, 0, transport.now_s)
 
         return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 

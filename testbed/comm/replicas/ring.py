@@ -40,7 +40,7 @@ class RingPosition:
     """This rank's position in a ring of `size`, and the ranks of its neighbours.
 
     tag: tag of the attempt; tag + 1 is used as well.
-    wanted: whether the attempt is still wanted; `signal` is given when that changes.
+    wanted: whether the attempt is still wanted; `signal` is notified when that changes.
     """
 
     position: int
@@ -133,12 +133,12 @@ def ring_all_reduce(
 
 
 class Signal:
-    """A broadcast condition: wakes all current waiters, in order of arrival, each time it is given."""
+    """A broadcast condition: wakes all current waiters, in order of arrival, each time it is notified."""
 
     def __init__(self) -> None:
         self._waiting: dict[AnyOf, None] = {}
 
-    def give(self) -> None:
+    def notify_all(self) -> None:
         """Wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
@@ -154,7 +154,7 @@ class Signal:
 
 
 class AnyOf:
-    """Done when any of these requests ends, successfully or not, or the signal is given; never fails itself."""
+    """Done when any of these requests ends, successfully or not, or the signal is notified; never fails itself."""
 
     __slots__ = ("_signal", "done", "error", "on_done")
 

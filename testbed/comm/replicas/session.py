@@ -234,7 +234,7 @@ class Session:
         if self.member.dismissed is not None:
             self.engine.abort(self.member.dismissed.reason)
         self._send_outbox()
-        self.signal.give()
+        self.signal.notify_all()
         for operation in sorted(repeated):
             self.engine.start("", self._until_summed(operation, self._pending[operation]))
 

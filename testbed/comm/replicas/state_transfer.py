@@ -19,7 +19,7 @@ from testbed.comm.transport import TrafficClass, Transport
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """How state is sent: in pieces of what a ring has in flight. signal: given when `wanted` may have changed."""
+    """How state is sent: in pieces of what a ring has in flight. signal: notified when `wanted` may have changed."""
 
     transport: Transport
     ring: RingSettings

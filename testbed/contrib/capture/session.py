@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -84,8 +84,8 @@ class CaptureResult:
     notes: list[str] = field(default_factory=list)
 
 
-def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> CaptureResult:
-    """Record a script; `said` gets a line as each rank ends. Raises CaptureError, RanksDoNotMatch or BadInput."""
+def capture(request: Request) -> CaptureResult:
+    """Record a script. Raises CaptureError, RanksDoNotMatch or BadInput."""
     begun_s = time.monotonic()
     accelerator = accelerators()[request.accelerator]
     model = estimate_computing(request.compute, accelerator)
@@ -95,7 +95,7 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
         tempfile.TemporaryDirectory(prefix="testbed-capture-") as folder,
         _recorder(request, Path(folder)) as recorder,
     ):
-        ranks, classes, notes = _Capture(request, recorder, said).run()
+        ranks, classes, notes = _Capture(request, recorder).run()
     origin = f"{request.script} {' '.join(request.arguments)}".strip()
     records = recorder.records
     trace = assemble(ranks, model.seconds, origin, request.accelerator)
@@ -127,8 +127,8 @@ _Found = tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[
 class _Capture:
     """Decides which ranks to run, and derives the others."""
 
-    def __init__(self, request: Request, recorder: _Recorder, said: Callable[[str], None]) -> None:
-        self.request, self.recorder, self.said = request, recorder, said
+    def __init__(self, request: Request, recorder: _Recorder) -> None:
+        self.request, self.recorder = request, recorder
         self.classes: list[RankClass] = []
         self.notes: list[str] = []
 
