@@ -83,12 +83,12 @@ class Membership:
         self.epoch = 0
         self.step = 0
         self._replicas = [_Replica(tuple(ranks)) for ranks in replicas]
-        self._place = {
+        self._positions = {
             rank: (number, place) for number, ranks in enumerate(replicas) for place, rank in enumerate(ranks)
         }
-        self._incarnation = dict.fromkeys(self._place, -1)
-        self._least = dict.fromkeys(self._place, 0)  # the lowest incarnation that may send Hello
-        self._heard_s: dict[int, float] = {}
+        self._incarnation = dict.fromkeys(self._positions, -1)
+        self._next_incarnation = dict.fromkeys(self._positions, 0)  # the lowest that may send Hello
+        self._last_heard_s: dict[int, float] = {}
         self._not_before_s = float("-inf")
         self._attempts = 0
         self._ready: set[int] = set()
@@ -106,20 +106,20 @@ class Membership:
             if isinstance(message, Hello):
                 self._send(rank, _OVER)
             return
-        if incarnation < self._least[rank]:
+        if incarnation < self._next_incarnation[rank]:
             return
-        number, _ = self._place[rank]
+        number, _ = self._positions[rank]
         replica = self._replicas[number]
         if isinstance(message, Hello):
             self._incarnation[rank] = incarnation
-            self._heard_s[rank] = now_s
+            self._last_heard_s[rank] = now_s
             replica.connected.add(rank)
             if len(replica.connected) == len(replica.ranks):
-                self._complete(number, now_s)
+                self._on_replica_connected(number, now_s)
             return
         if rank not in replica.connected:
             return
-        self._heard_s[rank] = now_s
+        self._last_heard_s[rank] = now_s
         if isinstance(message, CaughtUp):
             self._on_caught_up(rank, number, message, now_s)
         elif replica.state is State.MEMBER:
@@ -149,21 +149,21 @@ class Membership:
 
     def connection_closed(self, rank: int, incarnation: int, now_s: float) -> None:
         """Process the end of the connection of this incarnation of a rank."""
-        if incarnation >= self._least[rank]:
+        if incarnation >= self._next_incarnation[rank]:
             self._incarnation[rank] = max(self._incarnation[rank], incarnation)
             self._lose(rank, "its connection closed", now_s)
 
     def tick(self, now_s: float) -> None:
         """Process the passage of time."""
-        for rank, heard_s in list(self._heard_s.items()):
-            if rank in self._heard_s and now_s - heard_s >= self.policy.detect_s:
+        for rank, heard_s in list(self._last_heard_s.items()):
+            if rank in self._last_heard_s and now_s - heard_s >= self.policy.detect_s:
                 self._lose(rank, f"silent for {now_s - heard_s:.3g} s", now_s)
         if self.phase is Phase.FORMING:
             self._try_form(now_s)
 
     def next_deadline_s(self) -> float:
         """Return the time at which `tick` may have something to do."""
-        heard_s = min(self._heard_s.values(), default=float("inf")) + self.policy.detect_s
+        heard_s = min(self._last_heard_s.values(), default=float("inf")) + self.policy.detect_s
         waits = self.phase is Phase.FORMING and self._not_before_s > float("-inf")
         return min(heard_s, self._not_before_s) if waits else heard_s
 
@@ -174,7 +174,7 @@ class Membership:
 
     # ---- arrivals and losses
 
-    def _complete(self, number: int, now_s: float) -> None:
+    def _on_replica_connected(self, number: int, now_s: float) -> None:
         replica = self._replicas[number]
         replica.state = State.WAITING
         self._record(now_s, "returned" if replica.failed else "there", replica=number)
@@ -186,12 +186,18 @@ class Membership:
     def _lose(self, rank: int, why: str, now_s: float) -> None:
         if self.phase is Phase.OVER:
             return
-        number, _ = self._place[rank]
+        number, _ = self._positions[rank]
         replica = self._replicas[number]
         was = replica.state
         self._dismiss(number, rank, f"rank {rank} of replica {number} is lost: {why}")
         replica.failed = True
-        lost = RanksLost(tuple((mate, self._least[mate] - 1) for mate in replica.ranks if self._least[mate]))
+        lost = RanksLost(
+            tuple(
+                (mate, self._next_incarnation[mate] - 1)
+                for mate in replica.ranks
+                if self._next_incarnation[mate]
+            )
+        )
         for other in self._replicas:
             for mate in other.connected:
                 self._send(mate, lost)
@@ -213,10 +219,10 @@ class Membership:
         for rank in replica.ranks:
             if rank in replica.connected:
                 self._send(rank, Leave(reason))
-                self._least[rank] = self._incarnation[rank] + 1
+                self._next_incarnation[rank] = self._incarnation[rank] + 1
             elif rank == lost:
-                self._least[rank] = self._incarnation[rank] + 1
-            self._heard_s.pop(rank, None)
+                self._next_incarnation[rank] = self._incarnation[rank] + 1
+            self._last_heard_s.pop(rank, None)
             self._ready.discard(rank)
             self._done.discard(rank)
             self._reports.pop(rank, None)
@@ -256,14 +262,14 @@ class Membership:
     # ---- the first members, also after all were lost
 
     def _try_form(self, now_s: float) -> None:
-        there = [number for number, replica in enumerate(self._replicas) if replica.state is State.WAITING]
+        waiting = [number for number, replica in enumerate(self._replicas) if replica.state is State.WAITING]
         expected = self.policy.mode == "restart" or any(
             not replica.failed and replica.state is State.AWAY for replica in self._replicas
         )
-        if not there or now_s < self._not_before_s or (expected and len(there) < len(self._replicas)):
+        if not waiting or now_s < self._not_before_s or (expected and len(waiting) < len(self._replicas)):
             return
         self._not_before_s = float("-inf")
-        for number in there:
+        for number in waiting:
             self._replicas[number].state = State.MEMBER
         self.epoch += 1
         self._begin_step(now_s)

@@ -292,7 +292,7 @@ class ObjectExchange:
         part.rename(path)
 
     def receive(self, source: int) -> Any:
-        """Return the next object from a rank. Raises ObjectsMissing if that rank ends without sending it."""
+        """Return the next object from a rank. Raises MissingObject if that rank ends without sending it."""
         number = self._received[source] = self._received.get(source, -1) + 1
         path, over = self.folder / f"{source}-{self.rank}-{number}", self.folder / f"over-{source}"
         reported = False
