@@ -143,7 +143,7 @@ class AllToAll(WindowOperations):
         ]
         sent = [rows_algorithm.sent(count, most) for count in input_split_sizes]
         rows = [padded(share, count) for share, count in zip(rows, sent, strict=True)]
-        known = self._known_counts(output_split_sizes, rows_algorithm.told, most)
+        known = self._known_counts(output_split_sizes, rows_algorithm.counts_known, most)
         return all_to_all_v.Exchange(
             self._group, self.rank, rows, output, input_split_sizes, rows_algorithm, known
         )

@@ -120,19 +120,19 @@ class RowsAlgorithm:
 
     sent: the number of rows on the wire for `count` rows to send, where no rank has more than `most` for any other.
     concurrency: the number of peers at a time.
-    ahead: `sent` is the same for any count, so receivers can post before they know it.
-    told: receivers know `count` from an earlier exchange, so no counts are sent, only rows.
+    posts_ahead: receivers post before counts arrive, because `sent` is the same for any count, or counts are known.
+    counts_known: receivers know `count` from an earlier exchange, so no counts are sent, only rows.
     """
 
     sent: Callable[[int, int], int]
     concurrency: int = 8
-    ahead: bool = False
-    told: bool = False
+    posts_ahead: bool = False
+    counts_known: bool = False
 
     @property
     def pads(self) -> bool:
         """Whether padding is sent."""
-        return self.ahead and not self.told
+        return self.posts_ahead and not self.counts_known
 
 
 class Algorithms(Registry[Any]):

@@ -1,4 +1,7 @@
-"""Conformance suite for collective algorithms: exact results for sizes, types and layouts, and planned bytes."""
+"""Conformance suite for collective algorithms: exact results for sizes, types and layouts, and planned bytes.
+
+Algorithms of an all-to-all whose receivers do not know the number of rows are checked as well.
+"""
 
 from __future__ import annotations
 
@@ -235,7 +238,7 @@ def check_sent(algorithm: RowsAlgorithm, name: str, most: int) -> None:
         sent = algorithm.sent(count, most)
         if not count <= sent <= most:
             raise Nonconforming(f"{case}: got {sent}, expected {count} to {most}")
-        if algorithm.told and sent != count:
+        if algorithm.counts_known and sent != count:
             raise Nonconforming(f"{case}: got {sent}, expected {count}, the count known to receivers")
         if algorithm.pads and sent != algorithm.sent(most, most):
             raise Nonconforming(f"{case}: got {sent}, expected {algorithm.sent(most, most)}, known ahead")
@@ -295,7 +298,7 @@ def _run_rows(
             counts[rank],
             algorithm=algorithm,
             async_op=True,
-            output_split_sizes=[own[rank] for own in counts] if algorithm.told else None,
+            output_split_sizes=[own[rank] for own in counts] if algorithm.counts_known else None,
         )
         for rank, communicator in enumerate(communicators)
     ]

@@ -1,4 +1,7 @@
-"""The base of process groups: what PyTorch asks of them, and how operations are submitted to the worker."""
+"""The base of process groups: what PyTorch asks of them, and how operations are submitted to the worker.
+
+`Work` is PyTorch's handle, with a future, of operations that the worker executes.
+"""
 
 from __future__ import annotations
 

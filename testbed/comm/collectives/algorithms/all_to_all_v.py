@@ -22,11 +22,13 @@ COUNT_BYTES = 8
 ALL_PEERS = 1 << 14  # as many as there are tags
 
 ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
-ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
+ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, posts_ahead=True))
 # as with one kernel launch for all peers: no peer's rows wait for another's
 ALL_TO_ALL_V.add("late_counts_at_once", RowsAlgorithm(lambda count, most: count, ALL_PEERS))
 # as with handles from an earlier exchange: buffers and counts are known, only rows are sent, to all peers at once
-ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, ahead=True, told=True))
+ALL_TO_ALL_V.add(
+    "told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, posts_ahead=True, counts_known=True)
+)
 
 
 def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -39,7 +41,7 @@ def rows_traffic(
     rows: Sequence[Sequence[int]], itemsize: int, algorithm: str | RowsAlgorithm
 ) -> dict[tuple[int, int], int]:
     """Return the bytes per ordered pair of ranks, counts included. rows[s][d]: elements on the wire from s to d."""
-    count_bytes = 0 if rows_algorithm_of(ALL_TO_ALL_V, algorithm).told else COUNT_BYTES
+    count_bytes = 0 if rows_algorithm_of(ALL_TO_ALL_V, algorithm).counts_known else COUNT_BYTES
     return {
         (here, there): count_bytes + itemsize * count
         for here, row in enumerate(rows)
@@ -110,7 +112,7 @@ class Exchange:
             count = np.zeros(1, dtype=np.int64)
             announced = group.receive(source, tag, as_bytes(count), record)
             data: list[Request] = []
-            if algorithm.ahead:
+            if algorithm.posts_ahead:
                 data = self._receive(source, algorithm.sent(most, most), tag + 1, record)
             sends.append(group.send(target, tag, as_bytes(self._counts[target : target + 1]), record))
             if self._rows[target].size:
@@ -123,7 +125,7 @@ class Exchange:
                     f"got {announced_rows}, expected 0 to {most}, the room in the output"
                 )
             self.received_counts[source] = announced_rows
-            if not algorithm.ahead:
+            if not algorithm.posts_ahead:
                 data = self._receive(source, algorithm.sent(announced_rows, most), tag + 1, record)
             yield tuple(data)
         yield tuple(sends)
