@@ -106,7 +106,7 @@ def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) 
 def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
     if operation.uneven:  # to each other member a count, and the elements
         sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
-        told = rows_algorithm_of(operation.collective, operation.algorithm).told
+        told = rows_algorithm_of(operation.collective, operation.algorithm).counts_known
         return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
     named, groups = operation.collective, plan.near_of(operation.group)
     algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
@@ -213,16 +213,16 @@ class CollectiveDriver(Messaging):
             to, back = call.ends(own, target), call.ends(source, own)
             waits, data = [], []
             back_bytes = rows[source][own] * self.itemsize
-            if not how.told:
+            if not how.counts_known:
                 waits = [self.receive((*call.key, "count", *back), back, COUNT_BYTES, call.dscp)]
-            if rows[source][own] and how.ahead:
+            if rows[source][own] and how.posts_ahead:
                 data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
-            if not how.told:
+            if not how.counts_known:
                 sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
                 sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
             yield waits
-            if rows[source][own] and not how.ahead:
+            if rows[source][own] and not how.posts_ahead:
                 data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
             yield data
         yield sends

@@ -33,7 +33,7 @@ def test_means_are_those_of_the_state_machines(recovery: str) -> None:
     limits = Limits(1000, window_bytes=115_000, line_bps=80e6)
     packets, loss = 256, 0.01
     took = [
-        Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).carry(packets)
+        Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).transfer(packets)
         for seed in range(60)
     ]
     form = RecoveryForm(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
@@ -114,7 +114,7 @@ def lost_once(recovery: str, packets: int, number: int) -> float:
     limits = Limits(1000, window_bytes=held, line_bps=320e6, path_bps=80e6)
 
     def took_s(loses: Fate) -> float:
-        return Channel(recovery, control=Window, limits=limits, loses=loses).carry(packets)
+        return Channel(recovery, control=Window, limits=limits, loses=loses).transfer(packets)
 
     late_s = took_s(lambda item, times: item == number and times == 0) - took_s(lambda item, times: False)
     return late_s / ROUND_TRIP_S

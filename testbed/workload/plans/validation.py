@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from testbed.comm.collectives import AUTO
-from testbed.comm.collectives.plan_check import check_if_plugin, is_added
+from testbed.comm.collectives.plan_check import check_if_plugin, is_plugin
 from testbed.errors import BadInput, TestbedError
 from testbed.workload.plan import COMPUTING, EVERYBODY, Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_volume import group_traffic
@@ -135,7 +135,7 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
     calls = plan.remembered("calls", lambda: _calls(plan))
     for (collective, named), groups in sorted(calls.items()):
         for algorithm in [named] if named else algorithms:
-            if algorithm != AUTO and is_added(collective, algorithm):
+            if algorithm != AUTO and is_plugin(collective, algorithm):
                 for group in sorted(groups):
                     check_if_plugin(collective, algorithm, plan.near_of(group))
 
