@@ -37,7 +37,7 @@ def dry_run(training: Training) -> Timeline:
     """What the model says of the plan, on the shortest paths. ConfigError where it never ends."""
     if training not in _known:
         try:
-            plan = training.plan.using(training.algorithm)
+            plan = training.plan.with_algorithm(training.algorithm)
             _known[training] = simulate(
                 plan, training.network, training.itemsize, training.software, folded=True
             )
@@ -76,7 +76,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
     network = network_of(topology, scenario.rank_hosts(topology))
-    plan, dispatching = workload.start.using(algorithm), workload.dispatching
+    plan, dispatching = workload.start.with_algorithm(algorithm), workload.dispatching
     software = modelled_software(scenario.transport, scale)
     try:
         return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)

@@ -74,7 +74,7 @@ def prepare_step(
     software = calibration.software(job.scenario.transport, job.scale)
     routes = Routes(job, calibration) if packets else None
     network, seed = route_network(job, algorithm, calibration, routes), job.scenario.seed
-    plan, lossy = workload.start.using(algorithm), job.topology.lossy
+    plan, lossy = workload.start.with_algorithm(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, _before(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
@@ -115,7 +115,7 @@ def _by_packet(
     transport = job.wiring.transport
     if transport.mends is not None or transport.packet(job.topology.mtu) is not None:
         return nothing  # it is not TCP
-    plan = workload.start.using(algorithm)
+    plan = workload.start.with_algorithm(algorithm)
     messages = message_count(plan, workload.itemsize, MOST_PACKETS_MESSAGES, chunk_bytes)
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
     payload_bytes = packet_payload_bytes(job.topology)

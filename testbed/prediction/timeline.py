@@ -232,7 +232,7 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
 
 def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
     """By rank, computing that begins or ceases to keep anything, with its indices."""
-    return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
+    return [own.cached("keeping", partial(_kept, own)) for own in plan.symmetric.patterns]
 
 
 def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:

@@ -28,7 +28,7 @@ class Tiers:
 
 
 @dataclass(frozen=True)
-class Members:
+class GroupSpread:
     """Of a group within a rank: how many, and how many of those share a domain."""
 
     count: int
@@ -55,7 +55,7 @@ class IntraNodeTime:
         )
 
 
-NOTHING = IntraNodeTime()
+NO_TIME = IntraNodeTime()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class IntraNodeModel:
     """
 
     tiers: Tiers
-    members: Mapping[str, Members]
+    members: Mapping[str, GroupSpread]
     shards: int
     expert_shards: int
 
@@ -78,7 +78,7 @@ class IntraNodeModel:
         """
         own = self.members.get(kind)
         if own is None or not size:
-            return NOTHING
+            return NO_TIME
         if collective.startswith("all_to_all"):
             turn_s = self._exchange_s(own, size)
             return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
@@ -102,7 +102,7 @@ class IntraNodeModel:
         sums_s = self.around(TENSOR, "all_reduce", tensor).alone_s
         return 2 * (sums_s + self.around(EXPERT, "all_to_all", expert).alone_s)
 
-    def _ring_s(self, own: Members, size: float) -> float:
+    def _ring_s(self, own: GroupSpread, size: float) -> float:
         tiers = self.tiers
         outer = own.domains - 1
         rates = [tiers.up_rate] if own.together > 1 else []
@@ -110,7 +110,7 @@ class IntraNodeModel:
         hops_s = (own.count - 1 - outer) * tiers.up_latency_s + outer * tiers.out_latency_s
         return tiers.launch_s + hops_s + size * (own.count - 1) / own.count / min(rates)
 
-    def _exchange_s(self, own: Members, size: float) -> float:
+    def _exchange_s(self, own: GroupSpread, size: float) -> float:
         tiers = self.tiers
         inner = size * (own.together - 1) / own.count / tiers.up_rate
         outer = size * (own.count - own.together) / own.count / tiers.out_rate
@@ -120,30 +120,30 @@ class IntraNodeModel:
 
 def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
     """Of a mesh: a dimension's members are as far apart as those inside of it take. A sequence's share data, too."""
-    found: dict[str, Members] = {}
+    found: dict[str, GroupSpread] = {}
     stride = 1
     for name in reversed(mesh.order):
         inside = mesh.inside[name]
         if name == SHARD and (experts := math.gcd(mesh.degrees[EXPERT], inside)) > 1:
-            found[EXPERT] = _members(experts, stride, tiers, mesh.degrees[EXPERT] > experts)
+            found[EXPERT] = _spread(experts, stride, tiers, mesh.degrees[EXPERT] > experts)
         if inside > 1:
-            found[name] = _members(inside, stride, tiers, mesh.degrees[name] > inside)
+            found[name] = _spread(inside, stride, tiers, mesh.degrees[name] > inside)
         stride *= inside
     if (context := found.get(CONTEXT)) is not None:
-        shard = found.get(SHARD, Members(1, 1))
-        found[SHARD] = Members(context.count * shard.count, context.together * shard.together)
+        shard = found.get(SHARD, GroupSpread(1, 1))
+        found[SHARD] = GroupSpread(context.count * shard.count, context.together * shard.together)
     shards, experts = mesh.degrees[SHARD] * mesh.degrees[CONTEXT], mesh.degrees[EXPERT]
     # each next accelerator with the same experts is as many away as share them out
-    apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, Members(1, 1))
+    apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, GroupSpread(1, 1))
     if sharing.count > apart:
-        found[EXPERT_SHARD] = Members(sharing.count // apart, max(1, sharing.together // apart))
+        found[EXPERT_SHARD] = GroupSpread(sharing.count // apart, max(1, sharing.together // apart))
     return IntraNodeModel(tiers, found, shards, max(1, shards // experts))
 
 
-def _members(count: int, stride: int, tiers: Tiers, beyond: bool) -> Members:
+def _spread(count: int, stride: int, tiers: Tiers, beyond: bool) -> GroupSpread:
     """Of neighbours that are `stride` accelerators apart; as many in each domain.
 
     beyond: whether the group goes on in other ranks, which have the rest of a domain that is not whole in this one.
     """
     most = max(1, tiers.scale_up // stride)
-    return Members(count, most if beyond and count > most else math.gcd(count, most))
+    return GroupSpread(count, most if beyond and count > most else math.gcd(count, most))

@@ -15,7 +15,7 @@ from testbed.workload.dependency_tracker import waits
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause, RankPlan
 
 WHOLE_BITS = 32
-ADDED_UP = (WHOLE_BITS, 16)  # bits of types that can be added up on their way: float32, bfloat16
+SUMMABLE_BITS = (WHOLE_BITS, 16)  # bits of types that can be added up on their way: float32, bfloat16
 
 
 class Turn(NamedTuple):
@@ -47,9 +47,9 @@ class OuterSchedule:
     @property
     def added_up(self) -> bool:
         """Whether sums are what travels; else everybody gets everybody's."""
-        return self.bits in ADDED_UP
+        return self.bits in SUMMABLE_BITS
 
-    def exchanged(self, whole_bytes: float, members: int) -> tuple[str, float]:
+    def collective(self, whole_bytes: float, members: int) -> tuple[str, float]:
         """The collective of a part, and the bytes of a member's larger array.
 
         whole_bytes: of all the parameters of a member, in 32 bits each.
@@ -72,11 +72,11 @@ def repeat_steps(
     found = []
     for rank, plan in enumerate(plans):
         exchange = exchanges[rank] if exchanges else None
-        found.append(_repeated(plan, steps, tags, turns, exchange))
+        found.append(_repeat_plan(plan, steps, tags, turns, exchange))
     return found
 
 
-def _repeated(
+def _repeat_plan(
     plan: RankPlan, steps: int, tags: int, turns: Sequence[Turn], exchange: GroupCollective | None
 ) -> RankPlan:
     """One rank's: a step begins once all of the one before is over, as an optimizer is between them.

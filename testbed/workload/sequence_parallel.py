@@ -46,16 +46,16 @@ class _Send(NamedTuple):
 
 def gather_exchanges(way: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
     """Of every member; nodes: of the members. Blocks are in a window in the members' order. ParallelismError."""
-    return _gathering(way, tuple(nodes))
+    return _gather(way, tuple(nodes))
 
 
 def reduce_exchanges(way: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
     """Of every member. A window has a place for each partial sum that comes: so many as there are other members."""
-    return _reducing(way, tuple(nodes))
+    return _reduce(way, tuple(nodes))
 
 
 @cache
-def _gathering(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+def _gather(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     orders, sends = _ring(len(nodes), 1) if way == RING else _tree(nodes)
     return tuple(
         Exchange(
@@ -68,7 +68,7 @@ def _gathering(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
 
 
 @cache
-def _reducing(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+def _reduce(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     # backwards, a ring goes the other way round
     orders, sends = _ring(len(nodes), -1) if way == RING else _tree(nodes)
     orders = [tuple(reversed(order)) for order in orders]

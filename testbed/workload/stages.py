@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from testbed.spec.workload import WorkloadSpec
 
 VALUE_BYTES = 2
-SCORES = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}
+SCORE_FACTORS = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}
 """Forward and backward, in what two products of all pairs of tokens take."""
 _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 
@@ -172,7 +172,7 @@ def scores_of(workload: WorkloadSpec) -> Scores:
     """Of a workload's model, in its sequences."""
     assert workload.model is not None
     products = workload.sequence_length * score_products(workload.model)
-    forward, backward = SCORES[workload.attention_scores]
+    forward, backward = SCORE_FACTORS[workload.attention_scores]
     return Scores(forward * products, backward * products)
 
 

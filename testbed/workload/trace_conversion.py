@@ -179,7 +179,7 @@ Durations = Mapping[tuple[int, int], float]
 """Real seconds that computing took, by rank and number in its plan."""
 
 
-class About(NamedTuple):
+class TraceInfo(NamedTuple):
     """Of a trace. dtype: of what a plan reduces and moves."""
 
     dtype: str
@@ -188,7 +188,7 @@ class About(NamedTuple):
 
 
 def trace_of(
-    plan: JobPlan, about: About, scale: Scale = UNSCALED, measured_s: Durations | None = None
+    plan: JobPlan, about: TraceInfo, scale: Scale = UNSCALED, measured_s: Durations | None = None
 ) -> JobTrace:
     """In real figures of a plan in those of `scale`; a node for each operation, in its place.
 
@@ -245,7 +245,7 @@ def _node(
         kind = operation.kind if isinstance(operation, Computing) else PAUSE
         return Compute(*common, duration_s=duration_s, kind=kind)
     if isinstance(operation, Message):
-        numel = _real(operation.numel, scale)
+        numel = _real_elements(operation.numel, scale)
         return PointToPoint(
             *common,
             peer=operation.peer,
@@ -258,12 +258,12 @@ def _node(
     assert isinstance(operation, GroupCollective)
     splits: tuple[int, ...] = ()
     if operation.uneven:
-        splits = tuple(_real(count, scale) for count in operation.rows()[own])
+        splits = tuple(_real_elements(count, scale) for count in operation.rows()[own])
     return Collective(
         *common,
         group=names[operation.group],
         collective=operation.collective,
-        numel=_real(operation.numel, scale),
+        numel=_real_elements(operation.numel, scale),
         dtype=dtype,
         splits=splits,
         root=plan.groups[operation.group][1][0],
@@ -272,5 +272,5 @@ def _node(
     )
 
 
-def _real(numel: int, scale: Scale) -> int:
+def _real_elements(numel: int, scale: Scale) -> int:
     return round(scale.real_bytes(numel))

@@ -50,13 +50,13 @@ def plan_data_parallel(
     `scale` divides element counts, of which at least one stays, and stretches computing. slowdowns: by which factor a
     rank's computing takes longer.
     """
-    together = _Together(len(buildings))
-    _train(together, workload, scale)
-    ranks = [_slower(together.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
+    together = _UniformPlanner(len(buildings))
+    _add_training(together, workload, scale)
+    ranks = [_slow_down(together.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
     return together.plan(buildings, ranks)
 
 
-def _slower(operations: RankPlan, factor: float) -> RankPlan:
+def _slow_down(operations: RankPlan, factor: float) -> RankPlan:
     if factor == 1.0:
         return operations
     return tuple(
@@ -70,17 +70,17 @@ def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Sc
 
     scale: as with `plan_data_parallel`.
     """
-    together = _Together(len(buildings))
-    _named(together, workload, scale)
+    together = _UniformPlanner(len(buildings))
+    _add_collectives(together, workload, scale)
     ranks = [together.operations] * len(buildings)
     if workload.exchange is not None:
         together.dscps[_EXCHANGE] = workload.exchange.dscp
         size = _numel(workload, scale, workload.exchange.size_bytes)
-        peers, last = partners(buildings), together.last
+        peers, last = exchange_partners(buildings), together.last
         ranks = [
             (
                 *own,
-                *_exchange(
+                *_exchange_operations(
                     workload.exchange, peers[rank], size, scale, last, buildings[rank] == min(buildings)
                 ),
             )
@@ -91,7 +91,7 @@ def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Sc
     return together.plan(buildings, ranks)
 
 
-def partners(buildings: Sequence[int]) -> Mapping[int, int]:
+def exchange_partners(buildings: Sequence[int]) -> Mapping[int, int]:
     """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
     order there; and the reverse."""
     first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
@@ -111,7 +111,7 @@ def uneven_rows(ranks: int, most: int) -> list[list[int]]:
 _EXCHANGE = "exchange"
 
 
-class _Together:
+class _UniformPlanner:
     """Operations of any rank, as they are put one after the other. classes: of traffic, a group of all ranks each."""
 
     def __init__(self, ranks: int) -> None:
@@ -165,7 +165,7 @@ def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1
     return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
 
 
-def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+def _add_collectives(together: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
     if workload.compute_s:
         together.compute("forward", scale.emulated_s(workload.compute_s))
     for spec in workload.collectives or ():
@@ -177,7 +177,7 @@ def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
         together.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
 
 
-def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+def _add_training(together: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
     """Data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full.
 
     Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
@@ -210,7 +210,7 @@ def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
         together.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
 
 
-def _exchange(
+def _exchange_operations(
     spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
 ) -> list[Operation]:
     """As a pipeline of two stages does, one after the other: so many elements there, computing, as many back.

@@ -22,7 +22,7 @@ from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
 from testbed.workload.job.traffic_matrix import flows_of, total
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_volume import plan_traffic
-from testbed.workload.uniform_plans import partners, plan_collectives
+from testbed.workload.uniform_plans import exchange_partners, plan_collectives
 from tests.unit.controller_topologies import edge_ports
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -105,8 +105,8 @@ def test_policies_take_what_a_job_declares() -> None:
 
 def test_a_pipeline_goes_between_the_first_and_the_last_building_by_place() -> None:
     buildings = [0, 0, 1, 2, 2, 2]
-    assert partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
-    assert partners([0, 0]) == {}
+    assert exchange_partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
+    assert exchange_partners([0, 0]) == {}
     spec = WorkloadSpec.model_validate({"exchange": {"messages": 3, "size": "40 B"}})
     sent = plan_traffic(plan_collectives(spec, buildings), 4)
     assert sent == {(0, 3): 120, (3, 0): 120, (1, 4): 120, (4, 1): 120}

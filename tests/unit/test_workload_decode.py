@@ -45,7 +45,7 @@ def rows_of(experts_per_token: int = 1, seed: int = 1) -> tuple[tuple[int, ...],
 
 def sent(found: Workload) -> int:
     """Bytes to others."""
-    return sum(plan_traffic(found.plan.using("ring"), 4).values())
+    return sum(plan_traffic(found.plan.with_algorithm("ring"), 4).values())
 
 
 def across(rows: tuple[tuple[int, ...], ...]) -> int:

@@ -17,7 +17,7 @@ from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host
 from testbed.workload.dispatch import Carried, Dispatched
 from testbed.workload.job.job import Job
-from testbed.workload.plan import Message, Operation, operation_of
+from testbed.workload.plan import Message, Operation, operation_from_document
 
 RankRecord = dict[str, Any]
 
@@ -202,7 +202,7 @@ def _last(path: Path, step: int) -> dict[str, Any]:
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
     """An operation, behind others as they stand in a plan without what was not done."""
-    operation = operation_of(line["operation"])
+    operation = operation_from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 
 

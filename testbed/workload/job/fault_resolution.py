@@ -85,7 +85,7 @@ def _other(event: EventSpec, plan: JobPlan, place: int, source: str, index: int)
         for number, operation in enumerate(own)
         if isinstance(operation, GroupCollective)
         and operation.group == meant.group
-        and operation.alike != meant.alike
+        and operation.anonymous != meant.anonymous
     ]
     if not others:
         name = plan.groups[meant.group][0]

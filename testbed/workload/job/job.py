@@ -34,7 +34,7 @@ from testbed.workload.job.training import Training
 from testbed.workload.job.tuning_choice import tuning_of
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause
 from testbed.workload.plan_volume import plan_elements, plan_traffic
-from testbed.workload.plans.validation import check_added
+from testbed.workload.plans.validation import check_plugin_algorithms
 from testbed.workload.schedules import implied_actions
 from testbed.workload.serving import Serving
 
@@ -225,10 +225,10 @@ class Workload:
 
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
         """Payload bytes per ordered pair of ranks, by DSCP; algorithm: of what names none."""
-        return self.plan.remembered(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
+        return self.plan.cached(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
 
     def _pairs(self, algorithm: str) -> dict[int, Pairs]:
-        plan = self.plan.using(algorithm)
+        plan = self.plan.with_algorithm(algorithm)
         classes = sorted({0, *plan.dscps.values()})
         return {dscp: plan_traffic(plan, self.itemsize, dscp) for dscp in classes}
 
@@ -239,7 +239,7 @@ def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engin
     PluginError where an algorithm that was added does not do what its collective promises.
     """
     workload = _workload_of(scenario, topology, scale, link_engine)
-    check_added(workload.plan, scenario.algorithms)
+    check_plugin_algorithms(workload.plan, scenario.algorithms)
     return workload
 
 
@@ -255,7 +255,7 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
             "plan" if spec.plan else spec.kind, "a job in which nobody does anything", expected
         )
     tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
-    plan = plan.placed(request.building_indices, tuning, plan.near)
+    plan = plan.with_placement(request.building_indices, tuning, plan.near)
     return Workload(
         request.itemsize,
         plan,

@@ -106,7 +106,7 @@ def training_of(
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
-        pairs = plan_traffic(first.plan.using(scenario.algorithms[0]), itemsize)
+        pairs = plan_traffic(first.plan.with_algorithm(scenario.algorithms[0]), itemsize)
         mapping = minimize_crossing(pairs, buildings, first.mesh.mappings())
     mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
     return Training(
@@ -192,7 +192,7 @@ class _Planner:
         )
         plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
         near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
-        whole = plan.placed(self.buildings, self.tuning, near)
+        whole = plan.with_placement(self.buildings, self.tuning, near)
         return _Planned(mesh, schedule, stages, layers, counts, whole)
 
     def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:

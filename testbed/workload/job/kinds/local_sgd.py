@@ -109,7 +109,7 @@ class _Exchanges:
     ) -> None:
         self._builder, self._inner = builder, inner
         self._buildings = len(buildings)
-        self._collective, self._size_bytes = outer.exchanged(whole_bytes, self._buildings)
+        self._collective, self._size_bytes = outer.collective(whole_bytes, self._buildings)
         self._everybody: int | None = None
         self._across: list[int] = []
         if self._buildings == 1:

@@ -68,7 +68,7 @@ def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
 def _order(done: JobTrace, request: JobRequest) -> tuple[int, ...]:
     def pairs() -> Pairs:
         plan = replace(plan_trace(done, request), buildings=request.building_indices)
-        return plan_traffic(plan.using(request.scenario.algorithms[0]), request.itemsize)
+        return plan_traffic(plan.with_algorithm(request.scenario.algorithms[0]), request.itemsize)
 
     def network() -> Network:
         return network_of(request.topology, request.hosts, request.link_engine)
