@@ -294,11 +294,15 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeMod
             inner = part.inner
             within_s += within.blocking_s(inner.tensor, inner.expert)
             replicated = within.own_bytes(inner.reduced, inner.expert_reduced)
-            inner_gather_s = within.around(SHARD, "all_gather", inner.gathered).alone_s
-            inner_gather_s += within.around(EXPERT_SHARD, "all_gather", inner.expert_gathered).alone_s
-            inner_reduce_s = within.around(SHARD, "reduce_scatter", inner.reduced).alone_s
-            inner_reduce_s += within.around(EXPERT_SHARD, "reduce_scatter", inner.expert_reduced).alone_s
-            inner_reduce_s += within.around(REPLICATE, "all_reduce", replicated).alone_s
+            inner_gather_s = within.collective_time(SHARD, "all_gather", inner.gathered).alone_s
+            inner_gather_s += within.collective_time(
+                EXPERT_SHARD, "all_gather", inner.expert_gathered
+            ).alone_s
+            inner_reduce_s = within.collective_time(SHARD, "reduce_scatter", inner.reduced).alone_s
+            inner_reduce_s += within.collective_time(
+                EXPERT_SHARD, "reduce_scatter", inner.expert_reduced
+            ).alone_s
+            inner_reduce_s += within.collective_time(REPLICATE, "all_reduce", replicated).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * paces[CONTEXT].seconds(part.context)
         gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s

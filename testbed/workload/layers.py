@@ -370,7 +370,7 @@ class LayerPlanner:
         return index if within is None else within
 
     def _inner_time(self, kind: str, collective: str, inner: float) -> IntraNodeTime:
-        return NO_TIME if self.within is None else self.within.around(kind, collective, inner)
+        return NO_TIME if self.within is None else self.within.collective_time(kind, collective, inner)
 
     def _sharded_time(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
         """Return the traffic within ranks for a layer's arrays, given bytes of one accelerator.

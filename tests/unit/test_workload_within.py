@@ -37,11 +37,11 @@ def test_a_ring_in_one_domain_is_at_the_pace_of_its_links() -> None:
     assert own.members == {TENSOR: GroupSpread(8, 8)}
     size = 134_217_728
     turn_s = 8.4e-6 + 7 * 3.4e-6 + size * 7 / 8 / UP
-    assert own.around(TENSOR, "all_gather", size) == IntraNodeTime(0.0, turn_s, turn_s)
-    assert own.around(TENSOR, "reduce_scatter", size) == IntraNodeTime(turn_s, 0.0, turn_s)
+    assert own.collective_time(TENSOR, "all_gather", size) == IntraNodeTime(0.0, turn_s, turn_s)
+    assert own.collective_time(TENSOR, "reduce_scatter", size) == IntraNodeTime(turn_s, 0.0, turn_s)
     # NCCL: 2 (n - 1) steps, one launch
     whole_s = 8.4e-6 + 14 * 3.4e-6 + 2 * size * 7 / 8 / UP
-    assert own.around(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
+    assert own.collective_time(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
 
 
 def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() -> None:
@@ -51,7 +51,7 @@ def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() 
     assert own.members[REPLICATE] == GroupSpread(32, 2)
     size = 1e9
     turn_s = 8.4e-6 + 16 * 3.4e-6 + 15 * 9.6e-6 + size * 31 / 32 / (2 * OUT)
-    assert own.around(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
+    assert own.collective_time(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
     apart = model_intra_node(make_mesh(degrees(**{REPLICATE: 32, TENSOR: 8}), 1, 256), TIERS)
     assert apart.members[REPLICATE] == GroupSpread(32, 1)
 
@@ -69,7 +69,7 @@ def test_an_exchange_leaves_and_stays_at_the_same_time() -> None:
     own = model_intra_node(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
     size = 1e8
     expected_s = 8.4e-6 + 9.6e-6 + max(size * 7 / 16 / UP, size * 8 / 16 / OUT)
-    assert own.around(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
+    assert own.collective_time(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
 
 
 def test_who_shares_a_sequence_shares_data() -> None:
@@ -80,8 +80,8 @@ def test_who_shares_a_sequence_shares_data() -> None:
 
 def test_nothing_of_what_is_not_inside() -> None:
     own = model_intra_node(make_mesh(degrees(**{SHARD: 4, TENSOR: 8}), 4, 8), TIERS)
-    assert own.around(SHARD, "all_gather", 1e9).alone_s == 0.0
-    assert own.around(TENSOR, "all_reduce", 0.0).alone_s == 0.0
+    assert own.collective_time(SHARD, "all_gather", 1e9).alone_s == 0.0
+    assert own.collective_time(TENSOR, "all_reduce", 0.0).alone_s == 0.0
 
 
 # ---- in a plan
