@@ -24,7 +24,7 @@ from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, Parallelis
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.intra_node import IntraNodeModel
-from testbed.workload.job.rank_hardware import slowdowns_of, slowest_ranks, within_of
+from testbed.workload.job.rank_hardware import intra_node_models, slowdowns_of, slowest_ranks
 from testbed.workload.job.rank_placement import leaves_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
@@ -253,7 +253,7 @@ class Screener:
         except ParallelismError:
             return None
         within: Sequence[IntraNodeModel | None] = [None] * len(stages)
-        if of_ranks := within_of(workload, self._hosts, Scale(), mesh):
+        if of_ranks := intra_node_models(workload, self._hosts, Scale(), mesh):
             first, positions = dict.fromkeys(mesh.order, 0), mesh.outside[PIPELINE]
             firsts = [mesh.rank({**first, PIPELINE: number % positions}) for number in range(len(stages))]
             within = [of_ranks[rank] for rank in firsts]

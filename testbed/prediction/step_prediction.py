@@ -238,7 +238,7 @@ def predict_variants(
         step_s = scale.real_s(timeline.step_time_s)
         served = None
         if job.workload.serving:
-            own = served_step(job.as_carried(timeline.carried), algorithm, timeline.spans)
+            own = served_step(job.as_executed(timeline.carried), algorithm, timeline.spans)
             served = serving_figures(job.workload.serving.spec, [own])
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = () if by_packets else tuple(short_queues(job.scenario.topology.resolve()))

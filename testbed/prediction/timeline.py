@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from testbed.errors import TestbedError
 from testbed.workload.dependency_tracker import waits
-from testbed.workload.dispatch import Carried
+from testbed.workload.dispatch import ExecutedPlan
 from testbed.workload.plan import (
     COMPUTE,
     Computing,
@@ -34,7 +34,7 @@ class Timeline:
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
-    carried: Carried | None = None
+    carried: ExecutedPlan | None = None
 
     @property
     def plan(self) -> JobPlan | None:

@@ -19,7 +19,7 @@ from testbed.spec.transport import TransportSpec
 from testbed.spec.workload import WorkloadSpec
 from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, resolve_endpoints
 from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
-from testbed.workload.job.traffic_matrix import flows_of, total
+from testbed.workload.job.traffic_matrix import flows_of, sum_pairs
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.uniform_plans import exchange_partners, plan_collectives
@@ -91,7 +91,7 @@ def test_a_striped_pair_has_a_flow_for_each_lane_and_no_two_connections_share_a_
 
 
 def test_bytes_of_several_parts_add_up() -> None:
-    assert total([{(0, 1): 5, (1, 0): 2}, {(0, 1): 3}]) == {(0, 1): 8, (1, 0): 2}
+    assert sum_pairs([{(0, 1): 5, (1, 0): 2}, {(0, 1): 3}]) == {(0, 1): 8, (1, 0): 2}
 
 
 def test_policies_take_what_a_job_declares() -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, DispatchRules, Sending, Server
+from testbed.workload.dispatch.dispatcher import Dispatcher, DispatchLog, DispatchRules, Sending, Server
 from testbed.workload.plan import QUEUE, JobPlan, Message, Operation
 
 UNNUMBERED = -1
@@ -108,15 +108,15 @@ class Dispatching:
 
 
 @dataclass(frozen=True, eq=False)
-class Carried:
+class ExecutedPlan:
     """plan: what ranks have done in the end. answers: of each sending, where in the plan of `entry` it is answered."""
 
     plan: JobPlan
-    dispatched: Dispatched
+    dispatched: DispatchLog
     answers: Mapping[int, tuple[int, ...]]
 
 
-class Growing:
+class GrowingPlan:
     """Ranks' plans as they grow by sendings. answers: of each sending, where in the plan of `entry` it is answered.
 
     answered: by its answer's last part, the sending.

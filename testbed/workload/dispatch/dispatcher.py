@@ -60,7 +60,7 @@ class Outage:
 
 
 @dataclass
-class Dispatched:
+class DispatchLog:
     """What came of all batches. first: of each that was answered, the sending that was answered first. lost: never."""
 
     sendings: list[Sending] = field(default_factory=list)
@@ -72,9 +72,9 @@ class Dispatched:
         """Ready for JSON."""
         return asdict(self)
 
-    def since(self, start_s: float) -> Dispatched:
+    def since(self, start_s: float) -> DispatchLog:
         """With times from this moment on."""
-        return Dispatched(
+        return DispatchLog(
             [replace(one, at_s=one.at_s - start_s) for one in self.sendings],
             self.first,
             self.lost,
@@ -87,7 +87,7 @@ class Dispatched:
         )
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Dispatched:
+    def from_document(cls, document: dict[str, Any]) -> DispatchLog:
         """The inverse, after a way through JSON."""
         return cls(
             [Sending(**one) for one in document["sendings"]],
@@ -103,7 +103,7 @@ class Dispatcher:
     def __init__(self, batches: int, servers: Sequence[Server], names: Sequence[str], rules: DispatchRules):
         """names: of nodes, for people."""
         self.batches, self.servers, self.names, self.rules = batches, servers, names, rules
-        self.found = Dispatched()
+        self.found = DispatchLog()
         self._draw = Random(f"{rules.seed}/dispatch")
         self._owed: list[set[int]] = [set() for _ in servers]
         self._turns = [0] * len(servers)

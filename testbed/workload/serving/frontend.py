@@ -29,7 +29,7 @@ class Batch:
         return self.end - self.first
 
 
-def drawn_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: int = 1) -> list[float]:
+def draw_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: int = 1) -> list[float]:
     """Times of so many arrivals from 0 on; `rate_per_s` on average. burst: of `bursts`, how many at once."""
     if kind == EVEN:
         return [(number + 1) / rate_per_s for number in range(count)]
@@ -61,7 +61,7 @@ def read_arrivals(path: Path) -> list[float]:
     return found
 
 
-def closed_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[Batch]:
+def form_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[Batch]:
     """Requests in their order, at most `size` together; a batch goes when it is full, or `wait_s` after its first."""
     starts = [0]
     for number, arrival_s in enumerate(arrivals_s):

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Protocol
 
 from testbed.spec.serving import REPLICATE, InferenceSpec
-from testbed.workload.dispatch.batch_execution import UNNUMBERED, Carried, Dispatching, Piece, PieceKey
-from testbed.workload.dispatch.dispatcher import Dispatched, DispatchRules, Server
+from testbed.workload.dispatch.batch_execution import UNNUMBERED, Dispatching, ExecutedPlan, Piece, PieceKey
+from testbed.workload.dispatch.dispatcher import DispatchLog, DispatchRules, Server
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
-from testbed.workload.serving.frontend import ARRIVALS, Batch, FrontEnd, Node, closed_batches
+from testbed.workload.serving.frontend import ARRIVALS, Batch, FrontEnd, Node, form_batches
 from testbed.workload.serving.generation import Generation
 from testbed.workload.serving.recommendation import Recommendation
 
@@ -32,7 +32,7 @@ class Serving:
     """A step of requests as it will be carried out. Times of arrival are real; nodes: all that take part.
 
     dispatching: where it is decided on arrival who serves; `plan` and `answers` are then those of taking turns, until
-    `as_carried` puts what came of it in their place. dispatched: what came of it.
+    `as_executed` puts what came of it in their place. dispatched: what came of it.
     """
 
     plan: JobPlan
@@ -43,9 +43,9 @@ class Serving:
     answers: tuple[Answer, ...]
     batches: tuple[Batch, ...] = ()
     dispatching: Dispatching | None = None
-    dispatched: Dispatched | None = None
+    dispatched: DispatchLog | None = None
 
-    def as_carried(self, carried: Carried) -> Serving:
+    def as_executed(self, carried: ExecutedPlan) -> Serving:
         """With what was decided."""
         assert self.dispatching is not None
         entry, answers = self.dispatching.entry, []
@@ -97,7 +97,7 @@ def plan_serving(
     model = make_model()
     builder = PlanBuilder(request)
     front = FrontEnd(builder, entry)
-    dealt = _dealt(spec, nodes, arrivals_s, entry is None)
+    dealt = _assign_batches(spec, nodes, arrivals_s, entry is None)
     answers = [
         Answer(batch, node, tuple(model.serve(front, number, batch, node)))
         for number, (batch, node) in enumerate(dealt)
@@ -107,11 +107,11 @@ def plan_serving(
     if not spec.on_arrival:
         return made
     batches = tuple(batch for batch, _ in dealt)
-    dispatching = dispatching_of(request, spec, nodes, batches, entry, names, make_model)
+    dispatching = plan_dispatching(request, spec, nodes, batches, entry, names, make_model)
     return replace(made, batches=batches, dispatching=dispatching)
 
 
-def _dealt(
+def _assign_batches(
     spec: InferenceSpec, nodes: Sequence[Node], arrivals_s: Sequence[float], apart: bool
 ) -> list[tuple[Batch, Node]]:
     """Batches with the node that each goes to, in turns, in the order in which they are closed.
@@ -122,11 +122,11 @@ def _dealt(
     if apart and len(nodes) > 1 and batching.size > 1:
         expected = "1 with several nodes, or an entry where batches are made"
         raise ServingProblem("batching.size", str(batching.size), expected)
-    made = closed_batches(arrivals_s, batching.size, batching.wait_s)
+    made = form_batches(arrivals_s, batching.size, batching.wait_s)
     return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]
 
 
-class Serves(Protocol):
+class ServingModel(Protocol):
     """What nodes do for batches to a model."""
 
     def next_turn(self, node: Node, turn: int) -> None:
@@ -136,14 +136,14 @@ class Serves(Protocol):
         """The arrivals of the answer's parts."""
 
 
-def dispatching_of(
+def plan_dispatching(
     request: WorkloadRequest,
     spec: InferenceSpec,
     nodes: Sequence[Node],
     batches: Sequence[Batch],
     entry: int | None,
     names: Sequence[str],
-    make_model: Callable[[], Serves],
+    make_model: Callable[[], ServingModel],
 ) -> Dispatching:
     """For batches that arrive at `entry`, or at the host of the one node there is. ServingProblem."""
     if entry is None and len(nodes) > 1:
@@ -179,14 +179,14 @@ def dispatching_of(
         tuple(names),
         tuple(servers),
         tuple(batch.size for batch in batches),
-        _arrivals(request, batches, here),
+        _arrival_plan(request, batches, here),
         pieces,
     )
 
 
 def _piece(
     request: WorkloadRequest,
-    model: Serves,
+    model: ServingModel,
     at: tuple[Node, int],
     size: int,
     entry: int | None,
@@ -198,7 +198,7 @@ def _piece(
     return Piece(builder.plan(), tuple(mark.number for mark in marks))
 
 
-def _arrivals(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:
+def _arrival_plan(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:
     """Pauses until each batch is closed, in their order."""
     builder, until_s = PlanBuilder(request), 0.0
     for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""A step of somebody's job as Chakra execution traces say it, as ASTRA-sim takes them and PyTorch's converter makes."""
+"""A step of a job from Chakra execution traces, as ASTRA-sim reads them and PyTorch's converter writes them."""
 
 from __future__ import annotations
 
