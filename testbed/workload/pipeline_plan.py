@@ -101,7 +101,7 @@ def plan_job(
         (coordinate[PIPELINE], coordinate[REPLICATE] if replica_schedules else 0)
         for coordinate in mesh.coordinates()
     ]
-    schedules = [own.hashed for own in replica_schedules or [schedule]]
+    schedules = [own.content_hash for own in replica_schedules or [schedule]]
     # hashed once here: a tuple would hash its parts anew at each look-up
     common = hash((_hash_stages(stages), options.key))
     tokens = tuple(options.send_tokens.items())
@@ -171,7 +171,7 @@ def _make_plan(
         else:
             relocation = relocation_of(of_rank[rank], line)
             like = partial(planner, range(len(line)), localize_groups(of_rank[rank]))
-            pattern = _patterns.of((common, own.hashed, position, same), like)
+            pattern = _patterns.of((common, own.content_hash, position, same), like)
         if turns := tuple(find_turns(rank, lines[rank], options.send_tokens, options.itemsize)):
             pattern, relocation = TokenPattern.of(pattern, relocation, turns), None
         patterns.append(pattern)

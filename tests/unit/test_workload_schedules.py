@@ -27,7 +27,7 @@ from testbed.workload.schedules import (
     schedule_of,
     write_csv,
 )
-from testbed.workload.schedules.greedy import Rules, greedy
+from testbed.workload.schedules.greedy import Limits, greedy
 from testbed.workload.stages import Part, Stage
 
 MESSAGE_BYTES = 1e9
@@ -154,7 +154,7 @@ def test_who_plays_keeps_to_its_memory(
     forward_s, input_s, weight_s, latency_s = times
     costs = Costs(forward_s, input_s, weight_s, (latency_s,) * ranks, (latency_s / 2,) * ranks)
     room = chunks + extra
-    orders = greedy(owners, microbatches, costs, Rules((room,) * ranks, parts=parts))
+    orders = greedy(owners, microbatches, costs, Limits((room,) * ranks, parts=parts))
     schedule = schedule_of("play", orders, microbatches)
     for order in schedule.orders:
         alive = 0.0

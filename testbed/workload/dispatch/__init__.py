@@ -1,4 +1,4 @@
-"""Who serves requests, decided as they come: for ranks, too, which need no files' models for it."""
+"""Dispatch of inference batches to servers when they arrive; free of file models, which ranks need not import."""
 
 from testbed.workload.dispatch.batch_execution import Dispatching, ExecutedPlan, GrowingPlan, PieceKey
 from testbed.workload.dispatch.dispatcher import Dispatcher, DispatchLog, NoServerError, Sending

@@ -1,4 +1,4 @@
-"""Serving: when requests arrive, how they go together, what nodes of accelerator cards do for them and send."""
+"""Serving: arrival of requests, batching, and what nodes of accelerator cards compute and send for them."""
 
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
 from testbed.workload.serving.frontend import Batch, Node, draw_arrivals, form_batches, read_arrivals
