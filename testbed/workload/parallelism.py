@@ -176,7 +176,7 @@ def _make_mesh(
         inside[name] = math.gcd(degrees[name], left)
         if inside[name] < min(degrees[name], left):
             raise ParallelismError(
-                got=f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}",
+                got=f"a rank has {per_rank} accelerators, of which {left} remain for {name} {degrees[name]}",
                 expected="one to divide the other",
             )
         left //= inside[name]

@@ -118,7 +118,9 @@ class _Maker:
             )
         if isinstance(node, Collective):
             return self._collective(rank, node, table)
-        raise TraceError(f"rank {rank}: {node.name}: got a node that is neither computing nor communication")
+        raise TraceError(
+            f"rank {rank}: {node.name}: got a node that is neither computation nor communication"
+        )
 
     def _collective(self, rank: int, node: Collective, table: Table) -> Operation:
         members = self.trace.groups[node.group]

@@ -83,7 +83,7 @@ def test_which_collective_is_meant(values: dict[str, Any], place: int, other: in
         ),
         (
             {"action": "rank_mismatch", "what": "order", "group": "replicate"},
-            "events.0.what: got order, expected size or type: all collectives of rank 1 in replicate are alike",
+            "events.0.what: got order, expected size or type: all collectives of rank 1 in replicate are equal",
         ),
     ],
 )

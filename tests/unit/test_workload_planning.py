@@ -530,7 +530,7 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
                 "accelerators_per_rank": 6,
             },
             {},
-            "got a rank has 6 accelerators, of which 6 are left for data_parallel_shard 4, expected one to divide",
+            "got a rank has 6 accelerators, of which 6 remain for data_parallel_shard 4, expected one to divide",
         ),
         (
             {"pipeline_parallel_degree": 8},

@@ -168,7 +168,7 @@ def test_who_plays_keeps_to_its_memory(
     [
         ("0F0,0B0\n1F0,1X0\n", "line 2: got '1X0', expected a stage, one of F, B, I, W"),
         ("0F0,0B0,0B0\n", "rank 0: got 0B0 twice, expected each action once"),
-        ("0F0,0B0\n0F1,0B1\n", "rank 1: got 0F1, expected it of rank 0, which has stage 0"),
+        ("0F0,0B0\n0F1,0B1\n", "rank 1: got 0F1, expected it on rank 0, which has stage 0"),
         ("0F0,0I0\n", "rank 0, stage 0, microbatch 0: got F, I, expected F and B, or F, I and W"),
         ("0F0,0B0\n2F0,2B0\n", "got stages [0, 2], expected 0, 1, 2 and so on"),
         ("0F0,0B0,0F1,0B1\n", "got 0B1, expected microbatches 0 to 0"),

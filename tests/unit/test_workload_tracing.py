@@ -105,7 +105,7 @@ def test_traces_are_found_from_the_scenarios_folder_and_reckoned_for_its_acceler
     assert run.workload.compute_s == 2.0
     h100 = scenario_of(tmp_path, chakra="traces", accelerator="h100")
     assert chakra_trace(h100.workload).ranks[0][0] == Compute("work", duration_s=1 / (989 * 0.4), flops=1e12)
-    with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to reckon it for"):
+    with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to estimate it for"):
         dry_runs(scenario_of(tmp_path, chakra="traces"), UNSCALED)
 
 

@@ -235,7 +235,7 @@ class Dispatcher:
         if all(self._unit(server) in self._outages for server in range(len(self.servers))):
             words = ", ".join(self.names[node] for node in sorted({server.node for server in self.servers}))
             raise NoServerError(f"batch {sending.batch} was sent {len(self._tries[sending.batch])} times; {words}: "
-                               "none that has the model's tables answers any more")  # fmt: skip
+                               "no server with the model's tables answers")  # fmt: skip
         if sending.batch not in self.found.lost:
             self.found.lost.append(sending.batch)
         return []

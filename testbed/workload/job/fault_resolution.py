@@ -100,7 +100,7 @@ def _swap_place(event: EventSpec, plan: JobPlan, place: int, source: str, index:
     ]
     if not others:
         name = plan.groups[meant.group][0]
-        expected = f"size or type: all collectives of rank {event.target} in {name} are alike"
+        expected = f"size or type: all collectives of rank {event.target} in {name} are equal"
         raise ConfigError([Problem(source, None, f"events.{index}.what", ORDER, expected)])
     return next((number for number in others if number > place), others[-1])
 
@@ -133,7 +133,7 @@ def replication_of(
     replicas = replicas_of(training.mesh)
     if len(replicas) < 2:
         found = f"data_parallel_replicate_degree {len(replicas)}, over ranks"
-        raise wrong_workload(_FIELD, found, "at least 2 replicas, each of ranks of its own")
+        raise wrong_workload(_FIELD, found, "at least 2 replicas, each on ranks of its own")
     if len(scenario.algorithms) > 1:
         found = f"algorithms [{', '.join(scenario.algorithms)}]"
         raise wrong_workload(_FIELD, found, "one; compare others in `variants`")

@@ -275,10 +275,8 @@ def _make_workload(scenario: Scenario, topology: Topology, scale: Scale, link_en
     serving = made if isinstance(made, Serving) else None
     plan = made if isinstance(made, JobPlan) else made.plan
     if serving is None and _is_idle(plan):
-        expected = "computing or communication, of one rank at least"
-        raise wrong_workload(
-            "plan" if spec.plan else spec.kind, "a job in which nobody does anything", expected
-        )
+        expected = "computation or communication, on at least one rank"
+        raise wrong_workload("plan" if spec.plan else spec.kind, "a job without any work", expected)
     tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
     plan = plan.with_placement(request.building_indices, tuning, plan.near)
     return Workload(

@@ -183,10 +183,10 @@ def _read_chakra_version(
         return read_job(folder)
     flops_rate, memory_rate = rates
 
-    def reckon(flops: float, touched_bytes: float) -> float | None:
+    def roofline_s(flops: float, touched_bytes: float) -> float | None:
         """Roofline: the longer of computing and reading memory."""
         if memory_rate is None:
             return flops / flops_rate if flops else None
         return max(flops / flops_rate, touched_bytes / memory_rate)
 
-    return read_job(folder, reckon)
+    return read_job(folder, roofline_s)

@@ -289,7 +289,7 @@ def _outer_schedule(spec: LocalSgdSpec | None, mesh: Mesh) -> OuterSchedule | No
         return None
     if mesh.outside[REPLICATE] == 1:
         found = f"replicas in one rank of {mesh.per_rank} accelerators"
-        raise wrong_workload("outer", found, "replicas of ranks of their own")
+        raise wrong_workload("outer", found, "replicas on ranks of their own")
     return OuterSchedule(spec.period, spec.parts, spec.overlap, spec.bits)
 
 
@@ -300,7 +300,7 @@ def _make_mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mes
         raise wrong_workload("parallelism", error.found, error.expected) from None
     if mesh.inside[PIPELINE] > 1:
         found = f"{mesh.inside[PIPELINE]} stages in one rank"
-        raise wrong_workload("parallelism", found, "stages of ranks of their own")
+        raise wrong_workload("parallelism", found, "stages on ranks of their own")
     return mesh
 
 

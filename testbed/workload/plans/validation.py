@@ -29,7 +29,7 @@ def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
     if len(plan.ranks) != ranks:
         raise PlanProblem(got=f"plans of {len(plan.ranks)} ranks", expected=f"one for each of {ranks}")
     if not any(plan.ranks):
-        raise PlanProblem(got="no operations", expected="something to do")
+        raise PlanProblem(got="no operations", expected="at least one")
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if wrong := [index for index in operation.after if not 0 <= index < len(operations)]:
@@ -66,7 +66,7 @@ def _check_messages(plan: JobPlan, ranks: int) -> None:
             raise PlanProblem(
                 where=f"rank {source if sends else target}",
                 got=f"a {'send' if sends else 'receive'} of {numel} elements, tag {tag}, from {source} to {target}",
-                expected=f"one like it on rank {target if sends else source}",
+                expected=f"a matching {'receive' if sends else 'send'} on rank {target if sends else source}",
             )
 
 
@@ -86,7 +86,9 @@ def _check_groups(plan: JobPlan, ranks: int) -> None:
             continue
         if twice := by_name.setdefault(name, set()) & set(members):
             raise PlanProblem(
-                where=where, got=f"rank {min(twice)} once more", expected="each rank in one of a name"
+                where=where,
+                got=f"rank {min(twice)} twice",
+                expected="each rank in at most one group of a name",
             )
         by_name[name] |= set(members)
 
@@ -107,10 +109,10 @@ def _check_collectives(plan: JobPlan, itemsize: int) -> None:
         own = done.get(number, {})
         first = own.get(members[0], [])
         if not first:
-            raise PlanProblem(where=where, got="no collective", expected="one, or no such group")
+            raise PlanProblem(where=where, got="no collective", expected="at least one, or no such group")
         for rank in members:
             if [one.anonymous for one in own.get(rank, [])] != [one.anonymous for one in first]:
-                got = f"other collectives on rank {rank} than on rank {members[0]}"
+                got = f"different collectives on rank {rank} and on rank {members[0]}"
                 raise PlanProblem(where=where, got=got, expected="the same in the same order on all members")
         if len(dscps := {plan.dscp(one) for one in first}) > 1:
             raise PlanProblem(where=where, got=f"DSCPs {sorted(dscps)}", expected="one DSCP in a group")
@@ -127,7 +129,7 @@ def _check_algorithm(plan: JobPlan, one: GroupCollective, where: str, itemsize: 
     except (KeyError, ValueError, TestbedError) as error:
         got = f"{one.collective} by {one.algorithm}"
         raise PlanProblem(
-            where=where, got=got, expected=f"a collective and algorithm that there are ({error})"
+            where=where, got=got, expected=f"a known collective and algorithm ({error})"
         ) from None
 
 

@@ -189,7 +189,7 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
                 raise ScheduleError(
                     where=f"rank {rank}",
                     got=str(action),
-                    expected=f"it of rank {owner[stage]}, which has stage {stage}",
+                    expected=f"it on rank {owner[stage]}, which has stage {stage}",
                 )
             parts = done.setdefault((stage, kind, microbatch), [])
             if action in parts:

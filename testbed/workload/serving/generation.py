@@ -44,7 +44,7 @@ class Generation:
     def _check_memory(self, weights: float) -> None:
         needed = weights * self.costs.itemsize
         if needed > self.card.memory_bytes:
-            found = f"{self.spec.partition}, which keeps {format_size(round(needed))} of weights on a card"
+            found = f"{self.spec.partition}, which needs {format_size(round(needed))} of weights on a card"
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 

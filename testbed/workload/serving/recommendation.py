@@ -38,7 +38,7 @@ class Recommendation:
         else:
             needed = self.costs.weights_bytes(most, 1 / cards if self.spec.partition == PIPELINE else 1.0)
         if needed > self.card.memory_bytes:
-            found = f"{self.spec.partition}, which keeps {format_size(round(needed))} on a card"
+            found = f"{self.spec.partition}, which needs {format_size(round(needed))} on a card"
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 

@@ -35,7 +35,7 @@ def inference(request: JobRequest) -> Serving:
         _check_kills(scenario)
         if spec.on_arrival and scenario.trials * len(scenario.algorithms) > 1:
             got = "trials or algorithms: several"
-            raise ServingProblem("dispatch", got, "one measured step, as each may be decided in its own way")
+            raise ServingProblem("dispatch", got, "one measured step, as steps may be dispatched differently")
         names = spec.serve or _serving_nodes(nodes, spec)
         return plan_serving(
             request,
@@ -57,7 +57,7 @@ def _check_kills(scenario: Scenario) -> None:
     """Check that no killed rank is to return."""
     for index, event in enumerate(scenario.events):
         if event.action in KILL_EVENTS and event.for_s is not None:
-            expected = "no `for`: whoever serves requests and was killed does not come back"
+            expected = "no `for`: a killed server does not return"
             got = format_duration(event.for_s)
             raise ConfigError([Problem(scenario.name, None, f"events.{index}.for", got, expected)])
 

@@ -21,7 +21,7 @@ from testbed.workload.plan import JobPlan
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import JobTrace, TraceError
-from testbed.workload.traces.rank_orders import reordered
+from testbed.workload.traces.rank_orders import reorder_ranks
 
 
 @WORKLOADS.register(TRACE)
@@ -59,7 +59,7 @@ def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRA
 def place_trace(trace: JobTrace, request: JobRequest) -> JobTrace:
     """Return a trace in the scenario's rank order and with its algorithms. Raises TraceError."""
     done = with_algorithms(trace, request.scenario.workload.algorithms or {})
-    return reordered(done, _order(done, request))
+    return reorder_ranks(done, _order(done, request))
 
 
 def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
