@@ -293,7 +293,7 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeMod
         if within is not None:
             inner = part.inner
             within_s += within.blocking_s(inner.tensor, inner.expert)
-            replicated = within.own_bytes(inner.reduced, inner.expert_reduced)
+            replicated = within.replicated_bytes(inner.reduced, inner.expert_reduced)
             inner_gather_s = within.collective_time(SHARD, "all_gather", inner.gathered).alone_s
             inner_gather_s += within.collective_time(
                 EXPERT_SHARD, "all_gather", inner.expert_gathered

@@ -100,10 +100,10 @@ class DependencyTracker:
         self.before = list(before)
         self._done: set[int] = set()
         self._missing = list(map(len, before))
-        self._queues: dict[str, deque[int]] = {}  # of those that are busy: what waits for them
+        self._queues: dict[str, deque[int]] = {}  # by busy queue: its waiting operations
         for index, count in enumerate(self._missing):
             if not count:
-                self._offer(index)
+                self._mark_ready(index)
 
     def extend(self, operations: Sequence[Operation]) -> None:
         """Append operations to the plan, which must be a list.
@@ -122,9 +122,9 @@ class DependencyTracker:
             self._missing.append(sum(earlier not in self._done for earlier in self.before[index]))
             self.open += 1
             if not self._missing[index]:
-                self._offer(index)
+                self._mark_ready(index)
 
-    def _offer(self, index: int) -> None:
+    def _mark_ready(self, index: int) -> None:
         """Mark an operation without open dependencies as ready, unless its queue is busy."""
         if not self._queued:
             self.ready.append(index)
@@ -137,7 +137,7 @@ class DependencyTracker:
             self._queues[stream] = deque()
         self.ready.append(index)
 
-    def _leave(self, index: int) -> None:
+    def _release_queue(self, index: int) -> None:
         """Let the next operation of the queue start, if there is one."""
         stream = self.plan[index].stream
         if stream not in self._queues:
@@ -154,14 +154,14 @@ class DependencyTracker:
         self.open -= 1
         self._done.add(index)
         if self._queues:
-            self._leave(index)
+            self._release_queue(index)
         missing = self._missing
         for later in self._next[index]:
             missing[later] -= 1
             if missing[later]:
                 continue
             if self._queued:
-                self._offer(later)
+                self._mark_ready(later)
             else:
                 self.ready.append(later)
 

@@ -118,7 +118,7 @@ class IntraNodeModel:
             return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
         return IntraNodeTime(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
 
-    def own_bytes(self, dense: float, experts: float) -> float:
+    def replicated_bytes(self, dense: float, experts: float) -> float:
         """Return the bytes of a layer's gradients that an accelerator keeps and that replicas reduce.
 
         Args:
@@ -174,7 +174,7 @@ def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
         shard = found.get(SHARD, GroupSpread(1, 1))
         found[SHARD] = GroupSpread(context.count * shard.count, context.together * shard.together)
     shards, experts = mesh.degrees[SHARD] * mesh.degrees[CONTEXT], mesh.degrees[EXPERT]
-    # each next accelerator with the same experts is as many away as share them out
+    # accelerators with the same experts are `apart` apart
     apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, GroupSpread(1, 1))
     if sharing.count > apart:
         found[EXPERT_SHARD] = GroupSpread(sharing.count // apart, max(1, sharing.together // apart))

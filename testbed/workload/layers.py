@@ -62,7 +62,7 @@ class LayerPlanner:
         # by group, collective and size: one of which others differ only in name and dependencies
         self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
         self.gathered: set[int] = set()  # stages whose parameters are gathered for the rest of the step
-        self._bare: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
+        self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._own_bytes = 0.0  # of gradients of parameters that replicas share
         self._last = self._last_microbatches()
@@ -83,7 +83,7 @@ class LayerPlanner:
             for half in ("attention", "feed-forward"):
                 self._tensor_blocks.plan(f"{name} {half}", action.kind, seconds / 2, part.rows, size)
         else:
-            # attention, then what comes after it
+            # attention, then the rest of the layer
             scores_s = part.scores_s if action.kind is Kind.FORWARD else part.scores_input_s
             after_s = (seconds - scores_s) * (part.routed or 0.5)
             self._add_attention(name, action.kind, seconds - after_s, part)
@@ -93,24 +93,24 @@ class LayerPlanner:
             self._route(name, action, number, part, returns=True)
             self._sum_partials(name, "feed-forward", part.tensor)
         self.inner_traffic(name, action, [part])
-        if self.gives_weights(action):
+        if self.completes_weights(action):
             self.reduce(action, number, part)
 
-    def is_bare(self, action: Action, parts: Sequence[Part]) -> bool:
+    def is_compute_only(self, action: Action, parts: Sequence[Part]) -> bool:
         """Return whether an action is computation alone.
 
         Its parameters are present, and its gradients stay local for now.
         """
-        if self.gives_weights(action):
+        if self.completes_weights(action):
             return False
         if action.kind is Kind.BACKWARD_WEIGHT:
             return True
         if self.sharded and action.stage not in self.gathered:
             return False
-        if action.stage not in self._bare:
+        if action.stage not in self._compute_only:
             talks = any(part.tensor or part.context or part.expert for part in parts)
-            self._bare[action.stage] = not (talks or self._inner_s(parts))
-        return self._bare[action.stage]
+            self._compute_only[action.stage] = not (talks or self._inner_s(parts))
+        return self._compute_only[action.stage]
 
     def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
         """Add an action that is computation alone.
@@ -251,7 +251,9 @@ class LayerPlanner:
         if replicated and self.options.outer is None:
             self._bucket += left
             if self.within is not None:
-                self._inner_bucket += self.within.own_bytes(part.inner.reduced, part.inner.expert_reduced)
+                self._inner_bucket += self.within.replicated_bytes(
+                    part.inner.reduced, part.inner.expert_reduced
+                )
             self._bucket_after = last
             if self._bucket >= self.options.bucket_cap:
                 self.close_bucket()
@@ -291,12 +293,12 @@ class LayerPlanner:
         collective, size = outer.collective(whole_bytes, len(group.members))
         parts = collective_of(collective).parts(len(group.members))
         numel = self.numel(size / parts) * parts
-        algorithm = self.options.algorithms.get(REPLICATE, "" if outer.added_up else AUTO)
+        algorithm = self.options.algorithms.get(REPLICATE, "" if outer.is_summable else AUTO)
         return GroupCollective(
             "outer gradients", REPLICATE, REPLICATE, (), group.number, collective, numel, algorithm
         )
 
-    def gives_weights(self, action: Action) -> bool:
+    def completes_weights(self, action: Action) -> bool:
         """Return whether this action completes the gradients of its stage's weights."""
         return self._last.get(action.stage) is action
 

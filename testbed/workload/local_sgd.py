@@ -58,7 +58,7 @@ class OuterSchedule:
         return [Turn(number % self.parts, at, at + self.overlap) for number, at in enumerate(begins)]
 
     @property
-    def added_up(self) -> bool:
+    def is_summable(self) -> bool:
         """Whether the network sums values on the way (all-reduce); else every member gathers all others' values."""
         return self.bits in SUMMABLE_BITS
 
@@ -70,7 +70,7 @@ class OuterSchedule:
             members: Number of replicas.
         """
         own = whole_bytes / self.parts * self.bits / WHOLE_BITS
-        return ("all_reduce", own) if self.added_up else ("all_gather", own * members)
+        return ("all_reduce", own) if self.is_summable else ("all_gather", own * members)
 
 
 def repeat_steps(
@@ -130,7 +130,7 @@ def _repeat_plan(
 
 
 def _ends(plan: RankPlan) -> tuple[set[int], list[int]]:
-    """Return the operations that start a step (no dependencies) and those that end it (no dependents).
+    """Return the operations that start a step (no dependencies) and the ones that end it (no dependents).
 
     To attribute waiting time correctly, the first ones include the first computation, so that all waiting before it is
     for the previous step. The last ones include all communication that only later operations of its own stream wait

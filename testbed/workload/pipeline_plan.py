@@ -161,17 +161,17 @@ def _make_plan(
     for rank, (position, which) in enumerate(places):
         line, own = next(line for line in lines[rank] if rank in line), schedules[which]
         planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
-        same = symmetry_key(rank, of_rank[rank], options)
+        symmetry = symmetry_key(rank, of_rank[rank], options)
         relocation: Relocation | None = None
         exchange: GroupCollective | None = None
-        if same is None or options.outer:
+        if symmetry is None or options.outer:
             one = planner(line, of_rank[rank])
             pattern = one.pattern()
             exchange = one.exchange()
         else:
             relocation = relocation_of(of_rank[rank], line)
-            like = partial(planner, range(len(line)), localize_groups(of_rank[rank]))
-            pattern = _patterns.of((common, own.content_hash, position, same), like)
+            template = partial(planner, range(len(line)), localize_groups(of_rank[rank]))
+            pattern = _patterns.of((common, own.content_hash, position, symmetry), template)
         if turns := tuple(find_turns(rank, lines[rank], options.send_tokens, options.itemsize)):
             pattern, relocation = TokenPattern.of(pattern, relocation, turns), None
         patterns.append(pattern)
@@ -214,8 +214,8 @@ def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...
         for members in mesh.groups(SHARD):
             found += [(EXPERT, members[first : first + ranks]) for first in range(0, len(members), ranks)]
         for members in mesh.groups(SHARD, CONTEXT):
-            same = [members[first::ranks] for first in range(ranks)]
-            found += [(EXPERT_SHARD, others) for others in same if len(others) > 1]
+            symmetry = [members[first::ranks] for first in range(ranks)]
+            found += [(EXPERT_SHARD, others) for others in symmetry if len(others) > 1]
     elif apart and mesh.degrees[EXPERT] > 1:
         found += [(EXPERT_SHARD, members) for members in mesh.groups(SHARD, CONTEXT)]
     return found
@@ -264,7 +264,7 @@ class _RankPlanner(LayerPlanner):
     def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
         """Add one end of the message that carries the result of `source` to a stage."""
         key = stage, source.stage, sends
-        if (like := self._messages.get(key)) is None:
+        if (template := self._messages.get(key)) is None:
             forward = source.kind is Kind.FORWARD
             what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
             size, shown = self.stages[min(stage, source.stage)].activation, source.stage if sends else stage
@@ -277,10 +277,12 @@ class _RankPlanner(LayerPlanner):
                 tag=stage * self.schedule.microbatches * 2 + (not forward),
                 sends=sends,
             )
-            like = self._messages[key] = message
+            template = self._messages[key] = message
         number = source.microbatch
         return self.add(
-            replace_fields(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number)
+            replace_fields(
+                template, name=f"{template.name}{number}", after=after, tag=template.tag + 2 * number
+            )
         )
 
     def _add_action(self, action: Action) -> None:
@@ -296,11 +298,11 @@ class _RankPlanner(LayerPlanner):
         if self._is_whole(action):
             self.compute(str(action), action.kind, self._seconds(action))
             self.inner_traffic(str(action), action, stage.parts)
-            if self.gives_weights(action):
+            if self.completes_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
                     self.reduce(action, number, part)
             self._record_memory(action, first, stage.kept)
-        elif self.is_bare(action, stage.parts):
+        elif self.is_compute_only(action, stage.parts):
             self.compute_layers(action, stage.parts, stage.kept)
         else:
             self._add_layers(action, stage.parts)
@@ -349,7 +351,9 @@ class _RankPlanner(LayerPlanner):
     def _is_whole(self, action: Action) -> bool:
         """Return whether nothing happens between the layers of an action."""
         between = action.kind is not Kind.BACKWARD_WEIGHT and self._has_traffic
-        return action.parts > 1 or not (between or (self._reduces_gradients and self.gives_weights(action)))
+        return action.parts > 1 or not (
+            between or (self._reduces_gradients and self.completes_weights(action))
+        )
 
     @cached_property
     def _has_traffic(self) -> bool:

@@ -34,10 +34,10 @@ class PatternColumns(NamedTuple):
         next_many: Number of operations that depend on each operation.
         next: Those dependents, one operation's after the other's.
         messages: Indices of messages.
-        message_sorts: For each message, its index in the pattern's `exchanges`.
+        message_kinds: For each message, its index in the pattern's `exchanges`.
         tag: Tag of each message.
         collectives: Indices of collectives.
-        collective_sorts: For each collective, its index in the pattern's `exchanges`.
+        collective_kinds: For each collective, its index in the pattern's `exchanges`.
         memory_operations: Indices of computations that allocate or free activations.
         memory_changes: Bytes that these free (negative), then bytes that they allocate.
     """
@@ -49,10 +49,10 @@ class PatternColumns(NamedTuple):
     next_many: Numbers
     next: Numbers
     messages: Numbers
-    message_sorts: Numbers
+    message_kinds: Numbers
     tag: NDArray[np.int64]
     collectives: Numbers
-    collective_sorts: Numbers
+    collective_kinds: Numbers
     memory_operations: Numbers
     memory_changes: Figures
 
@@ -161,12 +161,12 @@ def _column_source(pattern: Pattern) -> Pattern:
 
 
 def _operation_columns(pattern: Pattern) -> PatternColumns | None:
-    operations, exchanged = pattern.operations, [own for own, _ in pattern.exchanges]
-    uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanged)
-    if any(isinstance(own, Block) for own in exchanged) or any(uneven):
+    operations, exchanges = pattern.operations, [own for own, _ in pattern.exchanges]
+    uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanges)
+    if any(isinstance(own, Block) for own in exchanges) or any(uneven):
         return None
-    many = len(operations)
-    inside, duration_s = np.zeros(many, dtype=bool), np.zeros(many)
+    count = len(operations)
+    inside, duration_s = np.zeros(count, dtype=bool), np.zeros(count)
     for place, durations_s in pattern.chains:
         inside[place : place + len(durations_s)] = True
         duration_s[place : place + len(durations_s)] = durations_s
@@ -175,18 +175,18 @@ def _operation_columns(pattern: Pattern) -> PatternColumns | None:
     streams = list(map(attrgetter("stream"), ones))
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
-    kinds = np.zeros(many, dtype=np.int8)
-    of_sorts = [
+    kinds = np.zeros(count, dtype=np.int8)
+    kind_of_exchange = [
         COLLECTIVE if isinstance(own, GroupCollective) else SENDS if own.sends else RECEIVES
-        for own in exchanged
+        for own in exchanges
     ]
-    places, sorts = (
+    places, exchange_index = (
         np.array(pattern.shared_indices, dtype=np.int32),
         np.array(pattern.shared_kinds, dtype=np.int32),
     )
-    of_shared = np.array(of_sorts, dtype=np.int8)[sorts]
-    kinds[places] = of_shared
-    gathers = of_shared == COLLECTIVE
+    shared_kinds = np.array(kind_of_exchange, dtype=np.int8)[exchange_index]
+    kinds[places] = shared_kinds
+    gathers = shared_kinds == COLLECTIVE
     messages = map(operations.__getitem__, places[~gathers].tolist())
     timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
@@ -195,7 +195,7 @@ def _operation_columns(pattern: Pattern) -> PatternColumns | None:
     holds, gives = kept.reshape(-1, 2).T
     memory_operations = (holds != 0.0) | (gives != 0.0)
     numbers = {COMPUTE: 0}  # by stream
-    stream, counts = np.zeros(many, dtype=np.int64), np.zeros(many, dtype=np.int64)
+    stream, counts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     stream[single] = list(map(numbers.setdefault, streams, range(1, len(ones) + 1)))
     after = list(map(attrgetter("after"), ones))
     counts[single] = list(map(len, after))
@@ -206,10 +206,10 @@ def _operation_columns(pattern: Pattern) -> PatternColumns | None:
         duration_s,
         *_dependency_columns(kinds, earlier, later),
         places[~gathers],
-        sorts[~gathers],
+        exchange_index[~gathers],
         np.array(list(map(attrgetter("tag"), messages)), dtype=np.int64),
         places[gathers],
-        sorts[gathers],
+        exchange_index[gathers],
         np.array(computing, dtype=np.int32)[memory_operations],
         np.concatenate([-gives[memory_operations], holds[memory_operations]]),
     )
@@ -219,25 +219,25 @@ def _dependency_columns(
     kinds: NDArray[np.int8], earlier: NDArray[np.int64], later: NDArray[np.int64]
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Return missing, following, next_many and next of operations from dependency pairs, see `_dependency_pairs`."""
-    many = len(kinds)
-    missing, next_many = (np.bincount(ends, minlength=many).astype(np.int32) for ends in (later, earlier))
+    count = len(kinds)
+    missing, next_many = (np.bincount(ends, minlength=count).astype(np.int32) for ends in (later, earlier))
     alone = (
         (missing[later] == 1)
         & (next_many[earlier] == 1)
         & (kinds[later] == TIMED)
         & (kinds[earlier] == TIMED)
     )
-    following = np.full(many, -1, dtype=np.int32)
+    following = np.full(count, -1, dtype=np.int32)
     following[earlier[alone]] = later[alone]
     return missing, following, next_many, later.astype(np.int32)
 
 
 def _distinct_pairs(
-    earlier: NDArray[np.int64], later: NDArray[np.int64], many: int
+    earlier: NDArray[np.int64], later: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct pairs, ordered by the earlier operation."""
-    pairs = np.unique(earlier * many + later)
-    return pairs // max(1, many), pairs % max(1, many)
+    pairs = np.unique(earlier * count + later)
+    return pairs // max(1, count), pairs % max(1, count)
 
 
 def _dependency_pairs(
@@ -252,10 +252,10 @@ def _dependency_pairs(
         counts: Number of explicit dependencies of each operation.
         explicit: Those dependencies.
     """
-    many, (before, behind) = len(stream), _stream_pairs(stream)
+    count, (before, behind) = len(stream), _stream_pairs(stream)
     earlier = np.concatenate([explicit, before])
-    later = np.concatenate([np.repeat(np.arange(many), counts), behind])
-    return _distinct_pairs(earlier, later, many)
+    later = np.concatenate([np.repeat(np.arange(count), counts), behind])
+    return _distinct_pairs(earlier, later, count)
 
 
 def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -269,7 +269,7 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
     base = pattern_columns(pattern.base)
     if base is None:
         return None
-    at, many, token_sends, messages = (
+    at, count, token_sends, messages = (
         pattern.new_index,
         len(pattern),
         pattern.token_sends,
@@ -277,7 +277,7 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
     )
     waiting, passing = messages[pattern.receives_token], messages[pattern.passes_token]
     pauses, received, passed = messages + 1, waiting - 1, passing + 2
-    kinds, duration_s = np.zeros(many, dtype=np.int8), np.zeros(many)
+    kinds, duration_s = np.zeros(count, dtype=np.int8), np.zeros(count)
     kinds[at], duration_s[at] = base.operation, base.duration_s
     kinds[received], kinds[passed] = RECEIVES, SENDS
     duration_s[pauses] = [
@@ -285,7 +285,7 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
     ]
     explicit = [own.after for own in pattern.delayed]
     after = at[np.fromiter(chain.from_iterable(explicit), np.int64)]
-    peers = np.array([one.turn.peer for one in token_sends], dtype=np.int64)  # of each a stream
+    peers = np.array([one.turn.peer for one in token_sends], dtype=np.int64)  # each has its own stream
     streams = np.concatenate([peers[pattern.receives_token], peers, peers[pattern.passes_token]])
     added = np.concatenate([received, pauses, passed])
     by_place = np.argsort(added)
@@ -306,12 +306,12 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
         passed,
         added[behind],
     ]
-    pairs = _distinct_pairs(np.concatenate(earlier), np.concatenate(later), many)
-    sorts = np.array(pattern.shared_kinds, dtype=np.int32)
-    of_shared = kinds[pattern.shared_indices]
-    gathers = of_shared == COLLECTIVE
+    pairs = _distinct_pairs(np.concatenate(earlier), np.concatenate(later), count)
+    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
+    shared_kinds = kinds[pattern.shared_indices]
+    gathers = shared_kinds == COLLECTIVE
     places = np.array(pattern.shared_indices, dtype=np.int32)
-    tags = np.zeros(many, dtype=np.int64)
+    tags = np.zeros(count, dtype=np.int64)
     tags[at[base.messages]] = base.tag
     tags[pattern.token_indices] = [tag for _, _, tag in pattern.token_ends]
     return PatternColumns(
@@ -319,10 +319,10 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
         duration_s,
         *_dependency_columns(kinds, *pairs),
         places[~gathers],
-        sorts[~gathers],
+        exchange_index[~gathers],
         tags[places[~gathers]],
         places[gathers],
-        sorts[gathers],
+        exchange_index[gathers],
         at[base.memory_operations].astype(np.int32),
         base.memory_changes,
     )
@@ -377,22 +377,22 @@ class _Collector:
 
     def add(self, rank: int, first: int, pattern: PatternColumns) -> None:
         plan = self.plan
-        exchanged = plan.exchanges[rank]
+        exchanges = plan.exchanges[rank]
         # rows for messages: sends, source, target, DSCP, elements; for collectives: number, member
-        of_messages = np.zeros((5, len(exchanged)), dtype=np.int64)
-        of_collectives = np.zeros((2, len(exchanged)), dtype=np.int64)
-        for sort, (own, many) in enumerate(exchanged):
+        of_messages = np.zeros((5, len(exchanges)), dtype=np.int64)
+        of_collectives = np.zeros((2, len(exchanges)), dtype=np.int64)
+        for exchange, (own, count) in enumerate(exchanges):
             if isinstance(own, GroupCollective):
-                of_collectives[:, sort] = self._number(own), plan.groups[own.group][1].index(rank)
-                self.calls[rank, own.group] += many
+                of_collectives[:, exchange] = self._number(own), plan.groups[own.group][1].index(rank)
+                self.calls[rank, own.group] += count
             else:
                 ends = (rank, own.peer) if own.sends else (own.peer, rank)
-                of_messages[:, sort] = own.sends, *ends, plan.dscp(own), own.numel
+                of_messages[:, exchange] = own.sends, *ends, plan.dscp(own), own.numel
         if len(pattern.messages):
-            rows = (first + pattern.messages, pattern.tag, of_messages[:, pattern.message_sorts])
+            rows = (first + pattern.messages, pattern.tag, of_messages[:, pattern.message_kinds])
             self._messages.append(np.vstack(rows))
         if len(pattern.collectives):
-            both = first + pattern.collectives, of_collectives[:, pattern.collective_sorts]
+            both = first + pattern.collectives, of_collectives[:, pattern.collective_kinds]
             self._collectives.append(np.vstack(both))
 
     def messages(self) -> Messages:
@@ -415,5 +415,5 @@ class _Collector:
         return self._known[key]
 
 
-def _join_rows(rows: Sequence[NDArray[np.int64]], many: int) -> NDArray[np.int64]:
-    return np.hstack(rows) if rows else np.zeros((many, 0), dtype=np.int64)
+def _join_rows(rows: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
+    return np.hstack(rows) if rows else np.zeros((count, 0), dtype=np.int64)

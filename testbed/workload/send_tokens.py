@@ -20,7 +20,7 @@ from testbed.workload.parallelism import PIPELINE
 from testbed.workload.plan_options import SendToken
 from testbed.workload.plan_patterns import Pattern, Relocation, relocate
 
-TOKEN = "send_token"  # the kind of what passes it on
+TOKEN = "send_token"  # kind of the messages that pass a token
 
 Indices = NDArray[np.int64]
 
@@ -125,12 +125,12 @@ class TokenPattern(Pattern):
         found = []
         for turn in self.turns:
             peer = turn.peer if self.relocation is None else self.relocation.line.index(turn.peer)
-            places, own, many = sends.get(peer, ()), turn.own, len(turn.replicas)
-            before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % many]
+            places, own, count = sends.get(peer, ()), turn.own, len(turn.replicas)
+            before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % count]
             for number, place in enumerate(places):
                 waited = Token(number, before) if number or own else None
                 following = (
-                    number + (own + 1) // many
+                    number + (own + 1) // count
                 )  # the last one's token is the first one's for the next message
                 passed = Token(following, behind) if following < len(places) else None
                 found.append(TokenSend(place, turn, waited, passed))
@@ -237,22 +237,22 @@ class TokenPattern(Pattern):
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         numbers: dict[tuple[int, bool], int] = {}
-        sorts, base = list(self.base.shared_kinds), len(self.base.exchanges)
-        sorts += [
+        kinds, base = list(self.base.shared_kinds), len(self.base.exchanges)
+        kinds += [
             numbers.setdefault((peer, sends), base + len(numbers)) for peer, sends, _ in self.token_ends
         ]
         order = np.argsort(self._unsorted_shared)
-        _, first, which, many = np.unique(
-            np.array(sorts, dtype=np.int64)[order],
+        _, first, which, count = np.unique(
+            np.array(kinds, dtype=np.int64)[order],
             return_index=True,
             return_inverse=True,
             return_counts=True,
         )
-        by_first = np.argsort(first)  # as the first of each come
+        by_first = np.argsort(first)  # in order of first appearance
         number_of = np.empty_like(by_first)
         number_of[by_first] = np.arange(len(by_first))
         exchanged = [self._shared_operation(self.shared_indices[place]) for place in first[by_first].tolist()]
-        return number_of[which].tolist(), list(zip(exchanged, many[by_first].tolist(), strict=True))
+        return number_of[which].tolist(), list(zip(exchanged, count[by_first].tolist(), strict=True))
 
     def _shared_operation(self, place: int) -> Message | GroupCollective:
         base = int(np.searchsorted(self._first_index, place, side="right")) - 1

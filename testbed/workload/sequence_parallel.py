@@ -56,30 +56,30 @@ class _Send(NamedTuple):
     block: int
 
 
-def gather_exchanges(way: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
+def gather_exchanges(algorithm: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
     """Return every member's part of a gather. Blocks are in the window in the members' order.
 
     Args:
-        way: RING or TREE.
+        algorithm: RING or TREE.
         nodes: Node of each member.
 
     Raises:
         ParallelismError: A tree over nodes with different numbers of members.
     """
-    return _gather(way, tuple(nodes))
+    return _gather(algorithm, tuple(nodes))
 
 
-def reduce_exchanges(way: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
+def reduce_exchanges(algorithm: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
     """Return every member's part of a reduction.
 
     The window has a slot for each partial sum that arrives: one for each other member.
     """
-    return _reduce(way, tuple(nodes))
+    return _reduce(algorithm, tuple(nodes))
 
 
 @cache
-def _gather(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
-    orders, sends = _ring(len(nodes), 1) if way == RING else _tree(nodes)
+def _gather(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+    orders, sends = _ring(len(nodes), 1) if algorithm == RING else _tree(nodes)
     return tuple(
         Exchange(
             order,
@@ -91,9 +91,9 @@ def _gather(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
 
 
 @cache
-def _reduce(way: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+def _reduce(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     # backwards, the ring has the opposite direction
-    orders, sends = _ring(len(nodes), -1) if way == RING else _tree(nodes)
+    orders, sends = _ring(len(nodes), -1) if algorithm == RING else _tree(nodes)
     orders = [tuple(reversed(order)) for order in orders]
     sends = [_Send(target, source, block) for source, target, block in sends]
     sends.sort(key=lambda send: orders[send.source].index(send.block))
@@ -151,13 +151,13 @@ class BlockWise:
     """How tensor-parallel ranks work in blocks.
 
     Attributes:
-        way: RING or TREE.
+        algorithm: RING or TREE.
         overlaps: Whether ranks compute on blocks that are present while others are in flight.
         nodes: Node of each rank.
         half_rows: Rows of a matrix at which matrix products run at half their peak speed.
     """
 
-    way: str
+    algorithm: str
     overlaps: bool
     nodes: Sequence[int]
     half_rows: float = 0.0
@@ -198,7 +198,7 @@ class BlockPlanner:
         nodes = [blocks.nodes[member] for member in members]
         self._place = members.index(planner.rank)
         self._gather_part, self._reduce_part = (
-            way(blocks.way, nodes)[self._place] for way in (gather_exchanges, reduce_exchanges)
+            make(blocks.algorithm, nodes)[self._place] for make in (gather_exchanges, reduce_exchanges)
         )
         self._sent: Counter[tuple[int, bool]] = Counter()  # blocks to and from each peer
         self._calls: Counter[str] = Counter()  # by window

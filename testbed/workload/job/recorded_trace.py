@@ -75,7 +75,7 @@ def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
             return node
         return replace(node, algorithm=algorithm)
 
-    return trace.changed(made)
+    return trace.map_nodes(made)
 
 
 def check_choices(trace: JobTrace, spec: WorkloadSpec, name: str) -> None:

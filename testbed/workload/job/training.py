@@ -267,11 +267,11 @@ def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
     """Return how tensor-parallel ranks work in blocks, if they do; a node is the hosts of a leaf switch."""
     spec = scenario.workload.parallelism
     assert spec is not None
-    _, overlaps, way = spec.tensor_communication.rpartition("overlapped_")
-    if way not in (RING, TREE):
+    _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
+    if algorithm not in (RING, TREE):
         return None
     nodes = leaves_of(scenario.topology.resolve(), hosts)
-    return BlockWise(way, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
+    return BlockWise(algorithm, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:

@@ -50,7 +50,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
     the latency is added. `owners` has the rank of every stage; adjacent stages must be on ranks adjacent in the
     pipeline.
     """
-    # when what a stage computes from for a microbatch is there: forward, and back
+    # by stage and microbatch: when the input of forward, and of backward, is present
     forward: list[dict[int, float]] = [{} for _ in owners]
     back: list[dict[int, float]] = [{} for _ in owners]
     forward[0] = {action.microbatch: 0.0 for order in orders for action in order}
@@ -63,7 +63,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
     }
 
     def begin(rank: int) -> None:
-        """Its next action, where nothing is missing for that, and it is not under way."""
+        """Start a rank's next action, if its input is present and it has not started."""
         number = done[rank]
         if number == len(orders[rank]) or number < len(begins_s[rank]):
             return
@@ -80,7 +80,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
 
     for rank in range(len(orders)):
         begin(rank)
-    while ends:  # in the order in which results are there, which is that of messages on a link
+    while ends:  # in the order in which results are ready, which is the order of messages on a link
         end_s, rank, action = heapq.heappop(ends)
         free_s[rank] = end_s
         done[rank] += 1

@@ -107,7 +107,7 @@ class ScheduleRequest:
         return [*range(self.ranks), *reversed(range(self.ranks))]
 
     @property
-    def nearer(self) -> tuple[int, ...]:
+    def in_flight_1f1b(self) -> tuple[int, ...]:
         """The number of microbatches in flight on each rank in 1F1B."""
         return tuple(range(self.ranks, 0, -1))
 
@@ -235,7 +235,7 @@ class Schedule:
 
     @cached_property
     def content_hash(self) -> int:
-        """A hash that stands for the orders, which have thousands of actions."""
+        """A hash of the orders, which have thousands of actions."""
         return hash((self.orders, self.owners, self.microbatches))
 
 

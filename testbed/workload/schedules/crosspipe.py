@@ -9,7 +9,7 @@ from testbed.workload.schedules.actions import Order
 from testbed.workload.schedules.base import SCHEDULES, Costs, ScheduleRequest, schedule
 from testbed.workload.schedules.greedy import Limits, greedy
 
-SUB_BLOCKS = 4  # of CrossUDSub: parts of a weight gradient
+SUB_BLOCKS = 4  # parts of a weight gradient in CrossUDSub
 
 
 @SCHEDULES.register("ZBH1")
@@ -17,7 +17,7 @@ SUB_BLOCKS = 4  # of CrossUDSub: parts of a weight gradient
 def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
     """As far ahead as 1F1B, with weight gradients delayed as far as rank 0's memory allows, on every rank."""
     free = Costs(request.costs.forward_s, request.costs.input_s, request.costs.weight_s)
-    limits = Limits((request.ranks,) * request.ranks, request.nearer)
+    limits = Limits((request.ranks,) * request.ranks, request.in_flight_1f1b)
     return greedy(request.loop, request.microbatches, free, limits)
 
 
@@ -43,15 +43,15 @@ def cross_wave(request: ScheduleRequest) -> tuple[Order, ...]:
     How much of a rank's memory the first stage leaves to the second is found by simulation. With long delays, one place
     is too few: a microbatch on its way back then waits for one on its way forward.
     """
-    room = max(2, round(2 * request.memory * request.ranks))  # a stage is half of what it is elsewhere
-    return min(_waves(request, room), key=lambda wave: wave[0])[1]
+    max_alive = max(2, round(2 * request.memory * request.ranks))  # a stage is half of what it is elsewhere
+    return min(_waves(request, max_alive), key=lambda wave: wave[0])[1]
 
 
-def _waves(request: ScheduleRequest, room: int) -> Iterator[tuple[float, tuple[Order, ...]]]:
+def _waves(request: ScheduleRequest, max_alive: int) -> Iterator[tuple[float, tuple[Order, ...]]]:
     """Yield step time and orders for more and more reserved places; one reserved place never deadlocks."""
     owners = request.there_and_back
-    for reserved in range(1, max(2, min(room, request.ranks + 1))):
-        limits = Limits((room,) * request.ranks, reserved=reserved)
+    for reserved in range(1, max(2, min(max_alive, request.ranks + 1))):
+        limits = Limits((max_alive,) * request.ranks, reserved=reserved)
         orders = greedy(owners, request.microbatches, request.costs, limits)
         timed = time_orders(owners, orders, request.costs)
         if timed is not None and sum(map(len, orders)) == 3 * len(owners) * request.microbatches:
@@ -59,5 +59,5 @@ def _waves(request: ScheduleRequest, room: int) -> Iterator[tuple[float, tuple[O
 
 
 def _cross_ud(request: ScheduleRequest, parts: int) -> tuple[Order, ...]:
-    room = tuple(max(1, round(request.memory * slots)) for slots in request.nearer)
-    return greedy(request.loop, request.microbatches, request.costs, Limits(room, parts=parts))
+    max_alive = tuple(max(1, round(request.memory * slots)) for slots in request.in_flight_1f1b)
+    return greedy(request.loop, request.microbatches, request.costs, Limits(max_alive, parts=parts))

@@ -117,7 +117,7 @@ class _Simulation:
         weight = _WEIGHT if ready[_WEIGHT] else None
         full = forward is None and (reserving or plain)
         wanted: tuple[int | None, ...] = (forward, back, weight)
-        if rank.started and full and weight is not None:  # what gives memory back
+        if rank.started and full and weight is not None:  # prefer what frees memory
             wanted = (weight, back) if rank.last is INPUT else (back, weight)
         elif rank.started and rank.last is FORWARD:
             wanted = (back, forward, weight)

@@ -107,7 +107,7 @@ class FrontEnd:
         return node.host if self.entry is None else self.entry
 
     def arrive(self, number: int, batch: Batch, node: Node, size_bytes: float) -> Mark:
-        """Add the closing of a batch and its way to the node's host; return the handle of its arrival."""
+        """Add the closing of a batch and its transfer to the node's host; return the handle of its arrival."""
         here = self.at(node)
         gap_s = batch.closed_s - self._until_s.get(here, 0.0)
         self._until_s[here] = batch.closed_s

@@ -115,7 +115,7 @@ class Generation:
         arrived = []
         for place, (card, other) in enumerate(zip(cards, target_cards, strict=True)):
             arrived.append(front.relay(f"cache {number}", [card, *hosts, other], part, done[place]))
-        # the first stage begins with the last one's token
+        # the first stage needs the last stage's token
         if len(cards) > 1:
             path = [cards[-1], *hosts, target_cards[0]]
             token = front.relay(f"next {number}", path, size * TOKEN_BYTES, done[-1], str(number))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from testbed.workload.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint, TraceError
 
-MAX_SHOWN_RANKS = 4  # ranks of a deadlock that are named
+MAX_SHOWN_RANKS = 4  # of a deadlock
 
 
 def check_matching(trace: JobTrace, *, senders_wait: bool = False) -> None:
@@ -131,7 +131,7 @@ class _Rendezvous:
 
 
 class _Simulation:
-    """A simulation without times. `come` are the nodes that were reached, `done` those that completed."""
+    """A simulation without times. `reached` are the nodes whose turn has come, `done` the ones that completed."""
 
     def __init__(self, trace: JobTrace, senders_wait: bool) -> None:
         self.trace = trace

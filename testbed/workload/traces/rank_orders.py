@@ -8,7 +8,7 @@ from itertools import permutations
 
 from testbed.workload.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint
 
-MAX_PERMUTED_KINDS = 4  # with 24 permutations
+MAX_PERMUTED_KINDS = 4  # 24 permutations
 
 
 def families_of(trace: JobTrace) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -89,6 +89,6 @@ def reorder_ranks(trace: JobTrace, order: Sequence[int]) -> JobTrace:
             return replace(node, root=places[node.root])
         return node
 
-    ranks = trace.changed(moved).ranks
+    ranks = trace.map_nodes(moved).ranks
     groups = {name: tuple(places[rank] for rank in members) for name, members in trace.groups.items()}
     return replace(trace, ranks=tuple(ranks[rank] for rank in order), groups=groups)

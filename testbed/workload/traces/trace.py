@@ -161,10 +161,10 @@ class JobTrace:
     accelerator: str = ""
     left_out: tuple[str, ...] = field(default=(), compare=False)
 
-    def changed(self, change: Callable[[Node], Node]) -> JobTrace:
-        """Return the job with `change` applied to each node; ranks that share nodes still share them.
+    def map_nodes(self, transform: Callable[[Node], Node]) -> JobTrace:
+        """Return the job with `transform` applied to each node; ranks that share nodes still share them.
 
-        Ranks of a large job are mostly equal and share their nodes: `change` is called once for each.
+        Ranks of a large job are mostly equal and share their nodes: `transform` is called once for each.
         """
         nodes: dict[int, Node] = {}
         new_ranks: dict[int, RankTrace] = {}
@@ -172,7 +172,7 @@ class JobTrace:
             if id(own) not in new_ranks:
                 for node in own:
                     if id(node) not in nodes:
-                        nodes[id(node)] = change(node)
+                        nodes[id(node)] = transform(node)
                 new_ranks[id(own)] = tuple(nodes[id(node)] for node in own)
         return replace(self, ranks=tuple(new_ranks[id(own)] for own in self.ranks))
 

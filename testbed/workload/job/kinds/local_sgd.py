@@ -117,7 +117,7 @@ class _Exchanges:
         self._across: list[int] = []
         if self._buildings == 1:
             return
-        if outer.added_up:
+        if outer.is_summable:
             self._everybody = builder.group("all")
             return
         if len({len(ranks) for ranks in buildings}) > 1:

@@ -84,7 +84,7 @@ def _values() -> str:
     return "; ".join(f"{field} {number}" for number, field in enumerate((f for p in pairs for f in p), 3))
 
 
-# message: fields as "name type number", a type of its own where it begins with a capital; "*": repeated
+# message: fields as "name type number"; a capitalized type is a message; "*" means repeated
 _CURRENT = {
     **{_list_of(one): f"values *{one} 1" for one in _SCALARS},
     "AttributeProto": f"name string 1; doc_string string 2; {_values()}",

@@ -104,7 +104,7 @@ class _Simulation:
         self._sent: dict[tuple[int, int, int], int] = defaultdict(int)
         self._receives: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self._open: deque[tuple[int, int]] = deque()
-        self._idle: set[int] = set()  # ranks where a stream may have something to begin
+        self._idle: set[int] = set()  # ranks where a stream may start a computation
 
     def orders(self) -> list[list[int]]:
         for rank, own in enumerate(self.ranks):
