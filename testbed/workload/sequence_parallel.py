@@ -56,7 +56,8 @@ class _Send(NamedTuple):
     block: int
 
 
-def gather_exchanges(algorithm: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
+@cache
+def gather_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     """Return every member's part of a gather. Blocks are in the window in the members' order.
 
     Args:
@@ -66,19 +67,6 @@ def gather_exchanges(algorithm: str, nodes: Sequence[int]) -> tuple[Exchange, ..
     Raises:
         ParallelismError: A tree over nodes with different numbers of members.
     """
-    return _gather(algorithm, tuple(nodes))
-
-
-def reduce_exchanges(algorithm: str, nodes: Sequence[int]) -> tuple[Exchange, ...]:
-    """Return every member's part of a reduction.
-
-    The window has a slot for each partial sum that arrives: one for each other member.
-    """
-    return _reduce(algorithm, tuple(nodes))
-
-
-@cache
-def _gather(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     orders, sends = _ring(len(nodes), 1) if algorithm == RING else _tree(nodes)
     return tuple(
         Exchange(
@@ -91,7 +79,11 @@ def _gather(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
 
 
 @cache
-def _reduce(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+def reduce_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
+    """Return every member's part of a reduction.
+
+    The window has a slot for each partial sum that arrives: one for each other member.
+    """
     # backwards, the ring has the opposite direction
     orders, sends = _ring(len(nodes), -1) if algorithm == RING else _tree(nodes)
     orders = [tuple(reversed(order)) for order in orders]
@@ -195,7 +187,7 @@ class BlockPlanner:
         self.size = len(members)
         self._planner, self._blocks = planner, blocks
         self._number, self._members = number, members
-        nodes = [blocks.nodes[member] for member in members]
+        nodes = tuple(blocks.nodes[member] for member in members)
         self._place = members.index(planner.rank)
         self._gather_part, self._reduce_part = (
             make(blocks.algorithm, nodes)[self._place] for make in (gather_exchanges, reduce_exchanges)

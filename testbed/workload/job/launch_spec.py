@@ -72,7 +72,7 @@ class JobSpec:
         document["background_traffic"] = tuple(
             map(BackgroundHost.from_document, document["background_traffic"])
         )
-        document["rank_faults"] = tuple(map(RankFault.from_document, document["rank_faults"]))
+        document["rank_faults"] = tuple(RankFault(**item) for item in document["rank_faults"])
         if document["replication"] is not None:
             document["replication"] = Replication.from_document(document["replication"])
         if document["dispatching"] is not None:
@@ -127,11 +127,6 @@ class RankFault:
     what: str = ""
     place: int = 0
     other: int = 0
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> RankFault:
-        """Rebuild a fault from `dataclasses.asdict`, after a round trip through JSON."""
-        return cls(**document)
 
 
 @dataclass(frozen=True)

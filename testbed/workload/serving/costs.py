@@ -125,24 +125,22 @@ class GenerationCosts:
     @cached_property
     def weights(self) -> float:
         """The number of weights."""
-        return float(sum(_elements(one.shape) for one in parameters(self.spec.model)))
+        return float(sum(one.numel for one in parameters(self.spec.model)))
 
     @cached_property
     def active(self) -> float:
         """The number of weights that a token uses."""
-        found = parameters(self.spec.model)
-        return sum(_elements(one.shape) * one.share for one in found if one.matmul)
+        return sum(one.active for one in parameters(self.spec.model) if one.matmul)
 
     @cached_property
     def expert_weights(self) -> float:
         """The number of experts' weights."""
-        return float(sum(_elements(one.shape) for one in parameters(self.spec.model) if one.share < 1))
+        return float(sum(one.numel for one in parameters(self.spec.model) if one.share < 1))
 
     @cached_property
     def active_expert_weights(self) -> float:
         """The number of experts' weights that a token uses."""
-        found = parameters(self.spec.model)
-        return sum(_elements(one.shape) * one.share for one in found if one.share < 1)
+        return sum(one.active for one in parameters(self.spec.model) if one.share < 1)
 
     @cached_property
     def experts_per_token(self) -> int:
@@ -171,10 +169,3 @@ class GenerationCosts:
     def read_bytes(self, tokens: int, context_tokens: int = 0) -> float:
         """Return the bytes that a pass over this many tokens reads from memory, including the cache of its context."""
         return self.touched(tokens) * self.itemsize + self.cache_bytes(context_tokens)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
