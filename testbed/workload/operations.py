@@ -171,11 +171,11 @@ def replace_fields(operation: Kind, **values: Any) -> Kind:
 
     A step has tens of thousands of operations.
     """
-    own = operation.__dict__ | values
-    own.pop("anonymous", None)  # cached from the old values
-    made = object.__new__(type(operation))
-    object.__setattr__(made, "__dict__", own)
-    return made
+    fields = operation.__dict__ | values
+    fields.pop("anonymous", None)  # cached from the old values
+    copy = object.__new__(type(operation))
+    object.__setattr__(copy, "__dict__", fields)
+    return copy
 
 
 RankPlan = tuple[Operation, ...]
@@ -189,7 +189,7 @@ _TYPES: dict[str, type[Operation]] = {
     "block": Block,
     "collective": GroupCollective,
 }
-_NAMES = {made: name for name, made in _TYPES.items()}
+_NAMES = {operation_type: name for name, operation_type in _TYPES.items()}
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:

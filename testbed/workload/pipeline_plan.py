@@ -85,17 +85,17 @@ def plan_job(
         replica_schedules: Each replica's schedule, where replicas differ.
     """
     groups = tuple(groups_of(mesh, apart=bool(options.within)))
-    lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
+    pipelines = {rank: pipeline for pipeline in mesh.groups(PIPELINE) for rank in pipeline}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
-    others = [
-        tuple(lines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
+    replica_pipelines = [
+        tuple(pipelines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
         for rank in range(mesh.size)
     ]
     kinds = {SHARD if name in (FSDP, EXPERT_SHARD) else name for name, _ in groups}
     options = replace(
         options,
         algorithms={kind: own for kind, own in options.algorithms.items() if kind in kinds},
-        send_tokens=_contended_tokens(options.send_tokens, set(others)) if options.send_tokens else {},
+        send_tokens=_contended_tokens(options.send_tokens, set(replica_pipelines)),
     )
     places = [
         (coordinate[PIPELINE], coordinate[REPLICATE] if replica_schedules else 0)
@@ -105,10 +105,10 @@ def plan_job(
     # hashed once here: a tuple would hash its parts anew at each look-up
     common = hash((_hash_stages(stages), options.key))
     tokens = tuple(options.send_tokens.items())
-    key = hash((groups, tuple(others), tuple(places), tuple(schedules), common, tokens))
+    key = hash((groups, tuple(replica_pipelines), tuple(places), tuple(schedules), common, tokens))
     plan = _plans.pop(key, None)
     plan = plan or _make_plan(
-        groups, others, places, replica_schedules or [schedule], stages, options, common
+        groups, replica_pipelines, places, replica_schedules or [schedule], stages, options, common
     )
     _plans[key] = plan
     while (
@@ -128,12 +128,12 @@ def _hash_stages(stages: Sequence[Stage]) -> int:
 _stage_hashes: IdentityCache[int] = IdentityCache(256)
 
 
-Line = tuple[int, ...]  # the ranks of a pipeline
+Pipeline = tuple[int, ...]  # the ranks of a pipeline
 
 
 def _make_plan(
     groups: tuple[tuple[str, tuple[int, ...]], ...],
-    lines: Sequence[tuple[Line, ...]],
+    pipelines: Sequence[tuple[Pipeline, ...]],
     places: Sequence[tuple[int, int]],
     schedules: Sequence[Schedule],
     stages: Sequence[Stage],
@@ -144,35 +144,36 @@ def _make_plan(
 
     Args:
         groups: Name and members of each group.
-        lines: By rank, the pipelines of its replicas.
+        pipelines: By rank, the pipelines of its replicas.
         places: By rank, its position in the pipeline, and the index of its schedule.
         schedules: Distinct schedules.
         stages: The pipeline's stages.
         options: Options of the plan.
         common: Key for stages and options, send tokens aside.
     """
-    of_rank: list[dict[str, Group]] = [{} for _ in places]
+    rank_groups: list[dict[str, Group]] = [{} for _ in places]
     for number, (name, members) in enumerate(groups):
         for rank in members:
-            of_rank[rank][name] = Group(number, members)
+            rank_groups[rank][name] = Group(number, members)
     patterns: list[Pattern] = []
     relocations: list[Relocation | None] = []
     exchanges: list[GroupCollective | None] = []
-    for rank, (position, which) in enumerate(places):
-        line, own = next(line for line in lines[rank] if rank in line), schedules[which]
+    for rank, (position, schedule_index) in enumerate(places):
+        pipeline = next(pipeline for pipeline in pipelines[rank] if rank in pipeline)
+        own = schedules[schedule_index]
         planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
-        symmetry = symmetry_key(rank, of_rank[rank], options)
+        symmetry = symmetry_key(rank, rank_groups[rank], options)
         relocation: Relocation | None = None
         exchange: GroupCollective | None = None
         if symmetry is None or options.outer:
-            one = planner(line, of_rank[rank])
-            pattern = one.pattern()
-            exchange = one.exchange()
+            rank_planner = planner(pipeline, rank_groups[rank])
+            pattern = rank_planner.pattern()
+            exchange = rank_planner.exchange()
         else:
-            relocation = relocation_of(of_rank[rank], line)
-            template = partial(planner, range(len(line)), localize_groups(of_rank[rank]))
-            pattern = _patterns.of((common, own.content_hash, position, symmetry), template)
-        if turns := tuple(find_turns(rank, lines[rank], options.send_tokens, options.itemsize)):
+            relocation = relocation_of(rank_groups[rank], pipeline)
+            make_planner = partial(planner, range(len(pipeline)), localize_groups(rank_groups[rank]))
+            pattern = _patterns.of((common, own.content_hash, position, symmetry), make_planner)
+        if turns := tuple(find_turns(rank, pipelines[rank], options.send_tokens, options.itemsize)):
             pattern, relocation = TokenPattern.of(pattern, relocation, turns), None
         patterns.append(pattern)
         relocations.append(relocation)
@@ -184,13 +185,13 @@ def _make_plan(
 
 
 def _contended_tokens(
-    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Line, ...]]
+    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Pipeline, ...]]
 ) -> dict[tuple[int, int], SendToken]:
     """Return the tokens that several replicas would use; a lone sender need not wait for its turn."""
     found: dict[tuple[int, int], SendToken] = {}
-    for lines in replicas:
-        for own, there in permutations(range(len(lines[0])), 2):
-            pairs = [(line[own], line[there]) for line in lines]
+    for pipelines in replicas if tokens else ():
+        for own, there in permutations(range(len(pipelines[0])), 2):
+            pairs = [(pipeline[own], pipeline[there]) for pipeline in pipelines]
             directions = Counter(tokens[pair].direction for pair in pairs if pair in tokens)
             found |= {
                 pair: tokens[pair]
@@ -214,28 +215,33 @@ def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...
         for members in mesh.groups(SHARD):
             found += [(EXPERT, members[first : first + ranks]) for first in range(0, len(members), ranks)]
         for members in mesh.groups(SHARD, CONTEXT):
-            symmetry = [members[first::ranks] for first in range(ranks)]
-            found += [(EXPERT_SHARD, others) for others in symmetry if len(others) > 1]
+            same_experts = [members[first::ranks] for first in range(ranks)]
+            found += [(EXPERT_SHARD, sharing) for sharing in same_experts if len(sharing) > 1]
     elif apart and mesh.degrees[EXPERT] > 1:
         found += [(EXPERT_SHARD, members) for members in mesh.groups(SHARD, CONTEXT)]
     return found
 
 
 class _RankPlanner(LayerPlanner):
-    """Plans one rank, action by action. `own` is its position in the pipeline, `line` are the pipeline's ranks."""
+    """Plans one rank, action by action.
+
+    Attributes:
+        position: Position of the rank in the pipeline.
+        pipeline: Ranks of the pipeline.
+    """
 
     def __init__(
         self,
         rank: int,
-        own: int,
-        line: Sequence[int],
+        position: int,
+        pipeline: Sequence[int],
         groups: dict[str, Group],
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(line) > 1)
-        self.own, self.line, self.schedule, self.stages = own, line, schedule, stages
+        super().__init__(rank, groups, schedule.orders[position], options, pipelined=len(pipeline) > 1)
+        self.position, self.pipeline, self.schedule, self.stages = position, pipeline, schedule, stages
         self.received: dict[tuple[int, Kind, int], int] = {}
         self._compute_s: dict[tuple[int, Kind], float] = {}
         # by receiving stage, sending stage and end: a message of which others differ only in their microbatch
@@ -253,12 +259,12 @@ class _RankPlanner(LayerPlanner):
 
     def _post_receives(self) -> None:
         """Post all receives in the order in which their senders send."""
-        for action, target in self.schedule.arrivals[self.own]:
+        for action, target in self.schedule.arrivals[self.position]:
             self._receive(target, action, ())
 
     def _receive(self, stage: int, source: Action, after: tuple[int, ...]) -> None:
         kind = Kind.FORWARD if source.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
-        peer = self.line[self.schedule.owners[source.stage]]
+        peer = self.pipeline[self.schedule.owners[source.stage]]
         self.received[stage, kind, source.microbatch] = self._message(stage, source, peer, after, sends=False)
 
     def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
@@ -288,7 +294,7 @@ class _RankPlanner(LayerPlanner):
     def _add_action(self, action: Action) -> None:
         stage = self.stages[action.stage]
         source = _source_stage(action, len(self.stages))
-        if source is not None and self.schedule.owners[source] != self.own:
+        if source is not None and self.schedule.owners[source] != self.position:
             kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
             if not self.options.early_receives:
                 sender = Action(source, kind, action.microbatch)
@@ -307,9 +313,9 @@ class _RankPlanner(LayerPlanner):
         else:
             self._add_layers(action, stage.parts)
             self._record_memory(action, first, stage.kept)
-        target = self.schedule.passed_on[self.own].get(action)
+        target = self.schedule.passed_on[self.position].get(action)
         if target is not None:
-            peer = self.line[self.schedule.owners[target]]
+            peer = self.pipeline[self.schedule.owners[target]]
             self._message(target, action, peer, tuple({*self.gate, self.computed[-1]}), sends=True)
 
     def _add_layers(self, action: Action, parts: Sequence[Part]) -> None:

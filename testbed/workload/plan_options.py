@@ -86,16 +86,16 @@ class Options:
     def key(self) -> Hashable:
         """A key that is equal for the same options, send tokens aside."""
         values = [getattr(self, name) for name in _KEY_FIELDS]
-        plain = tuple(tuple(own.items()) if isinstance(own, Mapping) else own for own in values)
-        return plain, repr(self.within)
+        hashable = tuple(tuple(value.items()) if isinstance(value, Mapping) else value for value in values)
+        return hashable, repr(self.within)
 
 
 _KEY_FIELDS = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]
 
 
-def relocation_of(groups: Mapping[str, Group], line: Sequence[int]) -> Relocation:
+def relocation_of(groups: Mapping[str, Group], pipeline: Sequence[int]) -> Relocation:
     """Return the relocation of a pattern to a rank with these groups and this pipeline."""
-    return Relocation(tuple(own.number for own in groups.values()), tuple(line))
+    return Relocation(tuple(own.number for own in groups.values()), tuple(pipeline))
 
 
 def localize_groups(groups: Mapping[str, Group]) -> dict[str, Group]:

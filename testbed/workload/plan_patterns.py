@@ -171,11 +171,11 @@ class Relocation(NamedTuple):
 
     Attributes:
         groups: Number in the plan of each of the pattern's groups.
-        line: Rank of each of the pattern's peers.
+        peers: Rank of each of the pattern's peers.
     """
 
     groups: tuple[int, ...]
-    line: tuple[int, ...]
+    peers: tuple[int, ...]
 
 
 class SymmetricPlans(Sequence[RankPlan]):
@@ -238,11 +238,11 @@ class SymmetricPlans(Sequence[RankPlan]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def relocate(operation: Shared, groups: NumberOf, line: NumberOf) -> Shared:
+def relocate(operation: Shared, groups: NumberOf, peers: NumberOf) -> Shared:
     """Return an operation with the group or peer at the given index."""
     if isinstance(operation, GroupCollective):
         return replace_fields(operation, group=groups[operation.group])
     assert isinstance(operation, Message)
-    peer = line[operation.peer]
+    peer = peers[operation.peer]
     stream, _, _ = operation.stream.rpartition(" ")
     return replace_fields(operation, peer=peer, stream=f"{stream} {peer}")

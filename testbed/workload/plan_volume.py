@@ -43,11 +43,11 @@ def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey
 
 def message_buffer_elements(plan: RankPlan) -> dict[str, int]:
     """Return the elements of the buffer that messages of each stream share."""
-    rooms: dict[str, int] = {}
+    buffers: dict[str, int] = {}
     for operation in plan:
         if isinstance(operation, Message) and not isinstance(operation, Block):
-            rooms[operation.stream] = max(rooms.get(operation.stream, 0), operation.numel)
-    return rooms
+            buffers[operation.stream] = max(buffers.get(operation.stream, 0), operation.numel)
+    return buffers
 
 
 def block_elements(plan: RankPlan) -> dict[int, int]:
@@ -61,7 +61,7 @@ def block_elements(plan: RankPlan) -> dict[int, int]:
 
 def plan_elements(plan: JobPlan) -> int:
     """Return the elements of all arrays of all ranks."""
-    alike: dict[tuple[str, int, int, bool], int] = {}
+    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
         found += sum(message_buffer_elements(own).values())
@@ -72,16 +72,16 @@ def plan_elements(plan: JobPlan) -> int:
             members = plan.groups[group][1]
             own_rank = members.index(rank)
             key = collective, numel, len(members), own_rank == 0
-            if key not in alike:
+            if key not in known:
                 sides = collective_of(collective).elements(numel, own_rank, len(members))
-                alike[key] = sum(side or 0 for side in sides)
-            found += alike[key]
+                known[key] = sum(side or 0 for side in sides)
+            found += known[key]
     return found
 
 
 def result_elements(plan: JobPlan) -> int | None:
     """Return how many elements of results all ranks receive in a step; None where blocks pass through windows."""
-    alike: dict[tuple[str, int, int, bool], int] = {}
+    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
         if any(isinstance(operation, Block) for operation in own):
@@ -91,10 +91,10 @@ def result_elements(plan: JobPlan) -> int | None:
             members = plan.groups[group][1]
             own_rank = members.index(rank)
             key = collective, numel, len(members), own_rank == 0
-            if key not in alike:
+            if key not in known:
                 before, after = collective_of(collective).elements(numel, own_rank, len(members))
-                alike[key] = before if after is None else after
-            found += alike[key]
+                known[key] = before if after is None else after
+            found += known[key]
     return found
 
 
@@ -121,11 +121,11 @@ def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad
     messages, sent = 0.0, 0.0
     for operation in (operation for own in plan.ranks for operation in own):
         if isinstance(operation, GroupCollective):
-            alike = operation.anonymous
-            if alike not in known:
+            key = operation.anonymous
+            if key not in known:
                 buildings = plan.locality_of(operation.group)
-                known[alike] = _member_load(alike, buildings, itemsize, plan.tuning, size_scale)
-            messages, sent = messages + known[alike].messages, sent + known[alike].sent_bytes
+                known[key] = _member_load(key, buildings, itemsize, plan.tuning, size_scale)
+            messages, sent = messages + known[key].messages, sent + known[key].sent_bytes
         elif isinstance(operation, Message) and operation.sends:
             messages, sent = messages + 1, sent + operation.numel * itemsize
     return PlanLoad(messages, sent)
@@ -156,22 +156,22 @@ def _member_load(
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
     """Return the payload bytes per ordered pair of ranks in a step, of one DSCP or of all."""
     found: Counter[tuple[int, int]] = Counter()
-    alike: dict[object, tuple[GroupCollective, int]] = {}
+    calls: dict[object, tuple[GroupCollective, int]] = {}
     for rank, operations in enumerate(plan.exchanges):
-        for operation, many in operations:
+        for operation, count in operations:
             if dscp not in (None, plan.dscp(operation)):
                 continue
             if isinstance(operation, GroupCollective):
                 if rank == plan.groups[operation.group][1][0]:
-                    _, before = alike.get(operation.exchange_key, (operation, 0))
-                    alike[operation.exchange_key] = operation, before + many
+                    _, before = calls.get(operation.exchange_key, (operation, 0))
+                    calls[operation.exchange_key] = operation, before + count
             elif operation.sends:
-                found[rank, operation.peer] += many * operation.numel * itemsize
-    for operation, many in alike.values():
+                found[rank, operation.peer] += count * operation.numel * itemsize
+    for operation, count in calls.values():
         members = plan.groups[operation.group][1]
         buildings = plan.locality_of(operation.group)
         for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
-            found[ends] += many * size
+            found[ends] += count * size
     return found
 
 

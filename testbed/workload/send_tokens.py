@@ -124,7 +124,7 @@ class TokenPattern(Pattern):
         sends = self.base.cached("sends", partial(_sends, self.base))
         found = []
         for turn in self.turns:
-            peer = turn.peer if self.relocation is None else self.relocation.line.index(turn.peer)
+            peer = turn.peer if self.relocation is None else self.relocation.peers.index(turn.peer)
             places, own, count = sends.get(peer, ()), turn.own, len(turn.replicas)
             before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % count]
             for number, place in enumerate(places):
