@@ -64,7 +64,7 @@ class LayerPlanner:
         self.gathered: set[int] = set()  # stages whose parameters are gathered for the rest of the step
         self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
-        self._own_bytes = 0.0  # of gradients of parameters that replicas share
+        self._replicated_bytes = 0.0  # of gradients of parameters that replicas share
         self._last = self._last_microbatches()
         self._computing = LayerComputations(options.scale, options.slowdowns.get(rank, 1.0))
         self._tensor_blocks: BlockPlanner | None = None
@@ -212,9 +212,9 @@ class LayerPlanner:
         if self.pipelined:
             self._gathering[key] = []  # stays gathered for the whole step
 
-    def gather_ahead(self, action: Action, coming: Sequence[tuple[int, Part]]) -> None:
+    def gather_ahead(self, action: Action, next_layers: Sequence[tuple[int, Part]]) -> None:
         """Start to gather the next layers' parameters, so that they are sent before the gradients of this layer."""
-        for ahead, (number, part) in enumerate(coming[: self.options.prefetch], start=1):
+        for ahead, (number, part) in enumerate(next_layers[: self.options.prefetch], start=1):
             if (action.stage, number) not in self._gathering:
                 self._begin_gather(action, number, part, self.options.prefetch - ahead)
 
@@ -230,26 +230,26 @@ class LayerPlanner:
                 (group, size, self._sharded_time(group, "all_gather", *inner))
                 for group, size, _ in self._sharding_groups(part)
             ]
-        begun = [
+        gathers = [
             self._start(name, group, "all_gather", size, after, inner=inner)
             for group, size, inner in self._gathers[id(part)]
         ]
-        self._gathering[action.stage, number] = [index for index in begun if index is not None]
+        self._gathering[action.stage, number] = [index for index in gathers if index is not None]
 
     def reduce(self, action: Action, number: int, part: Part) -> None:
         """Reduce a layer's gradients, which are complete."""
         computed = self.computed[-1]
-        left, last = 0.0, computed
+        local_bytes, last = 0.0, computed
         for group, _, size in self._sharding_groups(part):
             name = f"{action} layer {number} gradients"
             inner = self._sharded_time(group, "reduce_scatter", part.inner.reduced, part.inner.expert_reduced)
             index = self._start(name, group, "reduce_scatter", size, (computed,), inner=inner)
-            left += size / (len(self.groups[group].members) if group in self.groups else 1)
+            local_bytes += size / (len(self.groups[group].members) if group in self.groups else 1)
             last = last if index is None else index
-        self._own_bytes += left
+        self._replicated_bytes += local_bytes
         replicated = REPLICATE in self.groups or self.has_inside(REPLICATE)
         if replicated and self.options.outer is None:
-            self._bucket += left
+            self._bucket += local_bytes
             if self.within is not None:
                 self._inner_bucket += self.within.replicated_bytes(
                     part.inner.reduced, part.inner.expert_reduced
@@ -274,10 +274,8 @@ class LayerPlanner:
     def close_bucket(self) -> None:
         """Start the replicas' all-reduce of the pending gradients."""
         if self._bucket:
-            inner, after = (
-                self._inner_time(REPLICATE, "all_reduce", self._inner_bucket),
-                (self._bucket_after,),
-            )
+            inner = self._inner_time(REPLICATE, "all_reduce", self._inner_bucket)
+            after = (self._bucket_after,)
             self._start("gradients", REPLICATE, "all_reduce", self._bucket, after, inner=inner)
             self._bucket = self._inner_bucket = 0.0
 
@@ -289,7 +287,7 @@ class LayerPlanner:
         outer, group = self.options.outer, self.groups.get(REPLICATE)
         if outer is None or group is None:
             return None
-        whole_bytes = self._own_bytes * WHOLE_BITS / 8 / self.options.itemsize
+        whole_bytes = self._replicated_bytes * WHOLE_BITS / 8 / self.options.itemsize
         collective, size = outer.collective(whole_bytes, len(group.members))
         parts = collective_of(collective).parts(len(group.members))
         numel = self.numel(size / parts) * parts
@@ -316,9 +314,9 @@ class LayerPlanner:
     def compute(self, name: str, kind: Kind, seconds: float) -> None:
         """Compute for this many real seconds, once the gate is open."""
         after, self.gate = tuple(self.gate), []
-        like = self._computing.template(kind, seconds)
+        template = self._computing.template(kind, seconds)
         self.computed.append(len(self.plan))
-        self.plan.append(replace_fields(like, name=name, after=after))
+        self.plan.append(replace_fields(template, name=name, after=after))
 
     def _collective(
         self,
@@ -358,16 +356,16 @@ class LayerPlanner:
         if before is not None:
             after = (before,)
         key = group, collective, size
-        if (like := self._collectives.get(key)) is None or counts:
+        if (template := self._collectives.get(key)) is None or counts:
             own = self.groups[group]
             parts = collective_of(collective).parts(len(own.members))
             numel = (max(counts) if counts else self.numel(size / parts)) * parts
             usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
             algorithm = self.options.algorithms.get(kind, usual)
-            like = self._collectives[key] = GroupCollective(
+            template = self._collectives[key] = GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
-        index = self.add(replace_fields(like, name=name, after=after))
+        index = self.add(replace_fields(template, name=name, after=after))
         within = None if inner is NO_TIME else self._add_inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 

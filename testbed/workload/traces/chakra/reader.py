@@ -78,11 +78,8 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
             continue
         match = _FILE.fullmatch(path.name)
         if match is None and wanted is None:
-            expected, hint = (
-                "NAME.RANK.et",
-                f"Where it is a job of one rank: {path.name.partition('.')[0]}.0.et",
-            )
-            raise TraceError(where=str(path), got="a name without a rank", expected=expected, hint=hint)
+            hint = f"For a job of one rank: {path.name.partition('.')[0]}.0.et"
+            raise TraceError(where=str(path), got="a name without a rank", expected="NAME.RANK.et", hint=hint)
         if match is None or wanted not in (None, match["stem"]):
             continue
         by_rank, rank = found.setdefault(match["stem"], {}), int(match["rank"])
@@ -107,17 +104,13 @@ def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
     attributes: set[str] = set()
     absent = timeless = 0
     for file in files:
-        there = {node.id for node in file.nodes}
+        ids = {node.id for node in file.nodes}
         for node in file.nodes:
             if node.type not in _NO_EFFECT:
                 attributes |= node.attributes.keys() - USED_ATTRIBUTES
-            absent += sum(before not in there for before in node.ctrl_deps)
-            says_how_long = node.duration_us or node.attributes.keys() & {
-                OWN_ATTRIBUTE,
-                "num_ops",
-                "tensor_size",
-            }
-            timeless += node.type == NodeType.COMP_NODE and not says_how_long
+            absent += sum(before not in ids for before in node.ctrl_deps)
+            cost_attributes = node.attributes.keys() & {OWN_ATTRIBUTE, "num_ops", "tensor_size"}
+            timeless += node.type == NodeType.COMP_NODE and not (node.duration_us or cost_attributes)
     if unknown := sum(file.unknown for file in files):
         yield f"fields of {unknown} nodes that no known version has"
     if timeless:
