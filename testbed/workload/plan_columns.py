@@ -180,10 +180,8 @@ def _operation_columns(pattern: Pattern) -> PatternColumns | None:
         COLLECTIVE if isinstance(own, GroupCollective) else SENDS if own.sends else RECEIVES
         for own in exchanges
     ]
-    places, exchange_index = (
-        np.array(pattern.shared_indices, dtype=np.int32),
-        np.array(pattern.shared_kinds, dtype=np.int32),
-    )
+    places = np.array(pattern.shared_indices, dtype=np.int32)
+    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
     shared_kinds = np.array(kind_of_exchange, dtype=np.int8)[exchange_index]
     kinds[places] = shared_kinds
     gathers = shared_kinds == COLLECTIVE
@@ -269,12 +267,8 @@ def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
     base = pattern_columns(pattern.base)
     if base is None:
         return None
-    at, count, token_sends, messages = (
-        pattern.new_index,
-        len(pattern),
-        pattern.token_sends,
-        pattern.message_indices,
-    )
+    at, count = pattern.new_index, len(pattern)
+    token_sends, messages = pattern.token_sends, pattern.message_indices
     waiting, passing = messages[pattern.receives_token], messages[pattern.passes_token]
     pauses, received, passed = messages + 1, waiting - 1, passing + 2
     kinds, duration_s = np.zeros(count, dtype=np.int8), np.zeros(count)

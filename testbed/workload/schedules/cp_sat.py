@@ -189,10 +189,8 @@ class _Model:
             if after is None:
                 continue
             stage, kind = after
-            target, pair = (
-                self.starts[Action(stage, kind, action.microbatch)],
-                (owners[action.stage], owners[stage]),
-            )
+            target = self.starts[Action(stage, kind, action.microbatch)]
+            pair = owners[action.stage], owners[stage]
             if pair[0] == pair[1]:
                 self.model.add(target >= self._ended(action))
                 continue

@@ -166,11 +166,9 @@ class _Simulation:
 
     def _offer(self, kind: Kind, stage: int, microbatch: int, since_s: float, part: int = 0) -> None:
         if kind is FORWARD:
-            action_class, place = (
-                _RESERVING if stage in self.reserving else _PLAIN,
-                (-stage, microbatch, part),
-            )
+            action_class = _RESERVING if stage in self.reserving else _PLAIN
         else:
-            action_class, place = _INPUT if kind is INPUT else _WEIGHT, (stage, microbatch, part)
+            action_class = _INPUT if kind is INPUT else _WEIGHT
+        place = (-stage if kind is FORWARD else stage), microbatch, part
         heapq.heappush(self.ranks[self.owners[stage]].incoming, (since_s, action_class, place))
         heapq.heappush(self.moments, since_s)

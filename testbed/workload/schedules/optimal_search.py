@@ -29,10 +29,8 @@ BOUND_TOLERANCE = 1e-6  # relative distance to the bound at which the search sto
 MAX_START_RATIO = 1.15  # of the time to beat: from a slower start only a bound is searched for
 BOUND_EFFORT = 8.0  # effort of a search for a bound only
 SETUP_EFFORT = 0.5  # effort to build the model of a window, per 1000 actions of a step
-WHOLE_SHARE, WINDOW_SHARE = (
-    0.6,
-    0.02,
-)  # of the effort: for a larger step as a whole, and at most for one window
+WHOLE_SHARE = 0.6  # of the effort, for a larger step as a whole
+WINDOW_SHARE = 0.02  # of the effort, at most for one window
 
 LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("LISTENER", default=None)
 """Callback for progress messages of a search."""

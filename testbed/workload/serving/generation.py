@@ -52,7 +52,7 @@ class Generation:
         """Make this card of a node the next to serve."""
         self._turns[node.host] = turn - 1
 
-    def _turn(self, node: Node) -> tuple[int, ...]:
+    def _next_cards(self, node: Node) -> tuple[int, ...]:
         """The cards for a batch: all, or the next one."""
         if self.piped:
             return node.cards
@@ -63,24 +63,24 @@ class Generation:
         """Plan a batch; return the handles of the tokens' arrivals, in order."""
         size, prompt = batch.size, self.model.prompt_tokens
         ready = front.arrive(number, batch, node, size * prompt * TOKEN_BYTES)
-        cards = self._turn(node)
+        cards = self._next_cards(node)
         arrived = front.send(f"prompt {number}", node.host, cards[0], size * prompt * TOKEN_BYTES, ready)
         done = self._pass(front, f"prefill {number}", cards, node, size * prompt, 0, [arrived])
         tokens = [self._token(front, number, size, cards[-1], node, done[-1])]
-        target_node, known = node, [done[-1]]
+        target_node, after = node, [done[-1]]
         if self.decode:
             target_node = self.decode[number % len(self.decode)]
-            before, cards = cards, self._turn(target_node)
-            known = self._move_cache(front, number, size, (node, before), (target_node, cards), done)
+            prefill_cards, cards = cards, self._next_cards(target_node)
+            after = self._move_cache(front, number, size, (node, prefill_cards), (target_node, cards), done)
         elif len(cards) > 1:
-            known = [self._back(front, number, size, cards, node, done[-1])]
+            after = [self._return_token(front, number, size, cards, node, done[-1])]
         for place in range(1, self.model.output_tokens):
             context = size * (prompt + place)
-            done = self._pass(front, f"decode {number}.{place}", cards, target_node, size, context, known)
+            done = self._pass(front, f"decode {number}.{place}", cards, target_node, size, context, after)
             tokens.append(self._token(front, number, size, cards[-1], target_node, done[-1]))
-            known = [done[-1]]
+            after = [done[-1]]
             if len(cards) > 1 and place + 1 < self.model.output_tokens:
-                known = [self._back(front, number, size, cards, target_node, done[-1])]
+                after = [self._return_token(front, number, size, cards, target_node, done[-1])]
         return tokens
 
     def _token(self, front: FrontEnd, number: int, size: int, card: int, node: Node, after: Mark) -> Mark:
@@ -89,7 +89,7 @@ class Generation:
         out = front.send(f"token {number}", card, node.host, size * TOKEN_BYTES, after, lane)
         return front.answer(f"token {number}", node, size * TOKEN_BYTES, out, lane)
 
-    def _back(
+    def _return_token(
         self, front: FrontEnd, number: int, size: int, cards: Sequence[int], node: Node, after: Mark
     ) -> Mark:
         """Send the last card's token to the first card, which continues with it."""
