@@ -129,9 +129,8 @@ class TokenPattern(Pattern):
             before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % count]
             for number, place in enumerate(places):
                 waited = Token(number, before) if number or own else None
-                following = (
-                    number + (own + 1) // count
-                )  # the last one's token is the first one's for the next message
+                # the last replica passes the token to the first one, for its next message
+                following = number + (own + 1) // count
                 passed = Token(following, behind) if following < len(places) else None
                 found.append(TokenSend(place, turn, waited, passed))
         return sorted(found)

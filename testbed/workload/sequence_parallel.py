@@ -105,7 +105,7 @@ def reduce_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
 
 
 def _ring(size: int, step: int) -> tuple[list[tuple[int, ...]], list[_Send]]:
-    """Each member forwards to the next what it received from the previous one, its own block first."""
+    """Forward to the next member what it received from the previous one, its own block first."""
     orders = [tuple((own - step * turn) % size for turn in range(size)) for own in range(size)]
     sends = [
         _Send(own, (own + step) % size, block) for own, order in enumerate(orders) for block in order[:-1]

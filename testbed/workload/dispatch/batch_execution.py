@@ -1,7 +1,7 @@
 """Serving with servers chosen on arrival: what ranks do for a batch once its server is known.
 
 Ranks add these operations to their plans during a step. The operations for a batch size, node and card are one piece,
-equal for all batches except for numbers, so every rank keeps a few pieces and none has to be sent.
+equal for all batches except for numbers. So every rank keeps a few pieces, and none has to be sent.
 """
 
 from __future__ import annotations

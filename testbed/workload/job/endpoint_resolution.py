@@ -182,7 +182,7 @@ def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:
 
 
 def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
-    """Return, by rank, its distance to each rank."""
+    """Return the distance of each rank to each rank."""
     tiered = {building.name for building in topology.buildings if building.clos is not None}
     known: dict[tuple[str, str], str] = {}
 

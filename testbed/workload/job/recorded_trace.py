@@ -184,7 +184,7 @@ def _read_chakra_version(
     flops_rate, memory_rate = rates
 
     def roofline_s(flops: float, touched_bytes: float) -> float | None:
-        """Roofline: the longer of computing and reading memory."""
+        """Return the longer of computing and reading memory, as in a roofline."""
         if memory_rate is None:
             return flops / flops_rate if flops else None
         return max(flops / flops_rate, touched_bytes / memory_rate)

@@ -15,7 +15,7 @@ SUB_BLOCKS = 4  # parts of a weight gradient in CrossUDSub
 @SCHEDULES.register("ZBH1")
 @schedule(split=True, by_costs=True)
 def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
-    """As far ahead as 1F1B, with weight gradients delayed as far as rank 0's memory allows, on every rank."""
+    """Return ZBH1: as far ahead as 1F1B, with weight gradients delayed as far as rank 0's memory allows."""
     free = Costs(request.costs.forward_s, request.costs.input_s, request.costs.weight_s)
     limits = Limits((request.ranks,) * request.ranks, request.in_flight_1f1b)
     return greedy(request.loop, request.microbatches, free, limits)
@@ -24,21 +24,21 @@ def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("CrossUD")
 @schedule(split=True, by_costs=True)
 def cross_ud(request: ScheduleRequest) -> tuple[Order, ...]:
-    """One stage per rank, memory in multiples of 1F1B's."""
+    """Return CrossUD: one stage per rank, memory in multiples of 1F1B's."""
     return _cross_ud(request, 1)
 
 
 @SCHEDULES.register("CrossUDSub")
 @schedule(split=True, by_costs=True)
 def cross_ud_sub(request: ScheduleRequest) -> tuple[Order, ...]:
-    """CrossUD with weight gradients in SUB_BLOCKS parts, which fill shorter bubbles."""
+    """Return CrossUD with weight gradients in SUB_BLOCKS parts, which fill shorter bubbles."""
     return _cross_ud(request, SUB_BLOCKS)
 
 
 @SCHEDULES.register("CrossWave")
 @schedule(chunks=2, split=True, by_costs=True)
 def cross_wave(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Two stages per rank in a V.
+    """Return CrossWave: two stages per rank in a V.
 
     How much of a rank's memory the first stage leaves to the second is found by simulation. With long delays, one place
     is too few: a microbatch on its way back then waits for one on its way forward.

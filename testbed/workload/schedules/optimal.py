@@ -10,7 +10,7 @@ from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, SearchRe
 @SCHEDULES.register("optimal")
 @schedule(chunks=None, split=True, by_costs=True, searched=True)
 def optimal(request: ScheduleRequest) -> SearchResult:
-    """One stage per rank, or two in a V. Raises ScheduleError for more."""
+    """Search for the best order with one stage per rank, or two in a V. Raises ScheduleError for more."""
     from testbed.workload.schedules.optimal_search import find_optimal  # noqa: PLC0415 (it goes by the other schedules)
 
     if request.chunks > 2:

@@ -53,7 +53,7 @@ class Generation:
         self._turns[node.host] = turn - 1
 
     def _next_cards(self, node: Node) -> tuple[int, ...]:
-        """The cards for a batch: all, or the next one."""
+        """Return the cards for a batch: all, or the next one."""
         if self.piped:
             return node.cards
         turn = self._turns[node.host] = self._turns.get(node.host, -1) + 1

@@ -37,7 +37,7 @@ def decode(
     chaining: bool = True,
     routing_skew: float = 0.0,
 ) -> JobPlan:
-    """Each rank decodes `batch` sequences, with experts spread evenly over the ranks.
+    """Plan decoding of `batch` sequences on each rank, with experts spread evenly over the ranks.
 
     Every token goes to some of the experts. Each layer is computation (attention), dispatch of rows to the experts'
     ranks, computation (experts), and combine, which returns as many rows. A rank receives a token once, however many of

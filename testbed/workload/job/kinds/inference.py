@@ -25,7 +25,7 @@ from testbed.workload.serving import (
 
 @WORKLOADS.register(INFERENCE)
 def inference(request: JobRequest) -> Serving:
-    """All requests of `workload.inference`, in one step."""
+    """Plan all requests of `workload.inference` in one step."""
     spec = request.scenario.workload.inference
     assert spec is not None  # by the scenario's checks
     nodes = nodes_of(request)

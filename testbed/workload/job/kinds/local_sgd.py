@@ -27,7 +27,7 @@ def local_sgd(
     outer_overlap: int = 0,
     outer_bits: int = WHOLE_BITS,
 ) -> JobPlan:
-    """DiLoCo (arXiv:2311.08105): gradients are reduced inside buildings, and once in `inner_steps` between all ranks.
+    """Plan DiLoCo (arXiv:2311.08105): reduce gradients inside buildings, and once in `inner_steps` over all ranks.
 
     Args:
         request: What the plan is for.

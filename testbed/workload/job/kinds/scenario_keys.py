@@ -12,7 +12,7 @@ from testbed.workload.uniform_plans import plan_collectives, plan_data_parallel
 
 @WORKLOADS.register(DATA_PARALLEL)
 def data_parallel(request: JobRequest) -> JobPlan:
-    """Each rank trains a replica of `model`, whose gradients are reduced bucket by bucket."""
+    """Plan a replica of `model` on each rank, with gradients reduced bucket by bucket."""
     workload = request.scenario.workload
     slowdowns = slowdowns_of(workload, request.hosts)
     return plan_data_parallel(workload, request.building_indices, request.scale, slowdowns)
@@ -20,13 +20,13 @@ def data_parallel(request: JobRequest) -> JobPlan:
 
 @WORKLOADS.register(COLLECTIVES)
 def collectives(request: JobRequest) -> JobPlan:
-    """All ranks run `collectives`; ranks of the first and the last building run an `exchange` concurrently."""
+    """Plan `collectives` of all ranks, and an `exchange` between the first and the last building."""
     return plan_collectives(request.scenario.workload, request.building_indices, request.scale)
 
 
 @WORKLOADS.register(PARALLEL)
 def parallel_training(request: JobRequest) -> Training:
-    """Training spread over ranks by `parallelism`, of a `model` or of identical pipeline stages (`stage`)."""
+    """Plan training spread over ranks by `parallelism`, of a `model` or of identical pipeline stages (`stage`)."""
     return plan_training(
         request.scenario,
         request.topology,

@@ -26,7 +26,7 @@ from testbed.workload.traces.rank_orders import reorder_ranks
 
 @WORKLOADS.register(TRACE)
 def trace(request: JobRequest) -> JobPlan:
-    """Each rank does what one rank of the file `trace` did."""
+    """Plan the recorded step of the file `trace`, rank by rank."""
     file = request.scenario.workload.trace
     assert file is not None  # by the scenario's checks
     return trace_plan(recorded_trace(request.scenario.workload), file, request)

@@ -11,7 +11,7 @@ from testbed.workload.plan import JobPlan
 
 @WORKLOADS.register(CHAKRA)
 def chakra(request: JobRequest) -> JobPlan:
-    """Each rank does what its trace in the folder `chakra` says."""
+    """Plan the recorded step of the folder `chakra`, a file for each rank."""
     spec = request.scenario.workload
     assert spec.chakra is not None  # by the scenario's checks
     return trace_plan(recorded_trace(spec), spec.chakra, request, CHAKRA)

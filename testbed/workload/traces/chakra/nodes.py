@@ -197,9 +197,8 @@ def job_node(node: EtNode, place: Place) -> Node:
     own = own_fields(node)
     if own is None:
         return _read(node, place)
-    made = _read(
-        node, replace(place, estimate_s=place.estimate_s or _no_time)
-    )  # the attribute `testbed` has the duration, even if 0
+    # no estimate is needed: the attribute `testbed` has the duration, even if 0
+    made = _read(node, replace(place, estimate_s=place.estimate_s or _no_time))
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     try:
         exact = replace(type(made)(node.name), **{**_standard_values(made), **own})

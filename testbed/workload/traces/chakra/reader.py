@@ -157,7 +157,7 @@ def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
 
 
 def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, tuple[int, ...]]:
-    """Return, by id, the indices of a node's dependencies, in their order; nodes without effect are passed through.
+    """Return the indices of each node's dependencies, by node id; nodes without effect are passed through.
 
     `callers` says whether ctrl_deps count, too.
     """
