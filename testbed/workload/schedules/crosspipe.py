@@ -15,7 +15,10 @@ SUB_BLOCKS = 4  # parts of a weight gradient in CrossUDSub
 @SCHEDULES.register("ZBH1")
 @schedule(split=True, by_costs=True)
 def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return ZBH1: as far ahead as 1F1B, with weight gradients delayed as far as rank 0's memory allows."""
+    """Return ZBH1: as far ahead as 1F1B, with weight gradients delayed as far as memory allows.
+
+    Every rank may use as much memory as rank 0 under 1F1B.
+    """
     free = Costs(request.costs.forward_s, request.costs.input_s, request.costs.weight_s)
     limits = Limits((request.ranks,) * request.ranks, request.in_flight_1f1b)
     return greedy(request.loop, request.microbatches, free, limits)
