@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused(change: str, said: str) -> None:
     [
         (
             "workload.parallelism={data_parallel_shard_degree: 16, faults: {}}",
-            "at least 2 replicas, each of ranks of its own",
+            "at least 2 replicas, each on ranks of its own",
         ),
         ("workload.schedule.receives=in_order", "expected early"),
         ("transport.bootstrap=star", "static, as a rank that returns finds the others by itself"),

@@ -103,7 +103,7 @@ def test_a_lost_connection_sends_all_that_is_owed_again_and_nobody_left_is_an_en
     assert len(chosen.found.outages) == 1
     chosen.answered(2, 0.7)
     assert not chosen.over
-    with pytest.raises(NoServerError, match=r"sent 2 times; east1, east4: none that has the model's tables"):
+    with pytest.raises(NoServerError, match=r"sent 2 times; east1, east4: no server with the model's tables"):
         chosen.due(1.6)
 
 
