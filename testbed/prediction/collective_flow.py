@@ -50,8 +50,8 @@ class CollectiveFlow:
 
 def alone_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
     """Equal for collectives that take the same alone, whatever their group's number, and in whichever plan."""
-    _, *sending = operation.sending
-    return *sending, members, plan.near_of(operation.group), plan.tuning, dscp
+    _, *sending = operation.exchange_key
+    return *sending, members, plan.locality_of(operation.group), plan.tuning, dscp
 
 
 def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
@@ -81,14 +81,14 @@ class FlowBuilder:
 
     def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
         """Of one of the plan's groups; None where nothing is sent."""
-        key = operation.sending, plan.dscp(operation)
+        key = operation.exchange_key, plan.dscp(operation)
         if key not in self._known:
             self._known[key] = self._fold(operation, plan)
         return self._known[key]
 
     def _fold(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
         _, members = plan.groups[operation.group]
-        near, dscp = plan.near_of(operation.group), plan.dscp(operation)
+        near, dscp = plan.locality_of(operation.group), plan.dscp(operation)
         pairs = group_traffic(operation, members, self.itemsize, near, plan.tuning)
         if not any(pairs.values()):
             return None

@@ -24,7 +24,7 @@ from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
 from testbed.prediction.request_dispatch import RequestDispatcher
 from testbed.prediction.timeline import Deadlock, Timeline
-from testbed.workload.dependency_tracker import DependencyTracker, orders_of
+from testbed.workload.dependency_tracker import DependencyTracker, dependency_orders
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
@@ -119,7 +119,7 @@ class _Simulation(CollectiveDriver):
         super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
         self.plan = plan
         self.trackers = (
-            list(map(DependencyTracker, plan.ranks, orders_of(plan)))
+            list(map(DependencyTracker, plan.ranks, dependency_orders(plan)))
             if dispatching is None
             else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
@@ -211,7 +211,7 @@ class _Simulation(CollectiveDriver):
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
-                names = [tracker.plan[index].name for index in tracker.under_way()]
+                names = [tracker.plan[index].name for index in tracker.unfinished()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
         return f"never comes to an end: {'; '.join(waits[:8])}"
 
@@ -262,7 +262,7 @@ class _Simulation(CollectiveDriver):
             at_s += plan[after].duration_s
 
         def over() -> None:
-            tracker.done_on_the_way(first, many)
+            tracker.done_chain(first, many)
             self._over(rank, index)
 
         if at_s > self.now_s:
@@ -387,7 +387,7 @@ class _Simulation(CollectiveDriver):
             how = rows_algorithm_of(operation.collective, operation.algorithm)
             yield from self.exchange(Call(members, own, key, dscp), operation.sent_rows(), how)
             return
-        alike = operation.sending, own
+        alike = operation.exchange_key, own
         if alike not in self.sized:
             self.sized[alike] = list_messages(self.plan, operation, own, self.itemsize)
         channels = self.sized[alike]

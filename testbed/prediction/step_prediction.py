@@ -74,7 +74,7 @@ def prepare_step(
     software = calibration.software(job.scenario.transport, job.scale)
     routes = Routes(job, calibration) if packets else None
     network, seed = route_network(job, algorithm, calibration, routes), job.scenario.seed
-    plan, lossy = workload.start.using(algorithm), job.topology.lossy
+    plan, lossy = workload.start.with_algorithm(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, _before(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
@@ -115,7 +115,7 @@ def _by_packet(
     transport = job.wiring.transport
     if transport.mends is not None or transport.packet(job.topology.mtu) is not None:
         return nothing  # it is not TCP
-    plan = workload.start.using(algorithm)
+    plan = workload.start.with_algorithm(algorithm)
     messages = message_count(plan, workload.itemsize, MOST_PACKETS_MESSAGES, chunk_bytes)
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
     payload_bytes = packet_payload_bytes(job.topology)
@@ -238,7 +238,7 @@ def predict_variants(
         step_s = scale.real_s(timeline.step_time_s)
         served = None
         if job.workload.serving:
-            own = served_step(job.as_carried(timeline.carried), algorithm, timeline.spans)
+            own = served_step(job.as_executed(timeline.carried), algorithm, timeline.spans)
             served = serving_figures(job.workload.serving.spec, [own])
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = () if by_packets else tuple(short_queues(job.scenario.topology.resolve()))

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from testbed.errors import TestbedError
 from testbed.workload.dependency_tracker import waits
-from testbed.workload.dispatch import Carried
+from testbed.workload.dispatch import ExecutedPlan
 from testbed.workload.plan import (
     COMPUTE,
     Computing,
@@ -34,7 +34,7 @@ class Timeline:
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
-    carried: Carried | None = None
+    carried: ExecutedPlan | None = None
 
     @property
     def plan(self) -> JobPlan | None:
@@ -232,7 +232,7 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
 
 def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
     """By rank, computing that begins or ceases to keep anything, with its indices."""
-    return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
+    return [own.cached("keeping", partial(_kept, own)) for own in plan.symmetric.patterns]
 
 
 def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:

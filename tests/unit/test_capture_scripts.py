@@ -229,7 +229,7 @@ for step in range(2):
         pytest.param(
             "    dist.send(model.weight.grad, 1 - rank)\n    dist.recv(model.weight.grad, 1 - rank)\n",
             RanksDoNotMatch,
-            r"for ever: rank 0 at .*train.py:8 waits in a send to rank 1 for rank 1; rank 1 at .*train.py:8",
+            r"forever: rank 0 at .*train.py:8 waits in a send to rank 1 for rank 1; rank 1 at .*train.py:8",
             marks=pytest.mark.thorough,
         ),
         (

@@ -29,7 +29,7 @@ from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
 from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import DIRECTIONS
-from testbed.workload.dependency_tracker import orders_of
+from testbed.workload.dependency_tracker import dependency_orders
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import Job
 from testbed.workload.job.launch_spec import SLOW
@@ -166,7 +166,7 @@ class RankEvidence:
         begun_s = {
             (sample["step"], sample["rank"], sample["index"]): sample["start_s"] for sample in operations
         }
-        orders = orders_of(plan)
+        orders = dependency_orders(plan)
         for sample in operations:
             rank, index = sample["rank"], sample["index"]
             operation = plan.ranks[rank][index]
