@@ -1,4 +1,4 @@
-"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and what it resolves to."""
+"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and the resolved form."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ TRANSIT_KEYS = ("hosts", "region")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions.
+    """A machine with one NIC.
 
-    hardware: what computes in it, where that is not the workload's.
+    `index` counts hosts of the whole topology from 0. `nic` holds for both directions. `hardware` is what computes in
+    it, where it differs from the workload's.
     """
 
     name: str
@@ -47,8 +48,8 @@ class Host:
 class Clos:
     """Three tiers of switches in a building: leaves with hosts, spines, and one core that leads to the edge.
 
-    Each of `zones` zones has `leaves` leaves and `spines` spines, every leaf linked to every spine of its zone, every
-    spine to the core. A link is alike in both directions.
+    Each of `zones` zones has `leaves` leaves and `spines` spines. Every leaf is linked to every spine of its zone, and
+    every spine to the core. Links are symmetric.
     """
 
     zones: int
@@ -63,9 +64,9 @@ class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
     A building without hosts is a transit site: its edge switch forwards between WAN links, and there is nothing else.
-    region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
-    it still comes in; the others have all of it first. cards: of each node, where leaves are nodes' PCIe switches: a
-    leaf's first host is the node's, the others are its cards.
+    `region`: a name shared by buildings near each other. `cut_through`: switches that forward a frame while it still
+    arrives; the others store it first. `cards`: number of cards per node, where leaves are PCIe switches of nodes: the
+    first host of a leaf is the node's, the others are its cards.
     """
 
     name: str
@@ -83,12 +84,12 @@ class Building:
 
     @property
     def edge(self) -> str:
-        """Name of the switch that its WAN links are plugged into."""
+        """Name of the switch with the WAN links."""
         return f"{self.name}-edge"
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Names of the switches that hosts are plugged into."""
+        """Names of the switches with the hosts."""
         if self.clos is None:
             return () if self.is_transit else (f"{self.name}-leaf",)
         return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
@@ -102,32 +103,32 @@ class Building:
 
     @property
     def hosts_per_leaf(self) -> int:
-        """How many hosts each leaf has; neighbours are together."""
+        """Number of hosts per leaf; hosts of one leaf are consecutive."""
         return len(self.hosts) // len(self.leaves)
 
     def leaf_of(self, host: Host) -> int:
-        """Which leaf a host of this building is plugged into, counted from 0."""
+        """Return the index of a host's leaf within this building, from 0."""
         return (host.index - self.hosts[0].index) // self.hosts_per_leaf
 
     def leaf_hosts(self, leaf: int) -> tuple[Host, ...]:
-        """The hosts of a leaf, counted from 0."""
+        """Return the hosts of a leaf, counted from 0."""
         return self.hosts[leaf * self.hosts_per_leaf : (leaf + 1) * self.hosts_per_leaf]
 
     def zone_hosts(self, zone: int) -> tuple[Host, ...]:
-        """The hosts of a zone, counted from 0."""
+        """Return the hosts of a zone, counted from 0."""
         leaves = len(self.leaves) if self.clos is None else self.clos.leaves
         return tuple(host for leaf in range(leaves) for host in self.leaf_hosts(zone * leaves + leaf))
 
     @property
     def core(self) -> str:
-        """Name of the switch that leads to the edge; a transit site has the edge alone."""
+        """Name of the switch that leads to the edge. A transit site only has the edge."""
         if self.is_transit:
             return self.edge
         return self.leaves[0] if self.clos is None else f"{self.name}-core"
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Names of all its switches, the edge last."""
+        """Names of all switches, the edge last."""
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
@@ -135,40 +136,46 @@ class UplinkSpec(StrictModel):
     """Links from a switch to the tier above."""
 
     oversubscription: Ratio = Field(
-        default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
+        default=1.0, description="Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."
     )
-    delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+    delay_s: DelayOrZero = Field(
+        default=0.0, alias="delay", description="Propagation delay of each link, one way."
+    )
     queue_bytes: Queue = Field(
         default="auto",
         alias="queue",
-        description="Buffer of the port at either end of each link; auto: 1 ms at its rate, at least 64 packets.",
+        description="Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 "
+        "packets.",
     )
     pause: PauseSpec | None = Field(
-        default=None, description="Each switch pauses the other one; never, if left out."
+        default=None, description="Ethernet pause between the two switches of each link; none, if left out."
     )
 
 
 class ClosSpec(StrictModel):
-    """Tiers of switches in a building: leaves with hosts, spines, one core; every leaf linked to each of its spines.
+    """Switch tiers of a building: leaves with hosts, spines, one core; each leaf linked to each spine of its zone.
 
-    Which spine a packet takes follows from its destination alone (D-mod-k).
+    The destination alone determines which spine a packet takes (D-mod-k).
     """
 
     zones: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
         default=1,
-        description="Parts of the building with leaves and spines of their own, joined at the core.",
+        description="Parts of the building with their own leaves and spines, joined at the core.",
     )
     leaves: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
-        description="Leaf switches in each zone; hosts are spread over them evenly, neighbours together."
+        description="Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same "
+        "leaf."
     )
     spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
-    leaf: UplinkSpec = Field(default=UplinkSpec(), description="From each leaf up to the spines of its zone.")
-    spine: UplinkSpec = Field(default=UplinkSpec(), description="From each spine up to the core.")
+    leaf: UplinkSpec = Field(
+        default=UplinkSpec(), description="Links from each leaf up to the spines of its zone."
+    )
+    spine: UplinkSpec = Field(default=UplinkSpec(), description="Link from each spine up to the core.")
     spine_switching: Switching | None = Field(
-        default=None, description="As `switching`, of the spines alone; the building's if left out."
+        default=None, description="Like `switching`, for the spines only; default: the building's."
     )
     core_switching: Switching | None = Field(
-        default=None, description="As `switching`, of the core alone; the building's if left out."
+        default=None, description="Like `switching`, for the core only; default: the building's."
     )
 
 
@@ -178,44 +185,45 @@ class BuildingSpec(HardwareSpec):
     computed = frozenset({"hosts", "nic"})
 
     hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs. "
-        "0: a transit site, which only forwards; of the other keys it takes `region` alone."
+        description="Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where "
+        "given. 0: a transit site, which only forwards; its only other key is `region`."
     )
     nic: NicSpec | None = Field(
         default=None,
-        description="Network card of each host; required where there are hosts. With `nodes` a card's lanes.",
+        description="Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card.",
     )
     clos: ClosSpec | None = Field(
-        default=None, description="Tiers of switches; one switch without bottleneck if left out."
+        default=None, description="Tiers of switches; default: one non-blocking switch."
     )
     nodes: NodesSpec | None = Field(
         default=None,
-        description="Inference nodes in place of `hosts` and `nic`: a host and accelerator cards on a PCIe switch, and "
-        "a network card to the building's switch.",
+        description="Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe "
+        "switch, with a network card to the building's switch.",
     )
 
     switching: Switching = Field(
         default="store_and_forward",
-        description="Whether its switches have all of a frame before they send it on, or send it on while it still "
-        "comes in (cut_through: frames that stay in the building, from ports no slower than the switch's quickest). "
-        "The edge between building and WAN always stores.",
+        description="store_and_forward: switches receive all of a frame before they send it on. cut_through: they send "
+        "it while it still arrives; this applies to frames that stay in the building, from ports no slower than the "
+        "switch's fastest. The edge between building and WAN always stores and forwards.",
     )
     region: Name | None = Field(
-        default=None, description="Buildings near each other share one; all those without one do, too."
+        default=None,
+        description="Name shared by buildings that are near each other. Buildings without one share a region, too.",
     )
     unlike: tuple[HostHardwareSpec, ...] = Field(
-        default=(), description="Hosts that differ from the others in their card or in what computes in them."
+        default=(), description="Hosts whose card or accelerator differs from the others'."
     )
 
     @classmethod
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Hosts and cards of nodes."""
+        """Derive hosts and cards from nodes."""
         nodes = data.get("nodes")
         if nodes is None:
             return data
         try:
             spec = nodes if isinstance(nodes, NodesSpec) else NodesSpec.model_validate(nodes)
-        except ValueError:  # said where the nodes are validated
+        except ValueError:  # reported where the nodes are validated
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
         return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
 
@@ -236,7 +244,7 @@ class BuildingSpec(HardwareSpec):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nodes say how many hosts there are, and their cards; a transit site has no other keys."""
+        """Leave out what nodes imply, and the keys that a transit site does not have."""
         data: dict[str, Any] = handler(self)
         if self.hosts == 0:
             data = {key: value for key, value in data.items() if key in TRANSIT_KEYS}
@@ -245,7 +253,7 @@ class BuildingSpec(HardwareSpec):
         return data
 
     def checks(self) -> Iterator[Finding]:
-        """Every leaf has equally many hosts; nodes say what there is; a transit site says nothing of hosts."""
+        """Check that hosts divide evenly over leaves, and that no keys exclude each other."""
         if self.hosts == 0 and self.nodes is None:
             yield from self._transit_findings()
             return
@@ -256,7 +264,7 @@ class BuildingSpec(HardwareSpec):
         if self.nodes is not None and self.clos is not None:
             yield Finding(("clos",), "clos beside nodes", "one of both")
         if self.nodes is not None and self.hosts != self.nodes.hosts:
-            expected = f"{self.nodes.hosts}, as nodes have, or nothing"
+            expected = f"{self.nodes.hosts}, as in nodes, or nothing"
             yield Finding(("hosts",), str(self.hosts), expected)
         if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
             yield Finding(("nic",), "nic beside nodes", "one of both")
@@ -275,7 +283,7 @@ class BuildingSpec(HardwareSpec):
             seen |= set(entry.hosts)
 
     def _transit_findings(self) -> Iterator[Finding]:
-        """Report every key that only hosts or the switches above them have."""
+        """Report every key that only buildings with hosts may have."""
         for name, info in type(self).model_fields.items():
             if name not in TRANSIT_KEYS and getattr(self, name) != info.default:
                 key = info.alias or name
@@ -283,16 +291,22 @@ class BuildingSpec(HardwareSpec):
                 yield Finding((key,), f"{key} beside hosts: 0", expected)
 
     def hardware_of(self, number: int) -> Hardware:
-        """What computes in its host of this number, from 0."""
+        """Return what computes in the host of this number, from 0."""
         entry = self._unlike(number)
         return self.hardware if entry is None else entry.hardware.over(self.hardware)
 
     def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
-        """Each direction between a host, of this number in the building from 0, and its switch."""
+        """Return the settings of the cable between a host and its switch, in either direction.
+
+        Args:
+            mtu: largest IP packet, in bytes.
+            scale: scale of the emulation.
+            number: the host's number in the building, from 0.
+        """
         return _card(self._nic(number), self._rate_bps(number), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
-        """Whether pauses of its links come in time."""
+        """Check that pauses of the building's links take effect in time."""
         clos = self.resolve_clos(mtu, UNSCALED)
         frame_bytes = mtu + ETHERNET_HEADER_BYTES
         places: list[tuple[Location, PauseSpec | None, Direction]] = []
@@ -311,7 +325,7 @@ class BuildingSpec(HardwareSpec):
                     yield replace(finding, location=(*location, "pause", *finding.location))
 
     def given_queues(self, building: Building) -> frozenset[str]:
-        """Hosts and switches for whose links upwards the file gives the size of queues, or pauses in place of it."""
+        """Return the hosts and switches whose uplinks have a queue size or pause in the file."""
         ends: dict[str, NicSpec | UplinkSpec] = {
             host.name: self._nic(number) for number, host in enumerate(building.hosts)
         }
@@ -335,7 +349,7 @@ class BuildingSpec(HardwareSpec):
         return self._nic(number).rate_bps if self.nodes is None else self.nodes.rate_bps(number)
 
     def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
-        """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
+        """Return the switches between hosts and edge, or None for a single one. A node's PCIe switch is a leaf."""
         if (nodes := self.nodes) is not None:
             network_bps = scale.emulated_bps(nodes.network_bps)
             network = _link(network_bps, nodes.network_delay_s, mtu, scale)
@@ -343,7 +357,7 @@ class BuildingSpec(HardwareSpec):
         if (clos := self.clos) is None:
             return None
         each = self.hosts // (clos.zones * clos.leaves)
-        # links of a tier are alike, as many as the leaf with the quickest cards asks for
+        # all links of a tier have the rate that the leaf with the fastest cards needs
         leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
         below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
         leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
@@ -351,7 +365,7 @@ class BuildingSpec(HardwareSpec):
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
 
     def cut_through(self, building: Building) -> tuple[str, ...]:
-        """Those switches of the building that send frames on while they come in; the edge never does."""
+        """Return the switches of the building that cut through; the edge never does."""
         clos = self.clos
         tiers = [(building.leaves, self.switching)]
         if clos is not None:
@@ -361,7 +375,6 @@ class BuildingSpec(HardwareSpec):
 
 
 def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
-    """Each direction of a host's cable."""
     rate_bps = scale.emulated_bps(real_bps)
     auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
     queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
@@ -370,18 +383,18 @@ def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
 
 
 def _lanes(nodes: NodesSpec) -> dict[str, Any]:
-    """A card's end of its PCIe lanes, as a network card is written."""
+    """Return a node's PCIe lanes in the form of a network card."""
     return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
 
 
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
-    """One of so many links that share what comes from below."""
+    """Return one of `links` links that share the traffic from below."""
     link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
     return _pausing(link, spec.pause, mtu, scale)
 
 
 def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
-    """One that is alike both ways, with its pause."""
+    """Add pause to a symmetric link."""
     if pause is None:
         return link
     rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
@@ -391,6 +404,6 @@ def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -
 def _link(
     rate_bps: float, delay_s: float, mtu: int, scale: Scale, queue: int | Literal["auto"] = "auto"
 ) -> Direction:
-    """Of an emulated rate, a real delay and queue."""
+    """Return a link from an emulated rate and a real delay and queue."""
     queue_bytes = queue_size(queue, rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
     return Direction(rate_bps, scale.emulated_s(delay_s), 0.0, 0.0, queue_bytes)

@@ -174,7 +174,7 @@ def test_recorded_failures_come_as_recorded(tmp_path: Path) -> None:
         "failures: [{what: nic_down, distribution: trace, trace: log.csv, for: 7 s, until: 10 s}]\n"
         "events: [{at: 1 s, action: link_down, target: east-west-0}]"
     )
-    found = load_scenario(scenario(more, tmp_path)).happenings
+    found = load_scenario(scenario(more, tmp_path)).all_events
     assert [(event.action, event.at_s, event.target, event.for_s) for event in found] == [
         ("link_down", 1.0, "east-west-0", None),
         ("nic_down", 1.5, "west1", 2.0),

@@ -77,7 +77,7 @@ class HostEvidence:
     @cached_property
     def events(self) -> Sequence[EventSpec]:
         """All that breaks or changes on purpose."""
-        return self.job.scenario.happenings
+        return self.job.scenario.all_events
 
     @cached_property
     def hosts(self) -> list[str]:
