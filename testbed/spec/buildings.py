@@ -262,17 +262,17 @@ class BuildingSpec(HardwareSpec):
                 ("nic",), "nothing", "the network card of each host, or hosts: 0 for a transit site"
             )
         if self.nodes is not None and self.clos is not None:
-            yield Finding(("clos",), "clos beside nodes", "one of both")
+            yield Finding(("clos",), "clos with nodes", "only one of the two")
         if self.nodes is not None and self.hosts != self.nodes.hosts:
             expected = f"{self.nodes.hosts}, as in nodes, or nothing"
             yield Finding(("hosts",), str(self.hosts), expected)
         if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
-            yield Finding(("nic",), "nic beside nodes", "one of both")
+            yield Finding(("nic",), "nic with nodes", "only one of the two")
         if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
             leaves = self.clos.zones * self.clos.leaves
             yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
         if self.nodes is not None and self.unlike:
-            yield Finding(("unlike",), "unlike hosts beside nodes", "one of both")
+            yield Finding(("unlike",), "unlike hosts with nodes", "only one of the two")
         seen: set[int] = set()
         for position, entry in enumerate(self.unlike):
             location = ("unlike", position, "hosts")
@@ -288,7 +288,7 @@ class BuildingSpec(HardwareSpec):
             if name not in TRANSIT_KEYS and getattr(self, name) != info.default:
                 key = info.alias or name
                 expected = f"hosts, or no {key}: a transit site only forwards"
-                yield Finding((key,), f"{key} beside hosts: 0", expected)
+                yield Finding((key,), f"{key} with hosts: 0", expected)
 
     def hardware_of(self, number: int) -> Hardware:
         """Return what computes in the host of this number, from 0."""

@@ -261,17 +261,19 @@ class WanSpec(StrictModel):
             yield Finding(where("jitter_s", "jitter"), shown, "jitter of at most the delay")
         loss = first_given(own.loss, self.loss)
         if loss and first_given(own.loss_bursts, self.loss_bursts):
-            shown = f"{format_fraction(loss)} beside loss_bursts"
-            yield Finding(where("loss", "loss"), shown, "one of both")
+            shown = f"{format_fraction(loss)} with loss_bursts"
+            yield Finding(where("loss", "loss"), shown, "only one of the two")
         queue = first_given(own.queue_bytes, self.queue_bytes)
         if queue != "auto" and first_given(own.queue_packets, self.queue_packets):
-            shown = f"{format_size(queue)} beside queue_packets"
-            yield Finding(where("queue_bytes", "queue"), shown, "one of both")
+            shown = f"{format_size(queue)} with queue_packets"
+            yield Finding(where("queue_bytes", "queue"), shown, "only one of the two")
         if self.pause is not None:
             for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
                 if first_given(getattr(own, name), getattr(self, name)):
-                    shown = f"{key} beside pause"
-                    yield Finding(where(name, key), shown, "one of both: pause must know what is in flight")
+                    shown = f"{key} with pause"
+                    yield Finding(
+                        where(name, key), shown, "only one of the two: pause must know what is in flight"
+                    )
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Check that the pauses of both directions take effect in time."""

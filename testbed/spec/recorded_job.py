@@ -1,4 +1,4 @@
-"""What a scenario chooses of a job that was recorded: where its ranks are, how its collectives are done."""
+"""Choices a scenario makes for a recorded job: where its ranks are, and which algorithms its collectives use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapp
 from testbed.spec.value_types import algorithm_schema, expected_algorithm
 
 AS_RECORDED = "as_recorded"
-RECORDED_MAPPINGS = tuple(
-    way for way in MAPPINGS if way != BY_SPEED
-)  # computing is as it was recorded, wherever it is
+# compute times are as recorded, on any accelerator: speed is no criterion
+RECORDED_MAPPINGS = tuple(name for name in MAPPINGS if name != BY_SPEED)
 RECORDED_JOB_KEYS = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
 
 
@@ -34,7 +33,7 @@ def _parse_algorithms(value: object) -> dict[str, str]:
         raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
     for kind, algorithm in value.items():
         if (expected := expected_algorithm(algorithm, tuple(registry("collectives")))) is not None:
-            raise ValueError(f"of {kind} {expected}")
+            raise ValueError(f"for {kind} {expected}")
     return {str(kind): str(algorithm) for kind, algorithm in value.items()}
 
 

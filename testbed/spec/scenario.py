@@ -78,7 +78,7 @@ def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
         )
     for name in value:
         if not isinstance(name, str) or not re.fullmatch(VARIANT_NAME, name):
-            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-'; {show(name)} is none")
+            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-', not {show(name)}")
     return {name: dict(changes) for name, changes in value.items()}
 
 
@@ -104,7 +104,7 @@ class TelemetrySpec(StrictModel):
         default=(),
         description="WAN links to capture to pcapng files, one file per direction, such as [east-west-0]; or all.",
     )
-    flight_recorder: Annotated[str, choice("when", FLIGHT_KEPT)] = Field(
+    flight_recorder: Annotated[str, choice("a setting", FLIGHT_KEPT)] = Field(
         default=WHEN_SLOW,
         description="When to keep the flight recorder dumps of every rank in the run directory: always, or when_slow, "
         "which keeps them if steps took 10 % longer than the model predicts or if the scenario injects a fault. A run "
@@ -362,7 +362,7 @@ class Scenario(StrictModel):
         """Check that a search has something to search, and that its paths may differ between configurations."""
         assert self.explore is not None
         if self.variants is not None:
-            yield Finding(("explore",), "a search and variants", "one of the two")
+            yield Finding(("explore",), "a search and variants", "only one of the two")
         for finding in self.explore.findings_of(self.workload):
             yield replace(finding, location=("explore", *finding.location))
         for path in self.explore.space:

@@ -1,4 +1,4 @@
-"""The kinds of values that configuration files hold, as types for model fields."""
+"""Value types of configuration files, as types for model fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _text(example: str, description: str) -> dict[str, Any]:
 
 
 def whole(minimum: int, maximum: int | None = None) -> Form:
-    """A whole number of at least `minimum`, at most `maximum`."""
+    """Return the form of an integer from `minimum` to `maximum`."""
     limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(value: object) -> int:
@@ -33,7 +33,7 @@ def whole(minimum: int, maximum: int | None = None) -> Form:
 
 
 def number(least: float, most: float, example: float) -> Form:
-    """A number in a range, both ends in it."""
+    """Return the form of a number from `least` to `most`, inclusive."""
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
@@ -50,7 +50,7 @@ def _parse_flag(value: object) -> bool:
 
 
 def choice(kind: str, known: Sequence[str]) -> Form:
-    """One of a few words."""
+    """Return the form of one of a few words; `kind` names them in errors."""
 
     def parse(value: object) -> str:
         if value not in known:
@@ -66,7 +66,7 @@ COMPUTE_DTYPES = ("bf16", "fp8")
 
 
 def named(kind: str) -> Form:
-    """A name of a registry, or FILE.py:NAME; kind: one of testbed.plugins.REGISTRIES."""
+    """Return the form of a name in a registry, or FILE.py:NAME; `kind`: one of testbed.plugins.REGISTRIES."""
 
     def parse(value: object) -> str:
         if (expected := registry(kind).expected(value)) is not None:
@@ -87,7 +87,7 @@ OPTIONS = Form(_parse_options, {"type": "object"})
 
 
 def pattern(expression: str, expected: str) -> Form:
-    """Text of a given shape."""
+    """Return the form of a string that matches a regular expression."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(expression, value):
@@ -98,7 +98,7 @@ def pattern(expression: str, expected: str) -> Form:
 
 
 def or_word(word: str, form: Form) -> Form:
-    """`form`, or a word in its place."""
+    """Return a form that also takes a word, such as auto."""
 
     def parse(value: object) -> Any:
         if value == word:
@@ -224,18 +224,18 @@ COLLECTIVE = named("collectives")
 
 
 def algorithms_of(collective: str) -> Registry[Any]:
-    """The registry of a collective's algorithms; PluginError where a file's collective does not load."""
+    """Return the registry of a collective's algorithms. Raises PluginError if a file's collective does not load."""
     found: Registry[Any] = registry("collectives").find(collective).algorithms
     return found
 
 
 def names_of(collectives: Sequence[str]) -> tuple[str, ...]:
-    """What may be named for one of these collectives, FILE.py:NAME aside."""
+    """Return the algorithm names that these collectives take, without FILE.py:NAME."""
     return (*dict.fromkeys(name for one in collectives for name in algorithms_of(one)), AUTO)
 
 
 def expected_algorithm(value: object, collectives: Sequence[str]) -> str | None:
-    """What should stand in place of an algorithm's name, for any of these collectives; None where it will do."""
+    """Return what is expected in place of an algorithm's name, or None if any of the collectives takes it."""
     known = names_of(collectives)
     if value in known:
         return None
@@ -245,7 +245,7 @@ def expected_algorithm(value: object, collectives: Sequence[str]) -> str | None:
 
 
 def algorithm(*collectives: str) -> Form:
-    """The name of an algorithm of any of these collectives, or auto, or FILE.py:NAME."""
+    """Return the form of an algorithm's name for any of these collectives, auto, or FILE.py:NAME."""
 
     def parse(value: object) -> str:
         if (expected := expected_algorithm(value, collectives)) is not None:
@@ -256,6 +256,6 @@ def algorithm(*collectives: str) -> Form:
 
 
 def algorithm_schema(collectives: Sequence[str]) -> dict[str, Any]:
-    """Of such a name."""
+    """Return the JSON schema of an algorithm's name."""
     own = {"type": "string", "pattern": OWN_FILE.pattern}
     return {"anyOf": [{"enum": list(names_of(collectives))}, own]}

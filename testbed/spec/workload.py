@@ -197,7 +197,7 @@ class WorkloadSpec(StrictModel):
         description="Size of the first bucket, smaller so that communication starts early.",
     )
     sequence_length: Count = Field(default=8192, description="Tokens per sequence.")
-    attention_scores: Annotated[str, choice("a way to count", ATTENTION_SCORES)] = Field(
+    attention_scores: Annotated[str, choice("a count", ATTENTION_SCORES)] = Field(
         default="left_out",
         description="Operations for attention scores in addition to 6 per parameter and token. full: 12 L s d per "
         "token for L layers of width d and sequences of s (PaLM, arXiv:2204.02311, appendix B). causal: half of that, "
@@ -236,9 +236,9 @@ class WorkloadSpec(StrictModel):
             expected = f"an accelerator ({', '.join(ACCELERATORS)}), or peak_flops"
             yield Finding(("accelerator",), "nothing", expected)
         if self.peak_flops is not None and self.accelerator is not None:
-            yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
+            yield Finding(("peak_flops",), "peak_flops with an accelerator", "only one of the two")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
-            yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
+            yield Finding(("model",), "a model with collectives, exchange or compute", "only one of the two")
         if not self.recorded:
             for key in RECORDED_JOB_KEYS:
                 if getattr(self, key) is not None:
@@ -283,7 +283,7 @@ class WorkloadSpec(StrictModel):
         if parallelism.faults is not None:
             for key in ("outer", "training_steps"):
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} beside parallelism.faults", "one of both")
+                    yield Finding((key,), f"{key} with parallelism.faults", "only one of the two")
         if outer is None:
             return
         if steps is not None and steps % outer.period:
@@ -313,7 +313,7 @@ class WorkloadSpec(StrictModel):
         for key in (*PLAN_KEYS, *more):
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
-                yield Finding((name,), f"{name} beside {what}", "one of both")
+                yield Finding((name,), f"{name} with {what}", "only one of the two")
 
     @property
     def kind(self) -> str:

@@ -172,7 +172,7 @@ def test_a_scenarios_ranks_are_on_the_hosts_that_they_are_given() -> None:
         ),
         (
             {"ranks": 1, "hosts": ["hall1"], "allocation": {}},
-            "got allocation beside hosts, expected one of both",
+            "got allocation with hosts, expected only one of the two",
         ),
     ],
 )

@@ -97,12 +97,12 @@ def override_problems(*overrides: str) -> list[str]:
         (
             "delay: 1 ms",
             "delay: 1 ms, loss: 1 %, b_to_a: {loss_bursts: {enter: 1 %, leave: 10 %}}",
-            ":6: wan.0.loss: got 1 % beside loss_bursts, expected one of both",
+            ":6: wan.0.loss: got 1 % with loss_bursts, expected only one of the two",
         ),
         (
             "delay: 1 ms",
             "delay: 1 ms, queue: 1 MB, queue_packets: 9",
-            ":6: wan.0.queue: got 1 MB beside queue_packets, expected one of both",
+            ":6: wan.0.queue: got 1 MB with queue_packets, expected only one of the two",
         ),
         (
             "delay: 1 ms",
@@ -154,7 +154,7 @@ def override_problems(*overrides: str) -> list[str]:
         (
             "delay: 1 ms",
             "delay: 1 ms, planes: 257",
-            ":5: wan: got 257 links, expected at most 256, all planes counted",
+            ":5: wan: got 257 links, expected at most 256, counting every plane",
         ),
         (
             "delay: 1 ms",
@@ -371,7 +371,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "variants: {a: {policy: ecmp}, b: {trials: 3}}",
-            "7: variants.b.trials: got trials in a variant, expected what all variants have alike, left out",
+            "7: variants.b.trials: got trials in a variant, expected only keys that may differ between variants",
         ),
         (
             "algorithms: [ring]",

@@ -68,7 +68,7 @@ def test_every_action_is_taken_with_what_it_needs(action: str) -> None:
         ),
         ({"action": "rank_skip", "target": 0, "for": "1 s"}, "rank_skip that is undone or repeated"),
         ({"action": "nic_down", "target": "x", "random": {"from": "1 s", "to": "2 s"}}, "at and random"),
-        ({"action": "rank_mismatch", "target": 0, "what": "colour"}, "what differs: size, type, order"),
+        ({"action": "rank_mismatch", "target": 0, "what": "colour"}, "a mismatch: size, type, order"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(values: dict[str, Any], said: str) -> None:
@@ -186,9 +186,9 @@ def test_recorded_failures_come_as_recorded(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("when,what\n1,east1\n", "the columns time_s, target"),
-        ("time_s,target\n1,east1\nx,east1\n", "in line 3 too"),
-        ("time_s,target\n-1,east1\n", "in line 2 too"),
-        ("time_s,target\n1,nobody\n", "of 'nobody': a host that has a rank"),
+        ("time_s,target\n1,east1\nx,east1\n", "also in line 3"),
+        ("time_s,target\n-1,east1\n", "also in line 2"),
+        ("time_s,target\n1,nobody\n", "for 'nobody': a host that has a rank"),
     ],
 )
 def test_a_bad_record_is_refused(text: str, said: str, tmp_path: Path) -> None:

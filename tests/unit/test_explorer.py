@@ -535,8 +535,8 @@ def test_what_is_known_is_not_tried_again(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"space": {}}, "a mapping of paths to lists"),
-        ({"space": {"policy": []}}, "of policy a list of one or more values"),
-        ({"space": {"policy": ["te", "te"]}}, "of policy each value once; 'te' is there again"),
+        ({"space": {"policy": []}}, "for policy a list of one or more values"),
+        ({"space": {"policy": ["te", "te"]}}, "for policy each value once; 'te' is repeated"),
         ({"space": {"ranks": [2]}}, "paths of what configurations may differ in"),
         ({"baselines": ["productoin"]}, "production"),
         ({"baselines": ["atlas", "atlas"]}, "each baseline once"),
