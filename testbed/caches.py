@@ -12,15 +12,18 @@ T = TypeVar("T")
 
 
 class IdentityCache(Generic[T]):
-    """By the things themselves, which must not change, in no time: not by what they are equal to. most: so many."""
+    """An LRU cache keyed by the identity of immutable objects, which avoids hashing and comparing them.
+
+    `most`: its capacity.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # with the things, so that their numbers stay theirs
+        # holds the objects, so that their ids are not reused
         self._known: OrderedDict[Hashable, tuple[tuple[object, ...], T]] = OrderedDict()
 
     def of(self, things: tuple[object, ...], made: Callable[[], T], by: Hashable = None) -> T:
-        """What was made of these, or is now. by: what else it goes by, by what that is equal to."""
+        """Return the cached value for these objects, or a new one from `made`. `by`: a further key, by equality."""
         key = tuple(map(id, things)), by
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -33,6 +36,6 @@ class IdentityCache(Generic[T]):
 
 
 def user_cache(what: str) -> Path:
-    """The user's folder for it; $XDG_CACHE_HOME moves it."""
+    """Return the user's cache folder for something; $XDG_CACHE_HOME moves it."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "scale-across-testbed" / what

@@ -87,7 +87,7 @@ def sweep(
         assignments,
         parsed,
         folder,
-        clock=experiment.clock_for(clock, confirm),
+        clock=experiment.measuring_clock(clock, confirm),
         confirm=confirm,
         jobs=jobs,
     )

@@ -1,4 +1,4 @@
-"""Files of scenarios: with their topology's file grafted in, and what they name found from where they are."""
+"""Scenario files: insert their topology's file, and resolve the paths of other files that they name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from testbed.spec.yaml_loader import OVERRIDES, Document, parse_override, read_d
 
 
 def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
-    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError.
+    """Read a scenario, insert its topology's file, and apply overrides. Raises ConfigError.
 
-    source: a file, or what one would hold; files that it names are then found from the current folder.
+    Args:
+        source: a file, or its content, whose file names are then relative to the current folder.
+        overrides: "path=value" strings.
     """
     given = isinstance(source, Mapping)
     path = Path() if isinstance(source, Mapping) else locate_file(source)
@@ -42,7 +44,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
             raise ConfigError([document.problem(("topology",), show(topology), expected)])
         document.graft("topology", read_topology(file))
     named = [override for override in parts if parse_override(override)[0] == PRESET]
-    for override in named:  # before all others, which may say otherwise
+    for override in named:  # first, so that other overrides win
         for path_set, value in preset_changes(parse_override(override)[1], document.data):
             document.put(path_set, value)
     for override in parts:
@@ -52,7 +54,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
 
 
 def _root_files(data: dict[str, Any], folder: Path) -> None:
-    """Files that a scenario names are found from its folder; those named on a command line from this one."""
+    """Make file names of a scenario absolute, relative to `folder`."""
     data.update(resolve_file_names(data, folder))
     variants = data.get("variants")
     changes = (
@@ -77,6 +79,6 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
 
 
 def _root(data: Any, key: str, folder: Path) -> None:
-    """Make a file's path absolute, in data that is not validated yet."""
+    """Make one file name absolute, in data that is not validated yet."""
     if isinstance(data, dict) and isinstance(data.get(key), str):
         data[key] = str((folder / data[key]).resolve())

@@ -298,7 +298,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "989 Tflop/s",
             "989",
-            "6: workload.peak_flops: got 989, expected a computing speed with its unit, "
+            "6: workload.peak_flops: got 989, expected a compute speed with its unit, "
             "such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)",
         ),
         (
@@ -447,7 +447,7 @@ def test_mistakes_in_a_topology_inside_a_scenario() -> None:
             b"name: 'a\n",
             ":2: got while scanning a quoted scalar, found unexpected end of stream, expected valid YAML",
         ),
-        (b"a: &x [*x]\n", ": got nesting without end, expected valid YAML"),
+        (b"a: &x [*x]\n", ": got infinite nesting, expected valid YAML"),
         (b"name: pair\nmtu: \x01\n", ":2: got the character '\\x01', expected valid YAML"),
         (b"name: 2024-13-45\n", ":1: name: got 2024-13-45 (month must be in 1..12), expected valid YAML"),
         (b"\xff\xfe", ": got bytes that are not UTF-8, expected a readable YAML file"),

@@ -18,7 +18,7 @@ from testbed.prediction.search.search import Exploration, RankedConfiguration
 from testbed.spec.catalogue import model_errors
 from testbed.spec.parallelism import ScheduleSpec
 from testbed.spec.scenario import Scenario
-from testbed.spec.sweep_axes import Place
+from testbed.spec.sweep_axes import GridPoint
 
 WITHIN = 1.2  # of the best by the model: what it has slower than that is not the quickest on packets
 
@@ -154,13 +154,13 @@ def _entry(one: RankedConfiguration, variant: Variant, goes_on: bool) -> dict[st
     }
 
 
-def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], count: int) -> list[Place]:
+def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], count: int) -> list[GridPoint]:
     """So many of those that there are: the corners, both sides of where another variant is the quickest, the gaps.
 
     A gap's point is the one that lies farthest from all that are chosen, by positions along the axes.
     """
     there = {point.at: point for point in points if point.misfit is None and point.figures}
-    taken: dict[Place, None] = {}
+    taken: dict[GridPoint, None] = {}
     for place in (*_corners(there), *_crossings(axes, there)):
         if len(taken) < count:
             taken.setdefault(place)
@@ -171,12 +171,12 @@ def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], c
     return sorted(taken)
 
 
-def quickest(point: SweepPoint) -> str:
+def fastest_variant(point: SweepPoint) -> str:
     """The variant with the shortest step."""
     return min(point.figures, key=lambda figure: figure.step_time_s).variant
 
 
-def _corners(there: dict[Place, SweepPoint]) -> Iterator[Place]:
+def _corners(there: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
     """The least, the largest, then what lies across."""
     if not there:
         return
@@ -189,21 +189,21 @@ def _corners(there: dict[Place, SweepPoint]) -> Iterator[Place]:
     yield from (corner for corner in corners if corner in there)
 
 
-def _crossings(axes: Sequence[SweepAxis], there: dict[Place, SweepPoint]) -> Iterator[Place]:
+def _crossings(axes: Sequence[SweepAxis], there: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
     """Neighbours along an axis of figures of which one has another variant as its quickest than the other has."""
     for number, axis in enumerate(axes):
         if axis.numbers is None:
             continue
         for place, point in there.items():
             after = (*place[:number], place[number] + 1, *place[number + 1 :])
-            if after in there and quickest(point) != quickest(there[after]):
+            if after in there and fastest_variant(point) != fastest_variant(there[after]):
                 yield from (place, after)
 
 
-def _distance(axes: Sequence[SweepAxis]) -> Callable[[Place, Place], float]:
+def _distance(axes: Sequence[SweepAxis]) -> Callable[[GridPoint, GridPoint], float]:
     spans = [max(len(axis.texts) - 1, 1) for axis in axes]
 
-    def distance(one: Place, other: Place) -> float:
+    def distance(one: GridPoint, other: GridPoint) -> float:
         return math.hypot(*((a - b) / span for a, b, span in zip(one, other, spans, strict=True)))
 
     return distance

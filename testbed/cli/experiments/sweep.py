@@ -30,7 +30,7 @@ from testbed.show.report.sweep import write_sweep
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.spec.sweep_axes import Axis, Place, places
+from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
 from testbed.version import VERSION
 from testbed.workload.job.recorded_trace import changed_ns
 
@@ -67,12 +67,12 @@ class SweepRequest:
         return VIRTUAL if self.clock == MODEL else self.clock
 
 
-def clock_for(asked: Clock, confirm: int | None) -> Clock:
+def measuring_clock(asked: Clock, confirm: int | None) -> Clock:
     """By which points are measured: those that are to be confirmed by the exact one, where none is asked for."""
     return "virtual" if asked == MODEL and confirm is not None else asked
 
 
-Told = Callable[[int, int, str], None]
+PointProgress = Callable[[int, int, str], None]
 """Told how many are done of how many, and which is next."""
 
 
@@ -82,7 +82,7 @@ class SweepPlan:
 
     request: SweepRequest
     base: Scenario
-    scenarios: Mapping[Place, Scenario | ConfigError]
+    scenarios: Mapping[GridPoint, Scenario | ConfigError]
 
     def by(self, engine: Executor) -> SweepPlan:
         """The same, by these workers."""
@@ -104,8 +104,8 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
             raise ConfigError(
                 [Problem("command line", None, axis.path, "a path that variants set", expected)]
             )
-    scenarios: dict[Place, Scenario | ConfigError] = {}
-    for place in places(axes):
+    scenarios: dict[GridPoint, Scenario | ConfigError] = {}
+    for place in grid_points(axes):
         values = [axis.override(index) for axis, index in zip(axes, place, strict=True)]
         try:
             scenarios[place] = load_scenario(request.source, [*request.overrides, *values])
@@ -125,7 +125,7 @@ def _listed(axis: Axis, data: Mapping[str, Any]) -> Axis:
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
 
 
-def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
+def sweep(planned: SweepPlan, told: PointProgress, listener: Listener) -> Sweep:
     """The model at all points, runs at those that are to be measured, and the folder, written also when one fails.
 
     ConfigError where the folder holds another sweep, and all that a run raises; what was done is not done again.
@@ -154,12 +154,12 @@ def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
 
 
 def _measured_points(
-    planned: SweepPlan, found: Sweep, asked: Sequence[Place], told: Told, listener: Listener
-) -> Iterator[tuple[Place, Result, Path]]:
+    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], told: PointProgress, listener: Listener
+) -> Iterator[tuple[GridPoint, Result, Path]]:
     """Run those that are not there, as many at once as the engine's workers can carry; each as it comes."""
     request = planned.request
 
-    def measure(place: Place) -> tuple[Place, Result, Path]:
+    def measure(place: GridPoint) -> tuple[GridPoint, Result, Path]:
         scenario = planned.scenarios[place]
         assert isinstance(scenario, Scenario)
         folder = _run_folder(found, place)
@@ -194,7 +194,7 @@ def _as_before(planned: SweepPlan) -> SweepPlan:
     return replace(planned, request=replace(request, clock=before, confirm=0))
 
 
-def _asked(planned: SweepPlan, found: Sweep) -> list[Place]:
+def _asked(planned: SweepPlan, found: Sweep) -> list[GridPoint]:
     """What is to be measured, and what was."""
     request = planned.request
     if request.clock == MODEL:
@@ -216,7 +216,7 @@ def _check_folder(planned: SweepPlan) -> None:
         raise ConfigError([Problem("command line", None, "--output", found, "another folder")])
 
 
-def _predicted(planned: SweepPlan, told: Told) -> dict[Place, SweepPoint]:
+def _predicted(planned: SweepPlan, told: PointProgress) -> dict[GridPoint, SweepPoint]:
     """By the model; what the folder has of the same scenarios and calibration is not asked again."""
     request = planned.request
     made = find_calibration(request.model_clock).words
@@ -270,7 +270,7 @@ def _whole_step(variant: Scenario, step_time_s: float) -> Work:
     return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
-def _sweep(planned: SweepPlan, points: Mapping[Place, SweepPoint]) -> Sweep:
+def _sweep(planned: SweepPlan, points: Mapping[GridPoint, SweepPoint]) -> Sweep:
     request = planned.request
     made = {
         "testbed": VERSION,
@@ -316,13 +316,13 @@ def _measured(variant: Variant) -> Measured:
     )
 
 
-def _words(found: Sweep, place: Place) -> str:
+def _words(found: Sweep, place: GridPoint) -> str:
     return ", ".join(
         f"{axis.label} {axis.texts[index]}" for axis, index in zip(found.axes, place, strict=True)
     )
 
 
-def _run_folder(found: Sweep, place: Place) -> Path:
+def _run_folder(found: Sweep, place: GridPoint) -> Path:
     """Of a point's run: `points/delay-5-ms_policy-ecmp`."""
     parts = (
         f"{axis.path.split('.')[-1]}-{axis.texts[index]}"
