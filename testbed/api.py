@@ -197,7 +197,7 @@ def sweep(
     planned = sweeping.plan_sweep(request)
     with open_executor(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
-            planned.by(workers),
+            planned.with_engine(workers),
             lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
             listener,
         )

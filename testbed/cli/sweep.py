@@ -95,7 +95,7 @@ def sweep(
     try:
         planned = experiment.plan_sweep(request)  # report errors before workers start
         with open_executor(engine, scheduler, jobs) as workers:
-            found = _execute(planned.by(workers), console)
+            found = _execute(planned.with_engine(workers), console)
     except KeyboardInterrupt:
         console.print(f"stopped; resume with -o {folder}", soft_wrap=True)
         raise
