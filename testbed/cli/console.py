@@ -56,7 +56,7 @@ def listen_to_schedule_search(tell: Callable[[str], None]) -> Iterator[None]:
         LISTENER.reset(token)
 
 
-PIPED = 200  # columns without a terminal; narrower tables break names
+PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
 
 Row = TypeVar("Row")
 
@@ -86,7 +86,7 @@ def console_of_tables() -> Console:
     console = Console(highlight=False)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(highlight=False, width=PIPED)
+    return Console(highlight=False, width=PIPE_COLUMNS)
 
 
 def warn_unused_inputs(scenario: Scenario, strict: bool = False) -> None:

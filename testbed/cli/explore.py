@@ -92,7 +92,7 @@ def explore(
             console.print(f"stopped; resume with -o {folder}", soft_wrap=True)
             raise
         if not as_json:
-            _print(explored, shown, confirming=confirm)
+            _print_search(explored, shown, confirming=confirm)
         if confirm:
             with show_progress(console) as listener:
                 confirmed = experiment.confirm(explored, clock, jobs, listener, workers)
@@ -156,7 +156,7 @@ def _print_sentences(sentences: Sequence[str], console: Console) -> None:
         console.print(sentence, soft_wrap=True)
 
 
-def _print(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
+def _print_search(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
     document, found = explored.document, explored.found
     rows = compared_rows(document)
     # with --confirm, certainty is reported after the run

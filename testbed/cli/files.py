@@ -59,7 +59,7 @@ def _has_external_workload(scenario: Scenario) -> bool:
     spec = scenario.workload
     return (
         spec.plan is not None
-        or spec.recorded
+        or spec.is_recorded
         or (spec.schedule is not None and spec.schedule.file is not None)
     )
 

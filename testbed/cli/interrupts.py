@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-AGAIN_S = 0.01
+REDELIVERY_DELAY_S = 0.01
 # The CPython functions that take the lock without a `with`; other implementations may not have them.
 _LOCK = "_waitpid_lock"
 _TAKE_IT: list[CodeType] = [
@@ -94,6 +94,6 @@ def _holds_lock(frame: FrameType | None) -> bool:
 
 
 def _deliver_again(number: int) -> None:
-    timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+    timer = threading.Timer(REDELIVERY_DELAY_S, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()

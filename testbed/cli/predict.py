@@ -81,7 +81,7 @@ def predict(
     for name, entry in found.items() if len(found) <= FEW else ():
         if words := work_words(name, step_work(variants[name]), entry.step_time_s):
             console.print(words)
-    print_training_steps((one.workload.training_steps_of_step for one in variants.values()), console)
+    print_training_steps((one.workload.training_steps_per_step for one in variants.values()), console)
     for name, entry in found.items():
         served = None if entry.serving is None else Serving.model_validate(entry.serving)
         for words in serving_words(name, served):

@@ -47,7 +47,7 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries
-class Form:
+class ValueFormat:
     """How a kind of value is written: `parse` raises ValueError with what is expected; `write` is its inverse.
 
     `schema` may be a function, called on use: names in registries are not known while modules load.
@@ -96,7 +96,7 @@ class StrictModel(BaseModel):
     """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
+    derived_fields: ClassVar[frozenset[str]] = frozenset()  # fields that `with_defaults` gives a default
     renamed: ClassVar[Mapping[str, str]] = {}  # former keys: what to write instead
 
     @classmethod
@@ -105,7 +105,7 @@ class StrictModel(BaseModel):
         return [info.alias or name for name, info in cls.model_fields.items()]
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return unvalidated data with defaults that depend on other values."""
         return data
 
@@ -129,7 +129,7 @@ class StrictModel(BaseModel):
         found: list[InitErrorDetails] = []
         findings: list[Finding] = []
         if isinstance(data, Mapping):
-            data = cls.completed(data)
+            data = cls.with_defaults(data)
             findings.extend(cls.raw_checks(data))
         model = None
         try:
@@ -172,17 +172,17 @@ class StrictModel(BaseModel):
         for name, info in cls.model_fields.items():
             described["properties"][info.alias or name].pop("title", None)
             described["properties"][info.alias or name].pop("default", None)
-            if (default := cls.written_default(name)) is not None:
+            if (default := cls.file_default(name)) is not None:
                 described["properties"][info.alias or name]["default"] = default
         return found
 
     @classmethod
-    def written_default(cls, name: str) -> Any:
+    def file_default(cls, name: str) -> Any:
         """Return a field's default in its file form; None if it has none or depends on other values."""
         info = cls.model_fields[name]
-        if info.is_required() or info.default is None or name in cls.computed:
+        if info.is_required() or info.default is None or name in cls.derived_fields:
             return None
-        form = next((item for item in info.metadata if isinstance(item, Form)), None)
+        form = next((item for item in info.metadata if isinstance(item, ValueFormat)), None)
         if form is not None:
             return form.write(info.default)
         return info.default.to_data() if isinstance(info.default, StrictModel) else info.default

@@ -16,7 +16,7 @@ from testbed.spec.link_direction import Direction
 from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, queue_size
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_rate
-from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, whole
+from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, integer
 from testbed.spec.yaml_loader import Location
 
 MAX_HOSTS_PER_BUILDING = 2000
@@ -158,15 +158,15 @@ class ClosSpec(StrictModel):
     The destination alone determines which spine a packet takes (D-mod-k).
     """
 
-    zones: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+    zones: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
         default=1,
         description="Parts of the building with their own leaves and spines, joined at the core.",
     )
-    leaves: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+    leaves: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
         description="Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same "
         "leaf."
     )
-    spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
+    spines: Annotated[int, integer(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
     leaf: UplinkSpec = Field(
         default=UplinkSpec(), description="Links from each leaf up to the spines of its zone."
     )
@@ -182,9 +182,9 @@ class ClosSpec(StrictModel):
 class BuildingSpec(HardwareSpec):
     """A building."""
 
-    computed = frozenset({"hosts", "nic"})
+    derived_fields = frozenset({"hosts", "nic"})
 
-    hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
+    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)] = Field(
         description="Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where "
         "given. 0: a transit site, which only forwards; its only other key is `region`."
     )
@@ -216,7 +216,7 @@ class BuildingSpec(HardwareSpec):
     )
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Derive hosts and cards from nodes."""
         nodes = data.get("nodes")
         if nodes is None:
@@ -249,7 +249,7 @@ class BuildingSpec(HardwareSpec):
         if self.hosts == 0:
             data = {key: value for key, value in data.items() if key in TRANSIT_KEYS}
         if self.nodes is not None:
-            data = {key: value for key, value in data.items() if key not in self.computed}
+            data = {key: value for key, value in data.items() if key not in self.derived_fields}
         return data
 
     def checks(self) -> Iterator[Finding]:
@@ -324,7 +324,7 @@ class BuildingSpec(HardwareSpec):
                 for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
                     yield replace(finding, location=(*location, "pause", *finding.location))
 
-    def given_queues(self, building: Building) -> frozenset[str]:
+    def uplinks_with_given_buffers(self, building: Building) -> frozenset[str]:
         """Return the hosts and switches whose uplinks have a queue size or pause in the file."""
         ends: dict[str, NicSpec | UplinkSpec] = {
             host.name: self._nic(number) for number, host in enumerate(building.hosts)

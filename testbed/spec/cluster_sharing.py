@@ -13,7 +13,7 @@ from testbed.errors import BadInput
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.buildings import Building, Host
 from testbed.spec.topology import Topology, expected_host
-from testbed.spec.value_types import Count, Dscp, Fraction, Name, choice, whole
+from testbed.spec.value_types import Count, Dscp, Fraction, Name, choice, integer
 from testbed.spec.yaml_loader import show
 
 NEAR, SCATTERED = "near", "scattered"
@@ -66,7 +66,7 @@ class AllocationSpec(StrictModel):
         """Check that a scenario's ranks can be allocated; `named`: hosts that the scenario names, if any."""
         if named is not None:
             yield Finding(("allocation",), "allocation with hosts", "only one of the two")
-        if (expected := self.wrong_ranks(ranks)) is not None:
+        if (expected := self.expected_ranks(ranks)) is not None:
             yield Finding(("ranks",), str(ranks), expected)
             return
         try:
@@ -83,7 +83,7 @@ class AllocationSpec(StrictModel):
         except AllocationError:
             return ()
 
-    def wrong_ranks(self, ranks: int) -> str | None:
+    def expected_ranks(self, ranks: int) -> str | None:
         """Return the expected number of ranks if this one does not fit, else None."""
         unit = self.per_building or self.per_zone or self.per_rack or 1
         return f"a multiple of allocation's {unit} ranks" if ranks % unit else None
@@ -182,7 +182,7 @@ class BackgroundTrafficSpec(StrictModel):
         description="Hosts of the job, in at least two buildings; each sends to all hosts in other buildings. They "
         "have no ranks."
     )
-    connections: Annotated[int, whole(1, 64)] = Field(
+    connections: Annotated[int, integer(1, 64)] = Field(
         default=4, description="Connections from each host to each peer."
     )
     dscp: Dscp = Field(default=0, description="DSCP of its packets.")

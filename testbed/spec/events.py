@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.link_direction import DIRECTIONS
 from testbed.spec.links import DirectionSpec
 from testbed.spec.units import format_duration
@@ -94,7 +94,7 @@ def _parse_target(value: object) -> int | str:
     raise ValueError("a name, or a number for planes and ranks")
 
 
-TARGET = Form(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]})
+TARGET = ValueFormat(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]})
 
 
 class MomentSpec(StrictModel):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form
+from testbed.spec.base_model import Finding, ValueFormat
 from testbed.spec.events import ACTIONS, TARGET, Disturbance, DrawnEvent, expected_target, targets_of
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import Timeout, TimeoutOrNone, choice
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("exponential", "trace")
 COLUMNS = ("time_s", "target", "for_s")
-MOST_EVENTS = 100_000  # per process, as they are drawn in advance and held in memory
+MAX_EVENTS = 100_000  # per process, as they are drawn in advance and held in memory
 ALL = "all"
 Target = int | str
 
@@ -34,7 +34,7 @@ def _parse_targets(value: object) -> str | tuple[Target, ...]:
     raise ValueError("all, or a list of targets, such as [0, 1]")
 
 
-_TARGETS = Form(
+_TARGETS = ValueFormat(
     _parse_targets,
     lambda: {"anyOf": [{"const": ALL}, {"type": "array", "items": TARGET.json_schema, "minItems": 1}]},
     lambda value: value if value == ALL else list(value),
@@ -78,8 +78,8 @@ class FailureSpec(Disturbance):
             if (value is not None) != wanted:
                 shown = "nothing" if value is None else f"{key} with {self.distribution}"
                 yield Finding((key,), shown, f"{key} with distribution: {DISTRIBUTIONS[key == 'trace']} only")
-        if self.mtbf_s and self.until_s / self.mtbf_s > MOST_EVENTS:
-            least = format_duration(self.until_s / MOST_EVENTS)
+        if self.mtbf_s and self.until_s / self.mtbf_s > MAX_EVENTS:
+            least = format_duration(self.until_s / MAX_EVENTS)
             yield Finding(("mtbf",), format_duration(self.mtbf_s), f"at least {least}")
         if self.trace is not None:
             try:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from testbed.spec.base_model import Form, StrictModel, validate
+from testbed.spec.base_model import StrictModel, ValueFormat, validate
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
@@ -104,7 +104,7 @@ def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel],
         facts = [str(info.description)]
         if form := _form(info):
             facts.append(f"{_SEVERAL.get(get_origin(info.annotation), _ONE).label}: {_expected(form)}.")
-        default = model.written_default(name)
+        default = model.file_default(name)
         if info.is_required():
             facts.append("Required.")
         elif default not in (None, {}):
@@ -126,14 +126,14 @@ def _below(info: FieldInfo) -> tuple[type[StrictModel] | None, str]:
     return None, ""
 
 
-def _form(info: FieldInfo) -> Form | None:
-    """Return the form of a field's value, or of each item of its list."""
+def _form(info: FieldInfo) -> ValueFormat | None:
+    """Return the format of a field's value, or of each item of its list."""
     of_items = [note for kind in get_args(info.annotation) for note in getattr(kind, "__metadata__", ())]
-    return next((note for note in (*info.metadata, *of_items) if isinstance(note, Form)), None)
+    return next((note for note in (*info.metadata, *of_items) if isinstance(note, ValueFormat)), None)
 
 
-def _expected(form: Form) -> str:
-    """Return a form's description of valid values, from the error for an invalid one."""
+def _expected(form: ValueFormat) -> str:
+    """Return a format's description of valid values, from the error for an invalid one."""
     try:
         form.parse(object())
     except ValueError as error:

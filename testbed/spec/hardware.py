@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, StrictModel, look_up
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, look_up
 from testbed.spec.links import PauseSpec
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import (
@@ -27,7 +27,7 @@ from testbed.spec.value_types import (
     RateOrNone,
     SizeOrNone,
     choice,
-    whole,
+    integer,
 )
 
 
@@ -150,7 +150,7 @@ def _write_numbers(value: tuple[int, ...]) -> str | list[int]:
     return list(value)
 
 
-_NUMBERS = Form(
+_NUMBERS = ValueFormat(
     _parse_numbers,
     {
         "anyOf": [
@@ -192,14 +192,14 @@ class NodesSpec(StrictModel):
     In a building `east` with nodes of six cards, east1 is a host, east2 to east7 are its cards, east8 the next host.
     """
 
-    count: Annotated[int, whole(1, MAX_NODES)] = Field(default=1, description="Number of nodes.")
-    cards: Annotated[int, whole(1, MAX_CARDS)] = Field(
+    count: Annotated[int, integer(1, MAX_NODES)] = Field(default=1, description="Number of nodes.")
+    cards: Annotated[int, integer(1, MAX_CARDS)] = Field(
         default=DEFAULT_CARDS, description="Accelerator cards per node; each is a host of the network."
     )
-    lanes: Annotated[int, whole(1, 16)] = Field(
+    lanes: Annotated[int, integer(1, 16)] = Field(
         default=LANES, description="PCIe lanes between a card and the switch."
     )
-    host_lanes: Annotated[int, whole(1, 32)] = Field(
+    host_lanes: Annotated[int, integer(1, 32)] = Field(
         default=HOST_LANES, description="PCIe lanes between the host and the switch."
     )
     lane_bps: Rate = Field(
@@ -251,7 +251,7 @@ def count_hosts(building: Any) -> Any:
     return None
 
 
-def count_free_hosts(data: Mapping[str, Any]) -> int | None:
+def count_rank_hosts(data: Mapping[str, Any]) -> int | None:
     """Return the number of hosts for ranks in a scenario that is not validated yet; None if it cannot be counted."""
     if isinstance(named := data.get("hosts"), list | tuple):
         return len(named)

@@ -102,7 +102,7 @@ def parse_list_override(override: str, document: Document) -> str:
     raise ConfigError([Problem(OVERRIDES, None, path, f"{len(parts)} values, {show(value)}", expected)])
 
 
-MOST = 4096  # cached parts of one scenario
+MAX_CACHED_PARTS = 4096  # cached parts of one scenario
 
 Whole = TypeVar("Whole", bound=StrictModel)
 ByPart = Mapping[str, Mapping[str, Any]]  # changes by the part that they apply to
@@ -138,7 +138,7 @@ class _Parts(Generic[Whole]):
         self.parts = {key: own for key, own in self.alone if isinstance(own, StrictModel)}
         self._rest = _dumped(self.alone, set(self.parts))
         self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._known: IdentityCache[StrictModel] = IdentityCache(MOST)
+        self._known: IdentityCache[StrictModel] = IdentityCache(MAX_CACHED_PARTS)
 
     def changed(self, asked: ByPart) -> Whole | None:
         """Return the changed scenario; None if more than its parts change, it is invalid, or has a preset."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import placements
 from testbed.spec.hardware import IntraNodeSpec
 from testbed.spec.replicas import FaultsSpec
@@ -26,9 +26,9 @@ from testbed.spec.value_types import (
     algorithm_schema,
     choice,
     expected_algorithm,
-    named,
+    integer,
     number,
-    whole,
+    registered_name,
 )
 from testbed.spec.yaml_loader import show
 
@@ -111,7 +111,7 @@ def _parse_collectives(value: object) -> dict[str, str]:
     return {str(name): str(algorithm) for name, algorithm in value.items()}
 
 
-_COLLECTIVES = Form(
+_COLLECTIVES = ValueFormat(
     _parse_collectives,
     lambda: {
         "type": "object",
@@ -119,8 +119,8 @@ _COLLECTIVES = Form(
         "additionalProperties": False,
     },
 )
-_DSCP = whole(0, MAX_DSCP)
-_SHARES = Form(
+_DSCP = integer(0, MAX_DSCP)
+_SHARES = ValueFormat(
     _parse_shares,
     {
         "anyOf": [
@@ -130,16 +130,16 @@ _SHARES = Form(
     },
     lambda value: value if isinstance(value, str) else list(value),
 )
-_CLASSES = Form(
+_CLASSES = ValueFormat(
     _parse_classes,
     {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.json_schema},
 )
-_ORDER = Form(
+_ORDER = ValueFormat(
     _parse_order,
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-_MAPPING = Form(
+_MAPPING = ValueFormat(
     parse_mapping,
     {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
@@ -287,7 +287,7 @@ class ScheduleSpec(StrictModel):
 
     renamed: ClassVar[Mapping[str, str]] = {"wan_turns": "wan_send_tokens"}
 
-    name: Annotated[str, named("schedules")] = Field(
+    name: Annotated[str, registered_name("schedules")] = Field(
         default="1F1B",
         description="A schedule, under PyTorch's or CrossPipe's name; optimal, which is found by search; or your own "
         "as FILE.py:FUNCTION.",

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from testbed.errors import did_you_mean
 from testbed.plugins import registry, resolve_file_names
-from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, inlined_schema
 from testbed.spec.value_types import (
     OPTIONS,
     CountOrZero,
@@ -19,11 +19,11 @@ from testbed.spec.value_types import (
     Fraction,
     Name,
     Share,
-    named,
-    whole,
+    integer,
+    registered_name,
 )
 
-_NAME = named("policies")
+_NAME = registered_name("policies")
 
 
 class QueueSpec(StrictModel):
@@ -59,7 +59,7 @@ class PathSpec(StrictModel):
     source: str = Field(alias="from", description="A building or host at one end.")
     to: str = Field(description="A building or host at the other end.")
     links: tuple[str, ...] = Field(description="The WAN links on the path, in order, such as [east-west-0].")
-    channel: Annotated[int | None, whole(0)] = Field(
+    channel: Annotated[int | None, integer(0)] = Field(
         default=None, description="Only this connection of each pair of ranks, from 0."
     )
 
@@ -78,7 +78,7 @@ def _parse_over(value: object) -> str:
     return str(value)
 
 
-_OVER = Form(_parse_over, lambda: {"enum": _path_policies()})
+_OVER = ValueFormat(_parse_over, lambda: {"enum": _path_policies()})
 
 
 DEFAULT_POLICY = "ecmp"  # for scenarios, commands and the Python API: what most networks use
@@ -174,7 +174,7 @@ def _write_policy(value: PolicySpec) -> Any:
     return value.name if list(written) == ["name"] else written
 
 
-POLICY = Form(
+POLICY = ValueFormat(
     _parse_policy,
     lambda: {"anyOf": [_NAME.json_schema, inlined_schema(PolicySpec)]},
     _write_policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from testbed.plugins import registry
-from testbed.spec.base_model import Form
+from testbed.spec.base_model import ValueFormat
 from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
 from testbed.spec.value_types import algorithm_schema, expected_algorithm
 
@@ -37,17 +37,17 @@ def _parse_algorithms(value: object) -> dict[str, str]:
     return {str(kind): str(algorithm) for kind, algorithm in value.items()}
 
 
-PLACEMENT = Form(
+PLACEMENT = ValueFormat(
     _parse_placement,
     {"anyOf": [{"const": AS_RECORDED}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
     list,
 )
-MAPPING = Form(
+MAPPING = ValueFormat(
     _parse_mapping,
     {"anyOf": [{"enum": list(RECORDED_MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-KIND_ALGORITHMS = Form(
+KIND_ALGORITHMS = ValueFormat(
     _parse_algorithms,
     lambda: {"type": "object", "additionalProperties": algorithm_schema(tuple(registry("collectives")))},
 )

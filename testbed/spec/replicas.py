@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.units import format_duration
-from testbed.spec.value_types import MAX_DSCP, Count, CountOrZero, Duration, Size, choice, whole
+from testbed.spec.value_types import MAX_DSCP, Count, CountOrZero, Duration, Size, choice, integer
 
 FTAR, RESTART = "ftar", "restart"
 PEER, STORAGE = "peer", "storage"
@@ -58,7 +58,7 @@ class FaultsSpec(StrictModel):
     )
     chunk_bytes: Size = Field(default=8_000_000, alias="chunk", description="Largest message of ftar.")
     in_flight: Count = Field(default=4, description="Most unacknowledged messages of ftar to a neighbour.")
-    catch_up_dscp: Annotated[int, whole(0, MAX_DSCP)] = Field(
+    catch_up_dscp: Annotated[int, integer(0, MAX_DSCP)] = Field(
         default=8, description="DSCP of the state sent to a rejoining replica, and of checkpoints."
     )
 
@@ -87,7 +87,7 @@ def _parse_bits(value: object) -> int:
     return value
 
 
-_BITS = Form(_parse_bits, {"enum": list(BITS)})
+_BITS = ValueFormat(_parse_bits, {"enum": list(BITS)})
 
 
 class LocalSgdSpec(StrictModel):

@@ -14,14 +14,14 @@ from pydantic_core import CoreSchema
 
 from testbed.errors import did_you_mean
 from testbed.plugins import disambiguate_names
-from testbed.spec.base_model import Finding, Form, StrictModel, validate
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, validate
 from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import AllocationSpec, BackgroundTrafficSpec
 from testbed.spec.control_plane import ControlSpec
 from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
 from testbed.spec.failure_processes import FailureSpec, drawn_events
-from testbed.spec.hardware import count_free_hosts
+from testbed.spec.hardware import count_rank_hosts
 from testbed.spec.keywords import PLANNED
 from testbed.spec.overrides import PRESETS, apply_changes, apply_preset
 from testbed.spec.policy import DEFAULT_POLICY, Policy, PolicySpec
@@ -30,7 +30,16 @@ from testbed.spec.search_space import ExploreSpec
 from testbed.spec.topology import Topology, TopologySpec, expected_host
 from testbed.spec.transport import TransportSpec
 from testbed.spec.units import format_duration, parse_duration
-from testbed.spec.value_types import Count, CountOrZero, Factor, Name, Timeout, algorithm, choice, names_of
+from testbed.spec.value_types import (
+    Count,
+    CountOrZero,
+    Factor,
+    Name,
+    Timeout,
+    algorithm,
+    algorithm_names,
+    choice,
+)
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show
 
@@ -59,8 +68,8 @@ def _parse_links(value: object) -> str | tuple[str, ...]:
     raise ValueError("all, or a list of WAN links such as [east-west-0]")
 
 
-_INTERVAL = Form(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
-_LINKS = Form(
+_INTERVAL = ValueFormat(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
+_LINKS = ValueFormat(
     _parse_links,
     {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
     lambda value: value if value == "all" else list(value),
@@ -82,14 +91,14 @@ def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
     return {name: dict(changes) for name, changes in value.items()}
 
 
-_VARIANTS = Form(
+_VARIANTS = ValueFormat(
     _parse_variants,
     {"type": "object", "minProperties": 2, "additionalProperties": {"type": "object"}},
     lambda value: {name: dict(changes) for name, changes in value.items()},
 )
 
 
-WHEN_SLOW, ALWAYS = FLIGHT_KEPT = ("when_slow", "always")
+WHEN_SLOW, ALWAYS = DUMP_POLICIES = ("when_slow", "always")
 
 
 class TelemetrySpec(StrictModel):
@@ -104,7 +113,7 @@ class TelemetrySpec(StrictModel):
         default=(),
         description="WAN links to capture to pcapng files, one file per direction, such as [east-west-0]; or all.",
     )
-    flight_recorder: Annotated[str, choice("a setting", FLIGHT_KEPT)] = Field(
+    flight_recorder: Annotated[str, choice("a setting", DUMP_POLICIES)] = Field(
         default=WHEN_SLOW,
         description="When to keep the flight recorder dumps of every rank in the run directory: always, or when_slow, "
         "which keeps them if steps took 10 % longer than the model predicts or if the scenario injects a fault. A run "
@@ -138,7 +147,7 @@ class ScaleSpec(StrictModel):
 class Scenario(StrictModel):
     """A scenario as written in a file."""
 
-    computed = frozenset({"ranks"})
+    derived_fields = frozenset({"ranks"})
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
 
     name: Name = Field(description="Name of the scenario.")
@@ -222,16 +231,16 @@ class Scenario(StrictModel):
         return found
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Apply the preset, and default to one rank per host."""
         data = apply_preset(data)
-        hosts = count_free_hosts(data)
+        hosts = count_rank_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
         """Check that there is a host for every rank."""
-        hosts, ranks = count_free_hosts(data), data.get("ranks")
+        hosts, ranks = count_rank_hosts(data), data.get("ranks")
         if hosts and isinstance(ranks, int) and ranks > hosts:
             whose = "`hosts`" if data.get("hosts") else "the topology"
             yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
@@ -239,7 +248,7 @@ class Scenario(StrictModel):
     def checks(self) -> Iterator[Finding]:
         """Check algorithms, captured links, pacing, variants, search space, hosts, events and background traffic."""
         if not self.algorithms:
-            expected = f"at least one of: {', '.join(names_of(['all_reduce']))}"
+            expected = f"at least one of: {', '.join(algorithm_names(['all_reduce']))}"
             yield Finding(("algorithms",), "an empty list", expected)
         for position, name in enumerate(self.algorithms):
             if name in self.algorithms[:position]:
@@ -352,7 +361,7 @@ class Scenario(StrictModel):
                     ("variants",), shown, "one algorithm; name the others in variants, as algorithms: [ring]"
                 )
                 return
-            counts.setdefault(variant.workload.training_steps_of_step, name)
+            counts.setdefault(variant.workload.training_steps_per_step, name)
         if len(counts) > 1:
             shown = ", ".join(f"{count} in {name}" for count, name in counts.items())
             expected = "as many in all variants: workload.training_steps"

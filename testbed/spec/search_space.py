@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import baselines
 from testbed.spec.recorded_job import RECORDED_JOB_KEYS
 from testbed.spec.value_types import Count, Flag, SizeOrNone, choice
@@ -36,7 +36,7 @@ def _parse_space(value: object) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-_SPACE = Form(
+_SPACE = ValueFormat(
     _parse_space,
     {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}},
     lambda value: {path: list(values) for path, values in value.items()},
@@ -89,7 +89,7 @@ class ExploreSpec(StrictModel):
 
     def findings_of(self, workload: WorkloadSpec) -> Iterator[Finding]:
         """Check that the workload can be searched."""
-        if workload.recorded:
+        if workload.is_recorded:
             yield from self._recorded_findings()
         elif workload.parallelism is None:
             expected = "a workload with it, or trace, or chakra"

@@ -18,8 +18,8 @@ from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.overrides import split_commas
 from testbed.spec.units import convert_unit, format_decimal, number_and_unit, round_to_whole_bytes
 
-WHERE = "command line"
-MOST_AXES = 2
+COMMAND_LINE = "command line"
+MAX_AXES = 2
 DIGITS = 3  # significant digits of values between a range's ends
 LOG_FROM = 16.0  # ratio of largest to smallest value from which a list's axis is logarithmic
 EXPECTED = "KEY=A,B,C or KEY=FIRST..LAST:COUNT or KEY=FIRST..LAST:log:COUNT, such as policy=ecmp,te"
@@ -72,7 +72,7 @@ def grid_points(axes: Sequence[Axis]) -> Iterator[GridPoint]:
 
 def parse_axes(given: Sequence[str]) -> tuple[Axis, ...]:
     """Parse one or two axes. Raises ConfigError."""
-    if not 1 <= len(given) <= MOST_AXES:
+    if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     axes = tuple(map(parse_axis, given))
     if len({axis.path for axis in axes}) < len(axes):
@@ -94,7 +94,7 @@ def parse_axis(given: str) -> Axis:
 
 def axes_from_mapping(given: Mapping[str, Any]) -> tuple[Axis, ...]:
     """Return axes from a mapping of paths to ranges or lists of values. Raises ConfigError."""
-    if not 1 <= len(given) <= MOST_AXES:
+    if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     return tuple(
         parse_axis(f"{path}={values}") if isinstance(values, str) else _of_values(path, values)
@@ -194,4 +194,4 @@ def _shown(value: Any) -> str:
 
 
 def _error(path: str, found: str, expected: str) -> ConfigError:
-    return ConfigError([Problem(WHERE, None, path, found, expected)])
+    return ConfigError([Problem(COMMAND_LINE, None, path, found, expected)])

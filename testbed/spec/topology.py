@@ -20,7 +20,7 @@ from testbed.spec.hardware import count_hosts
 from testbed.spec.links import WanLink, WanSpec, first_given
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_size
-from testbed.spec.value_types import BuildingName, Name, whole
+from testbed.spec.value_types import BuildingName, Name, integer
 from testbed.spec.yaml_loader import Document, Location, read_document, show
 
 MAX_BUILDINGS = 200
@@ -99,7 +99,7 @@ class TopologySpec(StrictModel):
     """A topology as written in a file."""
 
     name: Name = Field(description="Name of the topology.")
-    mtu: Annotated[int, whole(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
+    mtu: Annotated[int, integer(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
     buildings: dict[BuildingName, BuildingSpec] = Field(
         description="The buildings by name. Their order determines host addresses."
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, inlined_schema
 from testbed.spec.catalogue import models
 from testbed.spec.value_types import Count, CountOrZero
 
@@ -52,7 +52,7 @@ def _parse_model(value: object) -> str | ModelSpec:
     return str(value)
 
 
-MODEL = Form(
+MODEL = ValueFormat(
     _parse_model,
     {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
     lambda value: value.to_data() if isinstance(value, ModelSpec) else value,

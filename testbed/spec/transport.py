@@ -9,7 +9,7 @@ from pydantic import Field
 
 from testbed.plugins import registry
 from testbed.spec import value_types
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.buildings import Host
 from testbed.spec.keywords import BDP, PLANNED
 from testbed.spec.topology import Topology
@@ -22,32 +22,32 @@ from testbed.spec.value_types import (
     Size,
     Timeout,
     choice,
+    integer,
     pattern,
-    whole,
 )
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 CONTROLS = ("window", "credits", "aimd", "dcqcn", "swift", "none")
 SPRAYS = ("none", "packet")
 GO_BACK_N, PACKET = "go_back_n", "packet"
-MOST_GROUP_PACKETS = 256
+MAX_GROUP_PACKETS = 256
 
-Window = Annotated[int | str, value_types.or_word(BDP, value_types.SIZE)]
+Window = Annotated[int | str, value_types.or_keyword(BDP, value_types.SIZE)]
 
 
 class ErasureSpec(StrictModel):
     """Packet groups of recoveries erasure and xor. A message ends its last group, whose parity is proportional."""
 
-    data: Annotated[int, whole(1, 255)] = Field(default=32, description="Data packets in a full group.")
-    parity: Annotated[int, whole(1, 255)] = Field(default=8, description="Parity packets in a full group.")
+    data: Annotated[int, integer(1, 255)] = Field(default=32, description="Data packets in a full group.")
+    parity: Annotated[int, integer(1, 255)] = Field(default=8, description="Parity packets in a full group.")
 
     def checks(self) -> Iterator[Finding]:
         """Check the size of a group: the code has 256 symbols, one per value of a byte."""
-        if self.data + self.parity > MOST_GROUP_PACKETS:
+        if self.data + self.parity > MAX_GROUP_PACKETS:
             yield Finding(
                 ("parity",),
                 f"{self.data} + {self.parity}",
-                f"at most {MOST_GROUP_PACKETS} packets in a group",
+                f"at most {MAX_GROUP_PACKETS} packets in a group",
             )
 
 
@@ -79,7 +79,7 @@ class DatagramSpec(StrictModel):
         description="packet: packets take turns over `paths` source ports, preferring those with fewer losses and "
         "marks.",
     )
-    paths: Annotated[int, whole(2, 64)] = Field(
+    paths: Annotated[int, integer(2, 64)] = Field(
         default=4, description="Number of source ports to spray over."
     )
 
@@ -187,7 +187,7 @@ class StagingSpec(StrictModel):
         alias="chunk",
         description="Size of a slot, in real bytes; NCCLX copies 128 to 512 KiB at a time.",
     )
-    slots: Annotated[int, whole(1, 4096)] = Field(
+    slots: Annotated[int, integer(1, 4096)] = Field(
         default=8, description="Slots per message; the receiver announces when one is free again."
     )
     announced: Flag = Field(
@@ -226,16 +226,16 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
 class StripeSpec(StrictModel):
     """How messages to peers at one distance are cut into segments and spread over connections."""
 
-    connections: Annotated[int, whole(1, 255)] = Field(
+    connections: Annotated[int, integer(1, 255)] = Field(
         default=4, description="Connections per pair of ranks."
     )
     segment_bytes: Size = Field(
         default=512 * 1024, alias="segment", description="Most that a connection gets in its turn."
     )
-    outstanding: Annotated[int, whole(1, 65_536)] = Field(
+    outstanding: Annotated[int, integer(1, 65_536)] = Field(
         default=128, description="Segments per connection that may await acknowledgement."
     )
-    together: Annotated[int | None, whole(1, 65_536)] = Field(
+    together: Annotated[int | None, integer(1, 65_536)] = Field(
         default=None,
         description="Segments that may await acknowledgement over all of a rank's connections at this distance; free "
         "slots go to the peers in turn. Default: only each connection's `outstanding` limits them.",
@@ -270,7 +270,7 @@ _CONGESTION_CONTROL = pattern(
     r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
 )
 SOCKET_KEYS = ("congestion_control", "pacing", "buffers")
-_MODEL = value_types.named("congestion_controls")
+_MODEL = value_types.registered_name("congestion_controls")
 
 
 def _parse_models(value: object) -> Mapping[str, str]:
@@ -279,9 +279,9 @@ def _parse_models(value: object) -> Mapping[str, str]:
     return {str(_CONGESTION_CONTROL.parse(name)): str(_MODEL.parse(model)) for name, model in value.items()}
 
 
-_MODELS = Form(_parse_models, lambda: {"type": "object", "additionalProperties": _MODEL.json_schema})
-_PACING = value_types.or_word(PLANNED, value_types.RATE)
-_BUFFERS = value_types.or_word(BDP, value_types.SIZE)
+_MODELS = ValueFormat(_parse_models, lambda: {"type": "object", "additionalProperties": _MODEL.json_schema})
+_PACING = value_types.or_keyword(PLANNED, value_types.RATE)
+_BUFFERS = value_types.or_keyword(BDP, value_types.SIZE)
 
 
 class SocketsSpec(StrictModel):
@@ -324,7 +324,7 @@ class RdmaSpec(StrictModel):
         description="Time after which a card resends unacknowledged packets; after 8 timeouts without a response the "
         "peer is lost. Cards support powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).",
     )
-    window_packets: Annotated[int, whole(1, 1 << 23)] = Field(
+    window_packets: Annotated[int, integer(1, 1 << 23)] = Field(
         default=1 << 22,
         alias="window",
         description="Packets of 4096 bytes that a queue pair may have in flight; applies to all cards under one clock.",
@@ -334,7 +334,7 @@ class RdmaSpec(StrictModel):
 class TransportSpec(StrictModel):
     """How ranks exchange messages."""
 
-    kind: Annotated[str, value_types.named("transports")] = Field(
+    kind: Annotated[str, value_types.registered_name("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, see `stripes`. mptcp: one, which the "
         "kernel spreads over its `subflows`. rdma: like striped, over reliable RDMA connections, see "
@@ -344,13 +344,13 @@ class TransportSpec(StrictModel):
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
         default=None, description="Options of your own transport."
     )
-    protocol: Annotated[str, value_types.named("protocols")] = Field(
+    protocol: Annotated[str, value_types.registered_name("protocols")] = Field(
         default="eager",
         description="eager: messages are sent at once. rendezvous: they are sent once their receive is announced, "
         "directly into its buffer. staged: they are sent in chunks, copied through a window of slots.",
     )
     staging: StagingSpec = Field(default=StagingSpec(), description="Slots of protocol staged.")
-    bootstrap: Annotated[str, value_types.named("bootstraps")] = Field(
+    bootstrap: Annotated[str, value_types.registered_name("bootstraps")] = Field(
         default="static",
         description="How ranks connect. static: ranks know all addresses. star: all send theirs to rank 0, which sends "
         "the list to all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made "
@@ -360,7 +360,7 @@ class TransportSpec(StrictModel):
         default=StripesSpec(), description="Connections of transport striped, queue pairs of transport rdma."
     )
     rdma: RdmaSpec = Field(default=RdmaSpec(), description="Cards of transport rdma.")
-    subflows: Annotated[int, whole(1, MAX_SUBFLOWS)] = Field(
+    subflows: Annotated[int, integer(1, MAX_SUBFLOWS)] = Field(
         default=4, description="mptcp: TCP subflows per connection; each has its own path."
     )
     datagram: DatagramSpec = Field(

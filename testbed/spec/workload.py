@@ -32,8 +32,8 @@ from testbed.spec.value_types import (
     Size,
     choice,
     expected_algorithm,
-    named,
     pattern,
+    registered_name,
 )
 from testbed.spec.yaml_loader import show
 
@@ -98,12 +98,12 @@ class WorkloadSpec(StrictModel):
     All collectives start at the beginning, in their order; messages are exchanged meanwhile.
     """
 
-    computed = frozenset({"flops_utilisation"})
+    derived_fields = frozenset({"flops_utilisation"})
 
     model: Annotated[str | ModelSpec | None, MODEL] = Field(
         default=None, description="A published model, or its dimensions."
     )
-    plan: Annotated[str | None, named("workloads")] = Field(
+    plan: Annotated[str | None, registered_name("workloads")] = Field(
         default=None,
         description="A workload by name, or your own as FILE.py:FUNCTION, which yields every rank's plan; in place of "
         "a model or collectives. data_parallel, collectives, parallel_training, trace, chakra and inference follow "
@@ -222,7 +222,7 @@ class WorkloadSpec(StrictModel):
     )
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill in the utilisation that training reaches on the accelerator."""
         if data.get("model") is None and data.get("chakra") is None:
             return data
@@ -239,7 +239,7 @@ class WorkloadSpec(StrictModel):
             yield Finding(("peak_flops",), "peak_flops with an accelerator", "only one of the two")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model with collectives, exchange or compute", "only one of the two")
-        if not self.recorded:
+        if not self.is_recorded:
             for key in RECORDED_JOB_KEYS:
                 if getattr(self, key) is not None:
                     yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
@@ -256,7 +256,7 @@ class WorkloadSpec(StrictModel):
 
     def _described(self) -> Iterator[Finding]:
         """Check a workload that is described by its keys, with or without its name."""
-        if self.plan is not None and self.plan != self.kind_described:
+        if self.plan is not None and self.plan != self.described_kind:
             yield self._plan_mismatch()
             return
         if self.options is not None:
@@ -303,12 +303,12 @@ class WorkloadSpec(StrictModel):
         assert self.plan is not None
         expected = f"it with {' or '.join(WORKLOAD_KEYS[self.plan])}"
         return Finding(
-            ("plan",), f"{self.plan} with keys of {self.kind_described or 'no workload'}", expected
+            ("plan",), f"{self.plan} with keys of {self.described_kind or 'no workload'}", expected
         )
 
     def _conflicts(self, what: str, *more: str) -> Iterator[Finding]:
         """Report keys that a plan or a trace replaces."""
-        if self.plan in WORKLOAD_KEYS and self.plan != self.kind_described:
+        if self.plan in WORKLOAD_KEYS and self.plan != self.described_kind:
             yield self._plan_mismatch()
         for key in (*PLAN_KEYS, *more):
             if getattr(self, key) is not None:
@@ -318,23 +318,23 @@ class WorkloadSpec(StrictModel):
     @property
     def kind(self) -> str:
         """Name of the workload in the registry or of its file: `plan`, or what the other keys describe."""
-        kind = self.plan or self.kind_described
+        kind = self.plan or self.described_kind
         assert kind is not None  # by the checks
         return kind
 
     @property
-    def kind_described(self) -> str | None:
+    def described_kind(self) -> str | None:
         """Workload that the keys other than `plan` describe; None if they describe none."""
         described = (name for name, keys in WORKLOAD_KEYS.items() if any(getattr(self, key) for key in keys))
         return next(described, None)
 
     @property
-    def training_steps_of_step(self) -> int:
+    def training_steps_per_step(self) -> int:
         """Training steps per step of the scenario."""
         return self.training_steps or (self.outer.period if self.outer else 1)
 
     @property
-    def recorded(self) -> bool:
+    def is_recorded(self) -> bool:
         """Whether ranks replay a trace."""
         return self.trace is not None or self.chakra is not None
 

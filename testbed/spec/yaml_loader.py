@@ -16,7 +16,7 @@ from testbed.spec.errors import ConfigError, Problem
 
 Location = tuple[Any, ...]  # keys and list positions from the top level to a value
 OVERRIDES = "--set"
-GIVEN = "the mapping given"
+IN_MEMORY = "the mapping given"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Document:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Document:
         """Return a document with a copy of plain data, as if read from a file."""
-        return cls(GIVEN, copy.deepcopy(dict(data)), {(): Origin(GIVEN, None)})
+        return cls(IN_MEMORY, copy.deepcopy(dict(data)), {(): Origin(IN_MEMORY, None)})
 
     def problem(self, location: Location, value: str, expected: str) -> Problem:
         """Return a problem at a location, attributed to the closest enclosing place that was written in a file."""

@@ -120,7 +120,7 @@ def test_whatever_is_given_is_as_was_asked_for(
     spec = AllocationSpec.model_construct(
         busy=busy, busy_unit=unit, order=order, per_rack=rack, per_zone=zone, per_building=building
     )
-    ranks = next(number for number in range(most, most + 12) if spec.wrong_ranks(number) is None)
+    ranks = next(number for number in range(most, most + 12) if spec.expected_ranks(number) is None)
     others = {host.name for host in busy_hosts(TOPOLOGY, spec, seed)}
     try:
         found = allocate(TOPOLOGY, spec, ranks, (), seed)

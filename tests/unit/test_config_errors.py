@@ -10,7 +10,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.file_formats import expand
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
-from testbed.spec.value_types import names_of
+from testbed.spec.value_types import algorithm_names
 
 TOPOLOGY = """\
 name: pair
@@ -325,7 +325,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
             "[ring]",
             "[rings]",
             "7: algorithms.0: got 'rings', expected FILE.py:NAME or an algorithm: "
-            + ", ".join(names_of(["all_reduce"]))
+            + ", ".join(algorithm_names(["all_reduce"]))
             + "; did you mean ring?",
         ),
         ("[ring]", "[ring, ring]", "7: algorithms.1: got 'ring' again, expected each algorithm once"),
@@ -333,7 +333,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
             "[ring]",
             "[]",
             "7: algorithms: got an empty list, expected at least one of: "
-            + ", ".join(names_of(["all_reduce"])),
+            + ", ".join(algorithm_names(["all_reduce"])),
         ),
         ("[ring]", "ring", "7: algorithms: got 'ring', expected a list"),
         (

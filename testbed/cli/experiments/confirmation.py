@@ -68,7 +68,7 @@ def survivors(ranked: Sequence[RankedConfiguration], least: int) -> Sequence[Ran
 
 def _changes(scenario: Scenario, one: RankedConfiguration) -> dict[str, Any]:
     """Return a configuration's changes, with the resulting number of microbatches."""
-    if scenario.workload.recorded:
+    if scenario.workload.is_recorded:
         return dict(one.configuration.changes)
     schedule = configured(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
     return {**one.configuration.changes, MICROBATCHES: schedule.microbatches}
