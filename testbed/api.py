@@ -62,8 +62,8 @@ def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = 
     Args:
         scenario: From `load`, or what `load` takes.
         clock: Clock whose calibration is used: "virtual" or "real".
-        packets: Most packets to simulate individually, about 10 us each. A step with more is simulated as fluid flows,
-            after a first part by packets and, on lossy links, with all loss draws.
+        packets: Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps
+            before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.
 
     Returns:
         A dict of `Prediction`, by name of the variant, or of the algorithm if there are no variants.

@@ -45,8 +45,8 @@ def predict(
         int,
         typer.Option(
             min=0,
-            help="Most packets to simulate individually, about 10 us each. A step with more is simulated as fluid "
-            "flows, after a first part by packets and, on lossy links, with all loss draws.",
+            help="Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps "
+            "before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.",
         ),
     ] = MOST_PACKETS,
     as_json: JsonOption = False,

@@ -26,8 +26,8 @@ class ControlSpec(StrictModel):
     carrier_up_s: Duration = Field(
         default=0.01,
         alias="carrier_up",
-        description="Time until they detect that the link is repaired, if they had detected the cut. The same table "
-        "covers every change of a link; retraining of optics, which can take seconds, is not included.",
+        description="Time until the switches detect that a link is repaired, if they had detected the cut. The same "
+        "table covers every change of a link; retraining of optics, which can take seconds, is not included.",
     )
     reaction_s: Duration = Field(
         default=0.05,

@@ -203,9 +203,11 @@ class EventSpec(Disturbance):
     every_s: TimeoutOrNone = Field(
         default=None,
         alias="every",
-        description="Time from one start to the next, if it is repeated (`times`).",
+        description="Time from the start of one occurrence to the next, with `times`.",
     )
-    times: Count = Field(default=1, description="Number of repetitions, for example of a flapping link.")
+    times: Count = Field(
+        default=1, description="Number of occurrences, for example of a flapping link going down."
+    )
     what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = Field(
         default=None,
         description="`rank_mismatch`: what differs: size, type, or the order of this collective and the next.",

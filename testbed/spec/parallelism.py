@@ -187,7 +187,8 @@ class ParallelismSpec(StrictModel):
     )
     within_rank: IntraNodeSpec | None = Field(
         default=None,
-        description="Cost of that traffic, by a formula (`within_rank: {}` for its defaults); default: none.",
+        description="Cost of traffic between the accelerators of a rank, by a formula (`within_rank: {}` for its "
+        "defaults); default: none.",
     )
     tensor_communication: Annotated[str, choice("a mode", TENSOR_PARALLEL_MODES)] = Field(
         default="all_reduce",

@@ -32,8 +32,8 @@ class FaultsSpec(StrictModel):
     checkpoint_from: Annotated[str | None, choice("a location", (PEER, STORAGE))] = Field(
         default=None,
         description="Where a rejoining replica gets its state. peer: 16 bytes per parameter over the network, from a "
-        "live replica. storage: outside this network, in no time of its own. Default: peer with ftar; storage with "
-        "restart, whose `restart` includes the time.",
+        "live replica. storage: outside this network, taking no time. Default: peer with ftar; storage with restart, "
+        "whose `restart` includes the time.",
     )
     detect_s: Duration = Field(
         default=1.0, alias="detect", description="Silence after which a rank is considered lost."
@@ -52,12 +52,16 @@ class FaultsSpec(StrictModel):
     )
     checkpoint_to: Annotated[str, choice("a location", (PEER, STORAGE))] = Field(
         default=STORAGE,
-        description="Where checkpoints are written. storage: outside this network, in no time of its own. peer: 16 "
-        "bytes per parameter from each rank to its counterpart in the next replica, for example in another building, "
-        "in the background while steps continue.",
+        description="Where checkpoints are written. storage: outside this network, taking no time. peer: 16 bytes per "
+        "parameter from each rank to its counterpart in the next replica, for example in another building, in the "
+        "background while steps continue.",
     )
-    chunk_bytes: Size = Field(default=8_000_000, alias="chunk", description="Largest message of ftar.")
-    in_flight: Count = Field(default=4, description="Most unacknowledged messages of ftar to a neighbour.")
+    chunk_bytes: Size = Field(
+        default=8_000_000, alias="chunk", description="Maximum size of an ftar message."
+    )
+    in_flight: Count = Field(
+        default=4, description="Maximum number of unacknowledged ftar messages to a neighbour."
+    )
     catch_up_dscp: Annotated[int, integer(0, MAX_DSCP)] = Field(
         default=8, description="DSCP of the state sent to a rejoining replica, and of checkpoints."
     )

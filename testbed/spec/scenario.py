@@ -122,9 +122,9 @@ class TelemetrySpec(StrictModel):
     stalled_after_s: Timeout = Field(
         default=10.0,
         alias="stalled_after",
-        description="When to look for a stall: once consecutive steps that each take five times their variant's median "
-        "have together lasted this much longer than that median. The ranks' operations are then dumped and diagnosed "
-        "while the run goes on. A certain diagnosis is printed at once, an uncertain one after half this time again.",
+        description="When to diagnose a stall: once consecutive steps of at least five times their variant's median "
+        "have together taken this much longer than usual. The ranks' operations are then dumped and diagnosed while "
+        "the run goes on. A certain diagnosis is printed at once, an uncertain one after half this time again.",
     )
 
 

@@ -72,8 +72,8 @@ class ExploreSpec(StrictModel):
     candidates: Count = Field(
         default=8,
         description="Number of best predictions from which those are chosen on the emulated network, by successive "
-        "halving: all run one trial, the faster half three, and so on. Predictions 20 % slower than the best are left "
-        "out.",
+        "halving: all run one trial, the faster half three, and so on. Predictions more than 20 % slower than the best "
+        "are left out.",
     )
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
         default=DEFAULT_BASELINES,

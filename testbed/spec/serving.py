@@ -41,11 +41,11 @@ TURNS, RANDOM, TWO_CHOICES, LEAST_OUTSTANDING = DISPATCHES = (
 class BatchingSpec(StrictModel):
     """Requests batched for the cards. A batch closes when it is full, or some time after its first request arrived."""
 
-    size: Count = Field(default=1, description="Most requests in a batch.")
+    size: Count = Field(default=1, description="Maximum number of requests in a batch.")
     wait_s: Duration = Field(
         default=0.0,
         alias="wait",
-        description="Longest time that the first request of a batch waits for others.",
+        description="Maximum time that the first request of a batch waits for others.",
     )
 
     def checks(self) -> Iterator[Finding]:
@@ -117,7 +117,9 @@ class RetrySpec(StrictModel):
     """
 
     after_s: Timeout = Field(alias="after", description="How long to wait for an answer before retrying.")
-    most: Count = Field(default=2, description="Most retries of a batch; after that its requests are lost.")
+    most: Count = Field(
+        default=2, description="Maximum number of retries of a batch; after that its requests are lost."
+    )
 
 
 class InferenceSpec(StrictModel):

@@ -72,7 +72,7 @@ class DatagramSpec(StrictModel):
     )
     window: Window = Field(
         default=BDP,
-        description="Window of control window. bdp: 1.25 times the product of rate and round trip of the idle path.",
+        description="Window of control `window`. bdp: 1.25 times the product of rate and round trip of the idle path.",
     )
     spray: Annotated[str, choice("a spray", SPRAYS)] = Field(
         default="none",
@@ -230,7 +230,9 @@ class StripeSpec(StrictModel):
         default=4, description="Connections per pair of ranks."
     )
     segment_bytes: Size = Field(
-        default=512 * 1024, alias="segment", description="Most that a connection gets in its turn."
+        default=512 * 1024,
+        alias="segment",
+        description="Maximum size of a segment: what a connection gets in its turn.",
     )
     outstanding: Annotated[int, integer(1, 65_536)] = Field(
         default=128, description="Segments per connection that may await acknowledgement."

@@ -159,7 +159,7 @@ class WorkloadSpec(StrictModel):
     )
     outer: LocalSgdSpec | None = Field(
         default=None,
-        description="Local SGD: replicas of `parallelism` exchange parameters once in several steps, in place of "
+        description="Local SGD: replicas of `parallelism` exchange weight changes once in several steps, in place of "
         "gradients in every step.",
     )
     training_steps: CountOrNone = Field(
@@ -189,7 +189,7 @@ class WorkloadSpec(StrictModel):
     bucket_cap_bytes: Size = Field(
         default=25 * 1024**2,
         alias="bucket_cap",
-        description="Size at which a bucket of gradients is complete and reduced.",
+        description="Gradients are reduced in buckets; a bucket is closed when it reaches this size.",
     )
     first_bucket_cap_bytes: Size = Field(
         default=1024**2,

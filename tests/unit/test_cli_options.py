@@ -66,7 +66,7 @@ def test_python_has_the_same_defaults() -> None:
     assert inspect.signature(testbed.api.up).parameters["policy"].default == DEFAULT_POLICY
     # its docstring says why
     assert inspect.signature(testbed.api.run).parameters["clock"].default == MODEL_CLOCK
-    assert "which a notebook seldom has" in (testbed.api.run.__doc__ or "")
+    assert "which notebooks seldom have" in (testbed.api.run.__doc__ or "")
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:

@@ -29,7 +29,7 @@ def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Pred
     Args:
         scenario: the scenario.
         clock: clock whose calibration is used, "virtual" or "real".
-        packets: most packets to simulate individually.
+        packets: maximum number of packets to simulate individually.
 
     Raises:
         ConfigError, ControllerError, Deadlock: the scenario is invalid, or its step does not end.
