@@ -111,11 +111,11 @@ def run(
     """
     file = "scenario" if isinstance(scenario, Scenario | Mapping) else str(scenario)
     scenario = _loaded(scenario)
-    tell = progress or (lambda line: None)
+    notify = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(scenario.name)
-    telling = Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}"))
+    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     request = Request(scenario, target, file, clock=clock, jobs=jobs, memory=memory)
-    return experiment.run(request, Listener(telling))
+    return experiment.run(request, listener)
 
 
 def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:
@@ -136,10 +136,10 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
         >>> found = testbed.explore("explore/dense-70b-campus")
         >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
     """
-    loaded, tell = _loaded(scenario), progress or (lambda line: None)
+    loaded, notify = _loaded(scenario), progress or (lambda line: None)
 
     def report(standing: SearchProgress) -> None:
-        tell(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
+        notify(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
 
     return Search(loaded, report).run()
 
@@ -182,7 +182,7 @@ def sweep(
         >>> found.frame()
     """
     source = scenario.to_data() if isinstance(scenario, Scenario) else scenario
-    tell = progress or (lambda line: None)
+    notify = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(f"{load_scenario(source).name}-swept")
     request = SweepRequest(
         source,
@@ -193,12 +193,12 @@ def sweep(
         confirm=confirm,
         jobs=jobs,
     )
-    listener = Listener(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
+    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     planned = sweeping.plan_sweep(request)
     with open_executor(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
             planned.with_engine(workers),
-            lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
+            lambda done, total, words: notify(f"point {done + 1} of {total}: {words}") if words else None,
             listener,
         )
 

@@ -47,9 +47,9 @@ def show_schedule_search(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listen_to_schedule_search(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` with the progress of schedule searches within the block."""
-    token = LISTENER.set(lambda words: tell(f"searching for a schedule: {words}"))
+def listen_to_schedule_search(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with the progress of schedule searches within the block."""
+    token = LISTENER.set(lambda words: report(f"searching for a schedule: {words}"))
     try:
         yield
     finally:

@@ -132,12 +132,12 @@ def _show_search(console: Console, began_s: float) -> Iterator[Callable[[SearchP
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None, doing="")
-        told = False
+        announced = False
 
-        def tell(standing: SearchProgress) -> None:
-            nonlocal told
-            if standing.first is not None and not told:
-                told = True
+        def update(standing: SearchProgress) -> None:
+            nonlocal announced
+            if standing.first is not None and not announced:
+                announced = True
                 after = time_text(time.monotonic() - began_s)
                 console.print(f"first feasible one after {after}: {standing.first_words}", soft_wrap=True)
             bar.update(
@@ -148,7 +148,7 @@ def _show_search(console: Console, began_s: float) -> Iterator[Callable[[SearchP
                 doing=standing.doing,
             )
 
-        yield tell
+        yield update
 
 
 def _print_sentences(sentences: Sequence[str], console: Console) -> None:

@@ -145,17 +145,15 @@ def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
 def _searched_words(found: Mapping[str, Any]) -> str:
     """Describe how good a schedule found by search is, compared with the named ones."""
     step_s = found["step_s"]
-    words = f"by the pipeline alone {time_text(step_s)}"
+    words = f"{time_text(step_s)} for the pipeline alone"
     for chunks, bound_s in found["bounds_s"].items():
         stages = "one stage per rank" if chunks == "1" else "two, there and back,"
         best = step_s < bound_s * (1 + PROVEN)
-        words += f"; with {stages} none "
+        words += f"; no schedule with {stages} "
         words += (
-            "is quicker"
-            if best
-            else f"takes less than {time_text(bound_s)} ({1 - bound_s / step_s:.1%} less)"
+            "is faster" if best else f"takes less than {time_text(bound_s)} ({1 - bound_s / step_s:.1%} less)"
         )
     if found["known"]:
         name, known_s = min(found["known"].items(), key=lambda entry: entry[1])
-        words += f"; of those known, with the same memory, {name} is the quickest, {time_text(known_s)}"
+        words += f"; of the known schedules with the same memory {name} is the fastest, {time_text(known_s)}"
     return words

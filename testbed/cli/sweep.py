@@ -116,12 +116,12 @@ def _execute(planned: experiment.SweepPlan, console: Console) -> Sweep:
     with progress_bar(console) as bar, show_progress(console, quiet=True) as listener:
         task = bar.add_task("the model", total=None)
 
-        def told(done: int, total: int, words: str) -> None:
+        def report(done: int, total: int, words: str) -> None:
             bar.update(task, completed=done, total=total, description=words or "the model")
             if words:
                 console.print(f"  point {done + 1} of {total}: {words}", soft_wrap=True)
 
-        return experiment.sweep(planned, told, listener)
+        return experiment.sweep(planned, report, listener)
 
 
 def _print(found: Sweep, console: Console) -> None:

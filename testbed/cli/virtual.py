@@ -61,15 +61,15 @@ def build(
     console = Console(stderr=True, highlight=False)
     with progress_bar(console) as bar:
         task = bar.add_task("looking for a kernel source", total=None)
-        told = -1
+        reported = -1
 
         def progress(line: str, share: float | None) -> None:
-            nonlocal told
+            nonlocal reported
             bar.update(task, description=line, completed=share or 0, total=None if share is None else 1)
             quarter = -1 if share is None else int(share * 4)
-            if share is None or (not console.is_terminal and quarter > told):
+            if share is None or (not console.is_terminal and quarter > reported):
                 console.print(f"  {line}" + (f" {quarter * 25} %" if share is not None else ""))
-            told = quarter
+            reported = quarter
 
         image, built = build_kernel(source, again, progress, fetch)
     console.print(
