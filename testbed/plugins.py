@@ -173,12 +173,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _complete_names(self) -> None:
         with self._completing:
-            self._complete_once()
+            if not self._complete:
+                self._complete = True  # set first, as imported modules may look up names, too
+                self._load_names()
 
-    def _complete_once(self) -> None:
-        if self._complete:
-            return
-        self._complete = True  # set first, as imported modules may look up names, too
+    def _load_names(self) -> None:
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")

@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 REDELIVERY_DELAY_S = 0.01
 # The CPython functions that take the lock without a `with`; other implementations may not have them.
 _LOCK = "_waitpid_lock"
-_TAKE_IT: list[CodeType] = [
+_LOCK_TAKERS: list[CodeType] = [
     getattr(subprocess.Popen, name).__code__
     for name in ("_internal_poll", "_wait")
     if hasattr(subprocess.Popen, name)
@@ -47,7 +47,7 @@ def raise_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
-    sys.unraisablehook = _again(last, sys.unraisablehook)
+    sys.unraisablehook = _redelivering_hook(last, sys.unraisablehook)
 
 
 def signal_behind(error: BaseException) -> int | None:
@@ -74,7 +74,9 @@ class _Ended(SystemExit):
         self.number = number
 
 
-def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) -> Callable[..., None]:
+def _redelivering_hook(
+    last: list[int], others: Callable[[sys.UnraisableHookArgs], object]
+) -> Callable[..., None]:
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             # not raised here, as an exception in this hook would be lost, too
@@ -87,7 +89,7 @@ def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) 
 
 def _holds_lock(frame: FrameType | None) -> bool:
     """Return whether a signal interrupted code that holds a process's lock."""
-    if frame is None or frame.f_code not in _TAKE_IT:
+    if frame is None or frame.f_code not in _LOCK_TAKERS:
         return False
     lock = getattr(frame.f_locals.get("self"), _LOCK, None)
     return lock is not None and lock.locked()

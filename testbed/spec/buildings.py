@@ -225,7 +225,7 @@ class BuildingSpec(HardwareSpec):
             spec = nodes if isinstance(nodes, NodesSpec) else NodesSpec.model_validate(nodes)
         except ValueError:  # reported where the nodes are validated
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
-        return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
+        return {"hosts": spec.hosts, "nic": _pcie_nic(spec), **data}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -266,7 +266,7 @@ class BuildingSpec(HardwareSpec):
         if self.nodes is not None and self.hosts != self.nodes.hosts:
             expected = f"{self.nodes.hosts}, as in nodes, or nothing"
             yield Finding(("hosts",), str(self.hosts), expected)
-        if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
+        if self.nodes is not None and self.nic != NicSpec.model_validate(_pcie_nic(self.nodes)):
             yield Finding(("nic",), "nic with nodes", "only one of the two")
         if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
             leaves = self.clos.zones * self.clos.leaves
@@ -293,7 +293,7 @@ class BuildingSpec(HardwareSpec):
     def hardware_of(self, number: int) -> Hardware:
         """Return what computes in the host of this number, from 0."""
         entry = self._unlike(number)
-        return self.hardware if entry is None else entry.hardware.over(self.hardware)
+        return self.hardware if entry is None else entry.hardware.fill_from(self.hardware)
 
     def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
         """Return the settings of the cable between a host and its switch, in either direction.
@@ -303,7 +303,7 @@ class BuildingSpec(HardwareSpec):
             scale: scale of the emulation.
             number: the host's number in the building, from 0.
         """
-        return _card(self._nic(number), self._rate_bps(number), mtu, scale)
+        return _nic_link(self._nic(number), self._rate_bps(number), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Check that pauses of the building's links take effect in time."""
@@ -311,10 +311,12 @@ class BuildingSpec(HardwareSpec):
         frame_bytes = mtu + ETHERNET_HEADER_BYTES
         places: list[tuple[Location, PauseSpec | None, Direction]] = []
         if self.nic is not None:
-            places.append((("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
+            places.append((("nic",), self.nic.pause, _nic_link(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
         for index, entry in enumerate(self.unlike):
             if (nic := entry.nic) is not None:
-                places.append((("unlike", index, "nic"), nic.pause, _card(nic, nic.rate_bps, mtu, UNSCALED)))
+                places.append(
+                    (("unlike", index, "nic"), nic.pause, _nic_link(nic, nic.rate_bps, mtu, UNSCALED))
+                )
         if clos is not None and self.clos is not None:
             places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
             places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
@@ -374,15 +376,15 @@ class BuildingSpec(HardwareSpec):
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
-def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
+def _nic_link(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
     rate_bps = scale.emulated_bps(real_bps)
     auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
     queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
     direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
-    return _pausing(direction, nic.pause, mtu, scale)
+    return _with_pause(direction, nic.pause, mtu, scale)
 
 
-def _lanes(nodes: NodesSpec) -> dict[str, Any]:
+def _pcie_nic(nodes: NodesSpec) -> dict[str, Any]:
     """Return a node's PCIe lanes in the form of a network card."""
     return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
 
@@ -390,10 +392,10 @@ def _lanes(nodes: NodesSpec) -> dict[str, Any]:
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
     """Return one of `links` links that share the traffic from below."""
     link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
-    return _pausing(link, spec.pause, mtu, scale)
+    return _with_pause(link, spec.pause, mtu, scale)
 
 
-def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
+def _with_pause(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
     """Add pause to a symmetric link."""
     if pause is None:
         return link

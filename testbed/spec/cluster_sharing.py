@@ -104,12 +104,13 @@ def allocate(
     Raises:
         AllocationError: there are too few free hosts.
     """
-    gone = {*taken, *(host.name for host in busy_hosts(topology, spec, seed))}
+    unavailable = {*taken, *(host.name for host in busy_hosts(topology, spec, seed))}
     found: list[list[Host]] = []
     for building in topology.buildings:
         left = ranks - sum(map(len, found))
-        found += _exactly(
-            _of_building(building, spec, gone, _want(spec.per_building, left)), spec.per_building
+        found += _whole_unit(
+            _allocate_in_building(building, spec, unavailable, _units_to_take(spec.per_building, left)),
+            spec.per_building,
         )
     if (count := sum(map(len, found))) < ranks:
         asked = ", ".join(
@@ -119,7 +120,7 @@ def allocate(
         )
         raise AllocationError(
             got=f"{ranks} ranks" + (f", {asked}" if asked else ""),
-            expected=f"at most {count}: {len(gone)} of {len(topology.hosts)} hosts are others'",
+            expected=f"at most {count}: {len(unavailable)} of {len(topology.hosts)} hosts are taken",
         )
     if spec.order == NEAR:
         return tuple(host for rack in found for host in rack)
@@ -143,8 +144,8 @@ def busy_hosts(topology: Topology, spec: AllocationSpec, seed: int) -> list[Host
     return found
 
 
-def _of_building(
-    building: Building, spec: AllocationSpec, gone: Collection[str], want: int
+def _allocate_in_building(
+    building: Building, spec: AllocationSpec, unavailable: Collection[str], want: int
 ) -> list[list[Host]]:
     """Return up to `want` free hosts of a building, by rack."""
     zones = 1 if building.clos is None else building.clos.zones
@@ -152,23 +153,23 @@ def _of_building(
     found: list[list[Host]] = []
     for zone in range(zones):
         own: list[list[Host]] = []
-        wanted = _want(spec.per_zone, want - sum(map(len, found)))
+        wanted = _units_to_take(spec.per_zone, want - sum(map(len, found)))
         for leaf in range(zone * leaves, (zone + 1) * leaves):
-            free = [host for host in building.leaf_hosts(leaf) if host.name not in gone]
-            most = _want(spec.per_rack, wanted - sum(map(len, own)))
-            own += _exactly([free[:most]], spec.per_rack)
-        found += _exactly(own, spec.per_zone)
+            free = [host for host in building.leaf_hosts(leaf) if host.name not in unavailable]
+            most = _units_to_take(spec.per_rack, wanted - sum(map(len, own)))
+            own += _whole_unit([free[:most]], spec.per_rack)
+        found += _whole_unit(own, spec.per_zone)
     return found
 
 
-def _want(unit: int | None, left: int) -> int:
+def _units_to_take(unit: int | None, left: int) -> int:
     """Return how many hosts to take when `left` are still missing: all, one whole unit, or none."""
     if unit is None:
         return left
     return unit if unit <= left else 0
 
 
-def _exactly(racks: Racks, unit: int | None) -> list[list[Host]]:
+def _whole_unit(racks: Racks, unit: int | None) -> list[list[Host]]:
     """Return the non-empty racks if they make up the unit, else none."""
     count = sum(map(len, racks))
     return [list(rack) for rack in racks if rack] if unit is None or count == unit else []

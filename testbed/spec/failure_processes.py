@@ -95,7 +95,7 @@ class FailureSpec(Disturbance):
                 yield Finding(("targets", position), show(target), expected_target(target, known, kind))
         if self.trace is not None:
             for _, name, _ in read_trace(Path(self.trace)):
-                if _named(name, known) is None:
+                if _find_target(name, known) is None:
                     expected = f"a file with existing targets; for {name!r}: "
                     yield Finding(("trace",), show(self.trace), expected + expected_target(name, known, kind))
                     return
@@ -122,13 +122,15 @@ def drawn_events(
     for number, failure in enumerate(failures):
         known, _ = targets_of(failure.what, topology, hosts)
         for at_s, target, for_s in (
-            _recorded(failure, known) if failure.trace else _drawn(failure, known, seed, number)
+            _recorded_failures(failure, known)
+            if failure.trace
+            else _drawn_failures(failure, known, seed, number)
         ):
             found.append(_event(failure, at_s, target, for_s))
     return sorted(found, key=lambda event: (event.at_s or 0.0, event.action, str(event.target)))
 
 
-def _drawn(
+def _drawn_failures(
     failure: FailureSpec, known: Sequence[Target], seed: int, number: int
 ) -> Iterator[tuple[float, Target, float | None]]:
     assert failure.mtbf_s is not None
@@ -142,16 +144,18 @@ def _drawn(
             at_s += failure.for_s + chance.expovariate(1 / failure.mtbf_s)
 
 
-def _recorded(failure: FailureSpec, known: Sequence[Target]) -> Iterator[tuple[float, Target, float | None]]:
+def _recorded_failures(
+    failure: FailureSpec, known: Sequence[Target]
+) -> Iterator[tuple[float, Target, float | None]]:
     assert failure.trace is not None
     for at_s, name, for_s in read_trace(Path(failure.trace)):
-        target = _named(name, known)
+        target = _find_target(name, known)
         assert target is not None, "see target_findings"
         if at_s <= failure.until_s and (failure.targets == ALL or target in failure.targets):
             yield at_s, target, failure.for_s if for_s is None else for_s
 
 
-def _named(name: str, known: Sequence[Target]) -> Target | None:
+def _find_target(name: str, known: Sequence[Target]) -> Target | None:
     return next((target for target in known if str(target) == name), None)
 
 

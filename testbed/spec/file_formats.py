@@ -100,7 +100,7 @@ def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel],
     """Yield a heading and a paragraph for each key of a model and of the models below it, each model once."""
     for name, info in model.model_fields.items():
         path = prefix + (info.alias or name)
-        below, step = _below(info)
+        below, step = _nested_model(info)
         facts = [str(info.description)]
         if form := _form(info):
             facts.append(f"{_SEVERAL.get(get_origin(info.annotation), _ONE).label}: {_expected(form)}.")
@@ -118,7 +118,7 @@ def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel],
             yield from _keys(below, f"{path}{step}.", places)
 
 
-def _below(info: FieldInfo) -> tuple[type[StrictModel] | None, str]:
+def _nested_model(info: FieldInfo) -> tuple[type[StrictModel] | None, str]:
     """Return the model of a field's value, if it has keys, and the path suffix of one of several values."""
     for kind in (info.annotation, *get_args(info.annotation)):
         if isinstance(kind, type) and issubclass(kind, StrictModel):

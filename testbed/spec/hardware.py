@@ -90,7 +90,7 @@ class Hardware:
     compute_dtype: str | None = None
     memory_bytes: int | None = None
 
-    def over(self, other: Hardware) -> Hardware:
+    def fill_from(self, other: Hardware) -> Hardware:
         """Return this with gaps filled from `other`. Memory is not taken from another type of accelerator."""
         memory_bytes = self.memory_bytes
         if memory_bytes is None and self.accelerator in (None, other.accelerator):

@@ -303,7 +303,7 @@ class WanSpec(StrictModel):
             name: first_given(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields
         }
         rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
-        return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))
+        return Direction(**_resolve_settings(asked, rate_bps, delay_s, mtu, scale))
 
 
 def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scale) -> Direction:
@@ -327,10 +327,12 @@ def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scal
         given = {"queue_packets": None, **given}
     rate_bps = scale.emulated_bps(given["rate_bps"]) if "rate_bps" in given else now.rate_bps
     delay_s = scale.emulated_s(given["delay_s"]) if "delay_s" in given else now.delay_s
-    return replace(now, **_final(given, rate_bps, delay_s, mtu, scale))
+    return replace(now, **_resolve_settings(given, rate_bps, delay_s, mtu, scale))
 
 
-def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> dict[str, Any]:
+def _resolve_settings(
+    asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale
+) -> dict[str, Any]:
     """Return the given settings as fields of a `Direction`; `rate_bps` and `delay_s` are emulated ones."""
     final = dict(asked)
     if "rate_bps" in asked:

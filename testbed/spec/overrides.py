@@ -113,13 +113,13 @@ def apply_changes(scenario: Whole, changes: Mapping[str, Any], name: str) -> Who
     asked: dict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in changes.items():
         asked[path.partition(".")[0]][path] = value
-    of: _Parts[Whole] = _of_scenarios.of((scenario,), lambda: _Parts(scenario))
-    found = None if PRESET in asked else of.changed(asked)
-    if found is not None:
-        return found
+    cached: _ScenarioParts[Whole] = _scenario_parts.of((scenario,), lambda: _ScenarioParts(scenario))
+    changed = None if PRESET in asked else cached.changed(asked)
+    if changed is not None:
+        return changed
     # validate everything, to locate the errors, or because a preset's value for one part may depend on another
-    same = {} if PRESET in asked else {key: own for key, own in of.parts.items() if key not in asked}
-    data = {**_dumped(of.alone, set(same)), **same}
+    same = {} if PRESET in asked else {key: own for key, own in cached.parts.items() if key not in asked}
+    data = {**_dumped(cached.alone, set(same)), **same}
     document = Document(name, data, {(): Origin(name, None)})
     for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):
         document.put(path, value)
@@ -130,7 +130,7 @@ def _dumped(model: StrictModel, without: set[str] | None = None) -> dict[str, An
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=without)
 
 
-class _Parts(Generic[Whole]):
+class _ScenarioParts(Generic[Whole]):
     """A scenario's nested models, by key (`parts`), and the scenario without variants and search (`alone`)."""
 
     def __init__(self, scenario: Whole) -> None:
@@ -145,18 +145,19 @@ class _Parts(Generic[Whole]):
         if PRESET in self._rest or not self.parts.keys() >= asked.keys():
             return None
         try:
-            made = {part: self._made(part, own) for part, own in asked.items()}
+            made = {part: self._changed_part(part, own) for part, own in asked.items()}
         except (ValidationError, ConfigError):
             return None
         found = self.alone.model_copy(update=made)
         wrong = (*type(found).raw_checks({**self._rest, **self.parts, **made}), *found.checks())
         return None if wrong else found
 
-    def _made(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
+    def _changed_part(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
         """Return a changed part, from the cache if possible. Raises ValidationError or ConfigError."""
-        return self._known.of((), partial(self._make, part, changes), (part, repr(sorted(changes.items()))))
+        key = part, repr(sorted(changes.items()))
+        return self._known.of((), partial(self._validate_part, part, changes), key)
 
-    def _make(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
+    def _validate_part(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
         document = Document(part, {part: _dumped(self.parts[part])}, {(): Origin(part, None)})
         for path, value in changes.items():
             document.put(path, value)
@@ -174,4 +175,4 @@ class _Parts(Generic[Whole]):
         return self._adapters[part]
 
 
-_of_scenarios: IdentityCache[Any] = IdentityCache(4)
+_scenario_parts: IdentityCache[Any] = IdentityCache(4)

@@ -34,7 +34,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     for override in overrides:
         if override not in parts:
             document.override(override)
-    _root_files(document.data, folder)
+    _resolve_paths(document.data, folder)
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
@@ -49,11 +49,11 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
             document.put(path_set, value)
     for override in parts:
         document.override(parse_list_override(override, document))
-    _root_files(document.data, Path())
+    _resolve_paths(document.data, Path())
     return document
 
 
-def _root_files(data: dict[str, Any], folder: Path) -> None:
+def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Make file names of a scenario absolute, relative to `folder`."""
     data.update(resolve_file_names(data, folder))
     variants = data.get("variants")
@@ -66,19 +66,19 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         if not isinstance(where, dict):
             continue
         for schedule in (look_up(where, "workload", "schedule"), where.get("workload.schedule")):
-            _root(schedule, "file", folder)
-        _root(where, "workload.schedule.file", folder)
+            _resolve_path(schedule, "file", folder)
+        _resolve_path(where, "workload.schedule.file", folder)
         for key in ("tuning", "trace", "chakra"):
-            _root(where.get("workload"), key, folder)
-            _root(where, f"workload.{key}", folder)
-        _root(look_up(where, "workload", "inference"), "trace", folder)
-        _root(where, "workload.inference.trace", folder)
+            _resolve_path(where.get("workload"), key, folder)
+            _resolve_path(where, f"workload.{key}", folder)
+        _resolve_path(look_up(where, "workload", "inference"), "trace", folder)
+        _resolve_path(where, "workload.inference.trace", folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():
-            _root(failure, "trace", folder)
+            _resolve_path(failure, "trace", folder)
 
 
-def _root(data: Any, key: str, folder: Path) -> None:
+def _resolve_path(data: Any, key: str, folder: Path) -> None:
     """Make one file name absolute, in data that is not validated yet."""
     if isinstance(data, dict) and isinstance(data.get(key), str):
         data[key] = str((folder / data[key]).resolve())

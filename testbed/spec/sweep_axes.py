@@ -97,12 +97,12 @@ def axes_from_mapping(given: Mapping[str, Any]) -> tuple[Axis, ...]:
     if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     return tuple(
-        parse_axis(f"{path}={values}") if isinstance(values, str) else _of_values(path, values)
+        parse_axis(f"{path}={values}") if isinstance(values, str) else _axis_from_values(path, values)
         for path, values in given.items()
     )
 
 
-def _of_values(path: str, values: Sequence[Any]) -> Axis:
+def _axis_from_values(path: str, values: Sequence[Any]) -> Axis:
     return _list(path, [value if isinstance(value, str) else json.dumps(value) for value in values])
 
 
@@ -156,7 +156,7 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
         values = [yaml.safe_load(text) for text in texts]
     except yaml.YAMLError:
         raise _error(path, repr(",".join(texts)), "values in YAML, separated by commas") from None
-    shown = [_shown(value) for value in values]
+    shown = [_display_text(value) for value in values]
     if twice := next((text for number, text in enumerate(shown) if text in shown[:number]), None):
         raise _error(path, f"{twice} again", "each value once")
     quantities = [
@@ -182,14 +182,14 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
     )
 
 
-def _shown(value: Any) -> str:
+def _display_text(value: Any) -> str:
     if isinstance(value, str):
         quantity = number_and_unit(value)
         return (
             f"{format_decimal(quantity[0])} {quantity[1]}".strip() if quantity else str(shorten_names(value))
         )
     if isinstance(value, list):
-        return " + ".join(map(_shown, value))
+        return " + ".join(map(_display_text, value))
     return json.dumps(shorten_names(value))
 
 

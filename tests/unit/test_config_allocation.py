@@ -74,7 +74,7 @@ def test_scattered_ranks_go_round_the_racks() -> None:
 
 def test_what_there_is_no_room_for_says_how_much_there_is() -> None:
     with pytest.raises(
-        AllocationError, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are others'"
+        AllocationError, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are taken"
     ):
         given_hosts(12, per_rack=4)  # the shed alone has racks of four
     with pytest.raises(AllocationError, match="got 29 ranks, expected at most 28"):
