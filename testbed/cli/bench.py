@@ -88,7 +88,7 @@ def bench(
         ),
     ] = AUTO,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="Number of ranks [default: one per host; 4 on loopback].")
+        int | None, typer.Option(min=2, help="Number of ranks (default: one per host; 4 on loopback).")
     ] = None,
     transport: Annotated[str, typer.Option(help=", ".join(registry("transports")))] = USUAL_KIND,
     protocol: Annotated[str, typer.Option(help=", ".join(registry("protocols")))] = USUAL_PROTOCOL,
@@ -98,7 +98,7 @@ def bench(
     ] = None,
     congestion_control: Annotated[
         str | None,
-        typer.Option(help="TCP congestion control [default: cubic; on loopback the kernel's own]."),
+        typer.Option(help="TCP congestion control (default: cubic; on loopback the kernel's own)."),
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
     json_file: JsonFileOption = None,

@@ -30,7 +30,7 @@ def calibrate(
     ] = MODEL_CLOCK,
     output: OutputOption = None,
     keep: Annotated[
-        Path | None, typer.Option(help="File for the result [default: where runs look for it].")
+        Path | None, typer.Option(help="File for the result (default: where runs look for it).")
     ] = None,
     jobs: JobsOption = None,
 ) -> None:

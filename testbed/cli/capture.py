@@ -30,7 +30,7 @@ def capture_script(
     context: typer.Context,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the job.")] = 8,
     ranks_per_host: Annotated[
-        int | None, typer.Option(min=1, help="LOCAL_WORLD_SIZE [default: 8, or all].")
+        int | None, typer.Option(min=1, help="LOCAL_WORLD_SIZE (default: 8, or all).")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to run; the last one is recorded.")] = 2,
     accelerator: Annotated[str, typer.Option(help="Accelerator of each rank.")] = "h100",
@@ -49,7 +49,7 @@ def capture_script(
     at_once: Annotated[int, typer.Option(min=1, help="Ranks to run at a time.")] = 2,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The trace file [default: the script's name, .json.gz]."),
+        typer.Option("--output", "-o", help="The trace file (default: the script's name, .json.gz)."),
     ] = None,
 ) -> None:
     """Record a step of a PyTorch script, without accelerators: testbed capture -- train.py

@@ -42,7 +42,7 @@ def diagnose(
     clock_error: Annotated[
         str | None,
         typer.Option(
-            help="Largest difference between ranks' clocks [default: 1 ms; 0 if a run has one clock]."
+            help="Largest difference between ranks' clocks (default: 1 ms; 0 if a run has one clock)."
         ),
     ] = None,
     as_json: JsonOption = False,

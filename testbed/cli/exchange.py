@@ -70,7 +70,7 @@ def export(
     variant: Annotated[
         str | None,
         typer.Option(
-            help="Variant whose job to export, or algorithm if there are no variants [default: the first]."
+            help="Variant whose job to export, or algorithm if there are no variants (default: the first)."
         ),
     ] = None,
     size_scale: Annotated[
@@ -134,19 +134,19 @@ def import_(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The topology file to write [default: standard output]."),
+        typer.Option("--output", "-o", help="The topology file to write (default: standard output)."),
     ] = None,
     netem: Annotated[
         Path | None,
         typer.Option(
-            help="Script with containerlab's `tools netem set` lines [default: netem.sh in the file's folder]."
+            help="Script with containerlab's `tools netem set` lines (default: netem.sh in the file's folder)."
         ),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
             help="Hosts per building if the file has none, such as 8; or by name, such as east=8,west=8: all others "
-            "only forward. [default: 1, or 0 if the file has hosts elsewhere]",
+            "only forward (default: 1, or 0 if the file has hosts elsewhere).",
         ),
     ] = None,
     nic: Annotated[str, typer.Option(help="Rate of the hosts' network cards.")] = "400 Gbit/s",

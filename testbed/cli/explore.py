@@ -55,7 +55,7 @@ def explore(
         typer.Option(
             "--output",
             "-o",
-            help="Folder for the search; an existing one is resumed [default: runs/...].",
+            help="Folder for the search; an existing one is resumed (default: runs/...).",
         ),
     ] = None,
     overrides: OverridesOption = None,
@@ -68,7 +68,7 @@ def explore(
     clock: Annotated[str, typer.Option(help="Clock for --confirm: virtual or real.")] = MODEL_CLOCK,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that evaluate, and guests that confirm [default: one per core]."),
+        typer.Option(min=1, help="Processes that evaluate, and guests that confirm (default: one per core)."),
     ] = None,
     engine: WorkersOption = WORKERS,
     scheduler: SchedulerOption = None,

@@ -208,7 +208,7 @@ def set_link(
             metavar="KEY=VALUE...", help="As in a topology file, such as delay='10 ms' loss='1 %'."
         ),
     ],
-    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
+    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a (default: both).")] = None,
     way: Annotated[str | None, typer.Option(hidden=True)] = None,  # former name of --direction
     fabric: FabricOption = None,
 ) -> None:

@@ -82,7 +82,7 @@ def graph(
     overrides: OverridesOption = None,
     form: Annotated[Form, typer.Option("--format", "-f", help="dot: for Graphviz.")] = "svg",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write [default: standard output].")
+        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
     ] = None,
 ) -> None:
     """Draw a topology: buildings, hosts, WAN links with their rates and delays. Nothing is built."""

@@ -54,7 +54,7 @@ def launch(
     context: typer.Context,
     topology: TopologyOption = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Number of ranks [default: one per host; 4 on loopback].")
+        int | None, typer.Option(min=1, help="Number of ranks (default: one per host; 4 on loopback).")
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
     transport: Annotated[
@@ -71,7 +71,7 @@ def launch(
         list[str] | None,
         typer.Option(
             metavar="COLLECTIVE=ALGORITHM",
-            help="PyTorch backend testbed: algorithm of a collective, such as all_reduce=ring [default: auto].",
+            help="PyTorch backend testbed: algorithm of a collective, such as all_reduce=ring (default: auto).",
         ),
     ] = None,
     tuning: Annotated[
@@ -110,7 +110,7 @@ def launch(
             "--output",
             "-o",
             help="PyTorch backend testbed: folder for flight recorder dumps if a rank fails, for `testbed diagnose` "
-            "[default: runs/launch-DATE-TIME.failed].",
+            "(default: runs/launch-DATE-TIME.failed).",
         ),
     ] = None,
 ) -> None:

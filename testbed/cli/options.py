@@ -21,7 +21,7 @@ PolicyOption = Annotated[
 ]
 TopologyOption = Annotated[
     Path | None,
-    typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
+    typer.Option("--topology", "-t", help="A topology file (default: this machine's loopback)."),
 ]
 SizeScaleOption = Annotated[
     str,
@@ -36,18 +36,18 @@ FabricOption = Annotated[
 ]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--link-engine", help="netem or userspace [default: the best this host supports]."),
+    typer.Option("--link-engine", help="netem or userspace (default: the best this host supports)."),
 ]
 DatapathOption = Annotated[
     str | None,
     typer.Option(
-        "--datapath", help="Open vSwitch datapath: system or netdev [default: the best this host supports]."
+        "--datapath", help="Open vSwitch datapath: system or netdev (default: the best this host supports)."
     ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The folder to create [default: runs/NAME-DATE-TIME]."),
+    typer.Option("--output", "-o", help="The folder to create (default: runs/NAME-DATE-TIME)."),
 ]
 JsonFileOption = Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")]
 # Shared defaults. Runs use the real clock, which every machine has and which needs no kernel build. Predictions use
@@ -75,12 +75,12 @@ PackingOption = Annotated[
     typer.Option(
         "--ranks-per-process",
         metavar="N|all",
-        help="Ranks per process [default: the fastest; 1 with the real clock].",
+        help="Ranks per process (default: the fastest; 1 with the real clock).",
     ),
 ]
 JobsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Virtual clock: guests to run at once [default: one per core, as memory allows]."
+        min=1, help="Virtual clock: guests to run at once (default: one per core, as memory allows)."
     ),
 ]

@@ -51,7 +51,7 @@ def sweep(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder for the sweep; an existing one is resumed [default: runs/...]."
+            "--output", "-o", help="Folder for the sweep; an existing one is resumed (default: runs/...)."
         ),
     ] = None,
     overrides: OverridesOption = None,
@@ -59,7 +59,7 @@ def sweep(
     clock: Annotated[
         Literal["model", "virtual", "real"],
         typer.Option(
-            help="Clock for measuring points; model: only predict them [default: model; with --confirm: virtual]."
+            help="Clock for measuring points; model: only predict them. With --confirm the default is virtual."
         ),
     ] = "model",
     confirm: Annotated[

@@ -49,7 +49,7 @@ def add_commands(app: typer.Typer) -> None:
 def build(
     source: Annotated[
         Path | None,
-        typer.Option(help="A kernel source tree or archive [default: the distribution's newest]."),
+        typer.Option(help="A kernel source tree or archive (default: the distribution's newest)."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Rebuild even if the kernel exists.")] = False,
     fetch: Annotated[
