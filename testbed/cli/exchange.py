@@ -101,7 +101,7 @@ def export(
             _report(*export_astra_sim(job, output))
         return
     if variant is not None:
-        raise BadInput(where="--variant", got=f"it with {to}", expected="it with chakra or astra-sim")
+        raise BadInput(where="--variant", got=f"it with {to}", expected="it only with chakra or astra-sim")
     spec = _topology(source, overrides or [])
     if to == "containerlab":
         _report(*export_containerlab(spec, output, scale))
@@ -205,7 +205,9 @@ def _scale(size_scale: str, to: Target) -> float | None:
     if size_scale == AUTO_SCALE:
         return None
     if to not in ("containerlab", "mininet"):
-        raise BadInput(where="--size-scale", got=f"it with {to}", expected="it with containerlab or mininet")
+        raise BadInput(
+            where="--size-scale", got=f"it with {to}", expected="it only with containerlab or mininet"
+        )
     try:
         scale = float(size_scale)
     except ValueError:

@@ -158,7 +158,7 @@ class Disturbance(StrictModel):
         known = {key for other in ACTIONS.values() for key in (*other.needs, *other.takes)} - {where}
         for key in sorted(given & known - {*kind.needs, *kind.takes}):
             others = [name for name, other in ACTIONS.items() if key in (*other.needs, *other.takes)]
-            yield Finding((key,), f"{key} with {action}", f"it with {', '.join(others)} only")
+            yield Finding((key,), f"{key} with {action}", f"it only with {', '.join(others)}")
         if kind.of == LINK and self.direction in CARD_DIRECTIONS:
             yield Finding(("direction",), repr(self.direction), f"{', '.join(DIRECTIONS)} or both of a link")
         if kind.of == HOST and self.direction in DIRECTIONS:
@@ -230,11 +230,11 @@ class EventSpec(Disturbance):
         if self.at_s is not None and self.random is not None:
             yield Finding(("random",), "at and random", "only one of the two")
         if ACTIONS[self.action].ends and (self.for_s or self.times > 1):
-            yield Finding(("action",), f"{self.action} that is undone or repeated", "it once")
+            yield Finding(("action",), f"{self.action} with for or times", "neither: it happens once")
         if self.times > 1 and (self.for_s is None or self.every_s is None):
-            yield Finding(("times",), str(self.times), "it with for and every")
+            yield Finding(("times",), str(self.times), "for and every as well")
         if self.every_s is not None and self.times == 1:
-            yield Finding(("every",), format_duration(self.every_s), "it with times")
+            yield Finding(("every",), format_duration(self.every_s), "times as well")
         if self.for_s and self.every_s and self.for_s >= self.every_s:
             shown = f"{format_duration(self.for_s)}, every {format_duration(self.every_s)}"
             yield Finding(("for",), shown, "less than every")

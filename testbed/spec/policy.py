@@ -124,13 +124,13 @@ class PolicySpec(StrictModel):
         for key in KEYS:
             if getattr(self, key) is not None and (policy is None or key not in policy.known_options):
                 taking = [name for name, one in policies.items() if key in one.known_options]
-                yield Finding((key,), f"{key} with policy {self.name}", f"it with {' or '.join(taking)} only")
+                yield Finding((key,), f"{key} with policy {self.name}", f"it only with {' or '.join(taking)}")
         if (
             self.options is not None
             and policy is not None
             and not set(policy.known_options) - {*KEYS, "replan"}
         ):
-            expected = "them with a policy of your own only"
+            expected = "them only with a policy of your own"
             yield Finding(("options",), f"options with policy {self.name}", expected)
         for needed in policy.needed_options if policy is not None else ():
             if not getattr(self, needed, None) and needed not in (self.options or {}):

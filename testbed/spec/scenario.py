@@ -262,7 +262,7 @@ class Scenario(StrictModel):
         for position, entry in enumerate(self.transport.sockets):
             if entry.pacing == PLANNED and self.policy.name != "te":
                 key = ("transport", "sockets", position, "pacing")
-                yield Finding(key, f"planned with policy {self.policy.label}", "it with policy te only")
+                yield Finding(key, f"planned with policy {self.policy.label}", "it only with policy te")
         yield from self._variant_findings()
         if self.explore is not None:
             yield from self._explore_findings()

@@ -104,10 +104,10 @@ class ExploreSpec(StrictModel):
                 expected = f"with trace or chakra one of {', '.join(name[:-1] for name in _OF_RECORDED)}"
                 yield Finding(("space", path), f"{path}, which the trace determines", expected)
         if self.memory_bytes is not None:
-            expected = "it with workload.parallelism: a trace does not record memory use"
+            expected = "it only with workload.parallelism: a trace does not record memory use"
             yield Finding(("memory",), "memory with trace or chakra", expected)
         if self.baselines and self.baselines != DEFAULT_BASELINES:
-            expected = "them with workload.parallelism: the trace determines what they would choose"
+            expected = "them only with workload.parallelism: the trace determines what they would choose"
             yield Finding(("baselines",), f"[{', '.join(self.baselines)}] with trace or chakra", expected)
 
     @property

@@ -400,5 +400,5 @@ class TransportSpec(StrictModel):
             for key in SOCKET_KEYS:
                 if getattr(entry, key) is not None and key not in kind.socket_keys:
                     supporting = sorted(name for name, one in kinds.items() if key in one.socket_keys)
-                    expected = f"it with {' or '.join(supporting)}"
+                    expected = f"it only with {' or '.join(supporting)}"
                     yield Finding(("sockets", position, key), f"{key} with {self.kind}", expected)

@@ -242,7 +242,7 @@ class WorkloadSpec(StrictModel):
         if not self.is_recorded:
             for key in RECORDED_JOB_KEYS:
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
+                    yield Finding((key,), f"{key} without trace or chakra", "one of them as well")
         if self.plan is not None and self.plan not in WORKLOAD_KEYS:
             yield from self._conflicts("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
@@ -260,16 +260,16 @@ class WorkloadSpec(StrictModel):
             yield self._plan_mismatch()
             return
         if self.options is not None:
-            yield Finding(("options",), "options without a plan", "them with a plan")
+            yield Finding(("options",), "options without a plan", "a plan as well")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
             expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces, or inference"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
             for key in ("schedule", "stage", "outer", "training_steps"):
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without parallelism", "it with parallelism")
+                    yield Finding((key,), f"{key} without parallelism", "parallelism as well")
         elif (self.model is None) == (self.stage is None):
-            yield Finding(("parallelism",), "parallelism", "it with a model, or with a stage")
+            yield Finding(("parallelism",), "parallelism", "either a model or a stage with it")
         else:
             yield from self._outer_findings()
         for position, entry in enumerate(self.collectives or ()):
@@ -301,7 +301,7 @@ class WorkloadSpec(StrictModel):
     def _plan_mismatch(self) -> Finding:
         """Report that the named workload does not fit the keys."""
         assert self.plan is not None
-        expected = f"it with {' or '.join(WORKLOAD_KEYS[self.plan])}"
+        expected = f"{' or '.join(WORKLOAD_KEYS[self.plan])} with it"
         return Finding(
             ("plan",), f"{self.plan} with keys of {self.described_kind or 'no workload'}", expected
         )

@@ -350,7 +350,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "policy: {name: te, over: ecmp}",
-            "7: policy.over: got over with policy te, expected it with priority or isolate or limit or failover only",
+            "7: policy.over: got over with policy te, expected it only with priority or isolate or limit or failover",
         ),
         (
             "algorithms: [ring]",

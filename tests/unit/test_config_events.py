@@ -46,13 +46,13 @@ def test_every_action_is_taken_with_what_it_needs(action: str) -> None:
         ({"action": "rank_slow", "target": 0}, "what rank_slow changes, such as factor: 2"),
         (
             {"action": "link_down", "target": "x", "factor": 2},
-            "got factor with link_down, expected it with rank_slow",
+            "got factor with link_down, expected it only with rank_slow",
         ),
         (
             {"action": "nic_down", "target": "x", "loss": "1 %"},
-            "loss with nic_down, expected it with nic_loss only",
+            "loss with nic_down, expected it only with nic_loss",
         ),
-        ({"action": "rank_kill", "target": 0, "what": "size"}, "it with rank_mismatch only"),
+        ({"action": "rank_kill", "target": 0, "what": "size"}, "it only with rank_mismatch"),
         ({"action": "rank_slow", "target": 0, "factor": 0.5}, "a number from 1 to 1000"),
         (
             {"action": "nic_loss", "target": "x", "loss": "1 %", "direction": "a_to_b"},
@@ -66,7 +66,7 @@ def test_every_action_is_taken_with_what_it_needs(action: str) -> None:
             {"action": "nic_degrade", "target": "x", "set": {"jitter": "1 ms"}},
             "jitter of a card, expected one of: rate, delay, loss",
         ),
-        ({"action": "rank_skip", "target": 0, "for": "1 s"}, "rank_skip that is undone or repeated"),
+        ({"action": "rank_skip", "target": 0, "for": "1 s"}, "rank_skip with for or times"),
         ({"action": "nic_down", "target": "x", "random": {"from": "1 s", "to": "2 s"}}, "at and random"),
         ({"action": "rank_mismatch", "target": 0, "what": "colour"}, "a mismatch: size, type, order"),
     ],

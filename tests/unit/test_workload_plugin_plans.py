@@ -123,9 +123,14 @@ def test_what_keys_describe_is_a_workload_of_the_registry(
 
 def test_a_workload_that_is_named_goes_with_its_own_keys(tmp_path: Path) -> None:
     assert set(WORKLOAD_KEYS) <= set(WORKLOADS)
-    with pytest.raises(ConfigError, match=r"got data_parallel with keys of no workload, expected it with"):
+    with pytest.raises(
+        ConfigError, match=r"got data_parallel with keys of no workload, expected model with it"
+    ):
         scenario(tmp_path, {"plan": "data_parallel"})
-    with pytest.raises(ConfigError, match=r"got collectives with keys of data_parallel, expected it with"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got collectives with keys of data_parallel, expected collectives or exchange with it",
+    ):
         scenario(tmp_path, {**MODEL, "plan": "collectives"})
 
 

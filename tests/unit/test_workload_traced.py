@@ -154,7 +154,7 @@ def test_ranks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         ("{trace: job.json.gz, plan: local_sgd}", "trace with a plan"),
         ("{trace: job.json.gz, plan: collectives}", "got collectives with keys of trace"),
         ("{trace: job.json.gz, options: {a: 1}}", "options with a trace"),
-        ("{plan: trace}", "got trace with keys of no workload, expected it with trace"),
+        ("{plan: trace}", "got trace with keys of no workload, expected trace with it"),
     ],
 )
 def test_a_trace_says_all_that_ranks_do(workload: str, said: str, tmp_path: Path) -> None:
