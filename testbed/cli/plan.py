@@ -85,7 +85,7 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
-        if words := _answers_words(entry):
+        if words := _latency_words(entry):
             console.print(f"{name}: {words}.")
         for what, key in (
             ("layers by stage", "layers_per_stage"),
@@ -105,7 +105,7 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
 
 
-def _answers_words(entry: Mapping[str, Any]) -> str:
+def _latency_words(entry: Mapping[str, Any]) -> str:
     """Describe the latency of a request or token; empty if the step serves none."""
     for key, what, shares in (
         ("latency", "a request's latency", {"p50": "p50", "p99": "p99", "p999": "p99.9"}),

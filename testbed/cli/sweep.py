@@ -129,12 +129,12 @@ def _print(found: Sweep, console: Console) -> None:
         console.print(sentence, markup=False, soft_wrap=True)
     shown = arrange_series(found)
     if isinstance(shown, Curves) and len(shown.series) <= MOST_COLUMNS:
-        console.print(_pivoted(shown))
+        console.print(_curve_table(shown))
     elif isinstance(shown, Maps) and len(shown.across.texts) <= MOST_COLUMNS:
         for panel in shown.panels:
-            console.print(_grid(shown, panel))
+            console.print(_map_table(shown, panel))
     else:
-        console.print(_listed(found))
+        console.print(_point_table(found))
         if len(found.points) * len(found.variants) > MOST_ROWS:
             console.print(f"All rows: {found.folder / TABLE}", soft_wrap=True)
         return
@@ -146,7 +146,7 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
-def _pivoted(curves: Curves) -> Table:
+def _curve_table(curves: Curves) -> Table:
     """Return a table with a row per value and a column per line."""
     table = _table()
     table.add_column(curves.axis.label, justify="right", no_wrap=True)
@@ -158,7 +158,7 @@ def _pivoted(curves: Curves) -> Table:
     return table
 
 
-def _grid(maps: Maps, panel: Panel) -> Table:
+def _map_table(maps: Maps, panel: Panel) -> Table:
     """Return a table with a column per value of the first axis and a row per value of the second, the largest first."""
     table = _table()
     table.title, table.title_justify = f"{panel.name}: {maps.across.label} to the right", "left"
@@ -179,7 +179,7 @@ def _cell(figure: SweepFigure | None) -> str:
     return f"{time_text(figure.step_time_s)}{mark}"
 
 
-def _listed(found: Sweep) -> Table:
+def _point_table(found: Sweep) -> Table:
     """Return a table with a row per point and variant, up to MOST_ROWS."""
     table = _table()
     for axis in found.axes:
