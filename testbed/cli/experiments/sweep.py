@@ -84,7 +84,7 @@ PointProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A checked sweep. `scenarios`: the scenario of each point, or the error that it is invalid."""
+    """A checked sweep. `scenarios`: the scenario of each point, or why it is invalid."""
 
     request: SweepRequest
     base: Scenario
