@@ -1,4 +1,4 @@
-"""`python -m testbed` is the command `testbed`."""
+"""Entry point of `python -m testbed`, the same as the command `testbed`."""
 
 from testbed.cli import main
 

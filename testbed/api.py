@@ -1,6 +1,6 @@
-"""What a notebook or a script needs: load a scenario, predict its steps, run it, look at what came out.
+"""The Python API, for notebooks and scripts: load a scenario, predict its steps, run it, analyse the results.
 
-`import testbed` has all of it: `testbed.load`, `predict`, `run`, `sweep`, `explore`, `up`, `Result`, `Sweep`.
+`import testbed` exports all of it: `testbed.load`, `predict`, `run`, `sweep`, `explore`, `up`, `Result`, `Sweep`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.prediction.step_prediction import MOST_PACKETS, Prediction, Predict
 from testbed.spec.errors import ConfigError  # noqa: F401 (testbed.ConfigError)
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.spec.sweep_axes import axes_of
+from testbed.spec.sweep_axes import axes_from_mapping
 
 Source = str | Path | Mapping[str, Any]
 
@@ -39,15 +39,15 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     """Read and check a scenario.
 
     Args:
-        source: A scenario file, the name of one that comes with the testbed, or the mapping that one would hold;
-            files named in a mapping are found from the current folder.
-        set: Values to change, by path, as `--set` has them: `{"topology.wan.0.delay": "10 ms", "trials": 3}`.
+        source: A scenario file, the name of a bundled one, or a mapping with its content, in which file names are
+            relative to the current folder.
+        set: Values to change, by `--set` path: `{"topology.wan.0.delay": "10 ms", "trials": 3}`.
 
     Returns:
         The scenario, with every default filled in; `.to_yaml()` shows it.
 
     Raises:
-        ConfigError: With every problem: file, line, field, value, and what was expected.
+        ConfigError: Lists every problem: file, line, field, value, and what was expected.
 
     Example:
         >>> scenario = testbed.load("scenarios/quickstart.yaml", set={"algorithms": ["ring"]})
@@ -57,24 +57,24 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
 
 
 def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = MOST_PACKETS) -> Predictions:
-    """What the model says that a step takes, at the scale of a run; nothing is built or sent.
+    """Predict step times with the step model, at the scale of a run; nothing is built or sent.
 
     Args:
         scenario: From `load`, or what `load` takes.
-        clock: "virtual" or "real": whose calibration is taken.
-        packets: That are played one by one at the most, some 10 us each; of a step that has more, with those before it
-            and, where links lose packets, all draws of which, bytes flow.
+        clock: Clock whose calibration is used: "virtual" or "real".
+        packets: Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps
+            before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.
 
     Returns:
-        A dict of `Prediction`, by name of the variant, or of the algorithm where there are none.
+        A dict of `Prediction`, by name of the variant, or of the algorithm if there are no variants.
 
     Raises:
-        ConfigError: For a scenario that does not fit.
+        ConfigError: The scenario is invalid.
 
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    return predicting.predict(_scenario(scenario), clock, packets).variants
+    return predicting.predict(_loaded(scenario), clock, packets).variants
 
 
 def run(
@@ -86,62 +86,62 @@ def run(
     output: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
-    """Build the network, run the job on it, measure, judge, and write the run's folder with its report.
+    """Build the network, run the job on it, measure, validate, and write the run's folder with its report.
 
     Args:
         scenario: From `load`, or what `load` takes.
-        clock: "virtual": exact, without root, which a notebook seldom has; "real": this machine's, as root, which the
-            command `testbed run` takes unless told, since it needs no kernel that is built first.
-        jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
-        memory: What each guest may use, "9 GiB"; None: what the job is expected to need.
-        output: The folder to make; None: `runs/NAME-DATE-TIME`.
-        progress: Called with a line whenever there is something to tell; None: nothing is told.
+        clock: "virtual": exact, and without root, which notebooks seldom have. "real": this machine's, as root; the
+            default of the command `testbed run`, since it needs no kernel build.
+        jobs: Virtual clock: guests to run at once; None: one per core, as memory allows.
+        memory: Memory limit of each guest, such as "9 GiB"; None: what the job is expected to need.
+        output: The folder to create; None: `runs/NAME-DATE-TIME`.
+        progress: Called with a line of text on progress.
 
     Returns:
-        The figures, with a verdict for each variant; look at `.status` before you believe them.
+        The results, with a verdict for each variant. Check `.status` before you use them.
 
     Raises:
-        ConfigError: For what does not fit, or cannot be run here.
-        RunExists: Where `output` is there already; a FileExistsError.
-        RunError, FabricError, VirtualClockError: When it could not be brought to its end; nothing is left behind.
+        ConfigError: The scenario is invalid, or cannot be run here.
+        RunExists: `output` exists already (a FileExistsError).
+        RunError, FabricError, VirtualClockError: The run failed; nothing is left behind.
 
     Example:
         >>> result = testbed.run("scenarios/quickstart.yaml")
         >>> {variant.name: variant.step_time_s.median for variant in result.variants}
     """
     file = "scenario" if isinstance(scenario, Scenario | Mapping) else str(scenario)
-    scenario = _scenario(scenario)
-    tell = progress or (lambda line: None)
+    scenario = _loaded(scenario)
+    notify = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(scenario.name)
-    telling = Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}"))
+    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     request = Request(scenario, target, file, clock=clock, jobs=jobs, memory=memory)
-    return experiment.run(request, Listener(telling))
+    return experiment.run(request, listener)
 
 
 def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:
-    """Search a scenario's configurations, which its `explore` names, for the quickest step, by the model.
+    """Search a scenario's configurations, as set in its `explore`, for the fastest step, with the step model.
 
     Args:
         scenario: From `load`, or what `load` takes.
-        progress: Called with a line whenever there is something to tell; None: nothing is told.
+        progress: Called with a line of text on progress.
 
     Returns:
-        `.fitting`: what was tried and fits, the quickest first; `.baselines`: what people run today, beside it.
+        `.fitting`: feasible configurations, the fastest first; `.baselines`: common practice, for comparison.
 
     Raises:
-        ConfigError: For a scenario without `explore`, or one that does not fit.
-        NothingFits: Where no configuration does; it says why.
+        ConfigError: The scenario is invalid, or has no `explore`.
+        NothingFits: No configuration is feasible; says why.
 
     Example:
         >>> found = testbed.explore("explore/dense-70b-campus")
         >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
     """
-    loaded, tell = _scenario(scenario), progress or (lambda line: None)
+    loaded, notify = _loaded(scenario), progress or (lambda line: None)
 
-    def told(standing: SearchProgress) -> None:
-        tell(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
+    def report(standing: SearchProgress) -> None:
+        notify(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
 
-    return Search(loaded, told).run()
+    return Search(loaded, report).run()
 
 
 def sweep(
@@ -156,75 +156,75 @@ def sweep(
     scheduler: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Sweep:
-    """Take a scenario through all values of one or two settings: by the model, then measured.
+    """Evaluate a scenario at all values of one or two settings: predicted, and optionally measured.
 
     Args:
         scenario: From `load`, or what `load` takes.
-        axes: By path a range as `testbed sweep` takes it, or a list of values.
-        clock: By which points are measured; "model": none, but with `confirm` so many by the virtual clock.
-        confirm: How many points are measured; None: all, unless `clock` is "model".
-        jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
-        output: The folder; one that holds the same sweep is gone on with. None: `runs/NAME-swept-DATE-TIME`.
-        engine: Who works: "processes" of this machine, or "dask", whose workers are here or those of `scheduler`.
-        scheduler: The address of a Dask cluster's.
-        progress: Called with a line whenever there is something to tell; None: nothing is told.
+        axes: By path, a range as `testbed sweep` takes it, or a list of values.
+        clock: Clock for measuring points. "model": only predict them, or with `confirm` use the virtual clock.
+        confirm: Number of points to measure; None: all, unless `clock` is "model".
+        jobs: Virtual clock: guests to run at once; None: one per core, as memory allows.
+        output: The folder; an existing one with the same sweep is resumed. None: `runs/NAME-swept-DATE-TIME`.
+        engine: Where the work runs: "processes" of this machine, or "dask", with local workers or those of `scheduler`.
+        scheduler: Address of a running Dask cluster.
+        progress: Called with a line of text on progress.
 
     Returns:
-        Every point, by the model and as measured; `.frame()` has a row per point and variant.
+        Every point, predicted and measured; `.frame()` has a row per point and variant.
 
     Raises:
-        ConfigError: For ranges or a scenario that do not fit, or a folder that holds something else.
-        ExecutorError: Where Dask is not there, or a worker is not as this machine is.
-        RunError, FabricError, VirtualClockError: When a run could not be brought to its end; what was done stays.
+        ConfigError: A range or the scenario is invalid, or the folder holds something else.
+        ExecutorError: Dask is not installed, or a worker differs from this machine.
+        RunError, FabricError, VirtualClockError: A run failed; finished points are kept.
 
     Example:
         >>> found = testbed.sweep("quickstart", {"topology.wan.0.delay": "1ms..80ms:log:8", "policy": ["ecmp", "te"]})
         >>> found.frame()
     """
     source = scenario.to_data() if isinstance(scenario, Scenario) else scenario
-    tell = progress or (lambda line: None)
+    notify = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(f"{load_scenario(source).name}-swept")
     request = SweepRequest(
         source,
         (),
-        axes_of(axes),
+        axes_from_mapping(axes),
         target,
-        clock=sweeping.clock_for(clock, confirm),
+        clock=sweeping.measuring_clock(clock, confirm),
         confirm=confirm,
         jobs=jobs,
     )
-    listener = Listener(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
+    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     planned = sweeping.plan_sweep(request)
     with open_executor(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
-            planned.by(workers),
-            lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
+            planned.with_engine(workers),
+            lambda done, total, words: notify(f"point {done + 1} of {total}: {words}") if words else None,
             listener,
         )
 
 
 class RunningNetwork:
-    """A network that is up. `fabric.net` is Mininet's own object."""
+    """A running network. `fabric.net` is Mininet's own object."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of its hosts, in the order of the topology."""
+        """Names of the hosts, in the order of the topology."""
         return tuple(host.name for host in self.fabric.topology.hosts)
 
     def exec(self, host: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a program inside a host, to its end.
+        """Run a program inside a host and wait for it.
 
         Args:
-            host: Its name, such as "east1"; hosts know each other by name.
+            host: Name of the host, such as "east1". Hosts can resolve each other's names.
             command: The program and its arguments.
-            check: Whether another exit status than 0 raises CalledProcessError.
+            check: Raise CalledProcessError if the exit status is not 0.
 
         Raises:
-            UnknownHost: For a host that there is not; a ValueError.
-            ProgramNotFound: For a program that there is not.
+            UnknownHost: There is no such host (a ValueError).
+            ProgramNotFound: There is no such program.
         """
         inside = command_in_host(self.fabric.state, host, command)
         return subprocess.run(inside, capture_output=True, text=True, check=check)
@@ -238,17 +238,17 @@ def up(
     size_scale: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[RunningNetwork]:
-    """Build a network on this machine, as root; it goes when the block ends, however it ends.
+    """Build a network on this machine, as root, and remove it when the block ends, however it ends.
 
     Args:
-        topology: A topology file, the name of one that comes with the testbed, or the mapping that one would hold.
-        policy: How it treats traffic: a transport policy's name.
-        size_scale: Divides all rates; None: the smallest that this machine carries.
-        progress: Called with a line whenever there is something to tell; None: nothing is told.
+        topology: A topology file, the name of a bundled one, or a mapping with its content.
+        policy: Name of the transport policy.
+        size_scale: Divides all rates; None: the smallest value at which this machine can carry the traffic.
+        progress: Called with a line of text on progress.
 
     Raises:
-        ConfigError: For a topology that does not fit, or that this machine does not carry.
-        FabricError: When it could not be built; nothing is left behind.
+        ConfigError: The topology is invalid, or too large for this machine.
+        FabricError: The network could not be built; nothing is left behind.
 
     Example:
         >>> with testbed.up("two-buildings") as network:
@@ -260,5 +260,5 @@ def up(
         yield RunningNetwork(fabric)
 
 
-def _scenario(given: Scenario | Source) -> Scenario:
+def _loaded(given: Scenario | Source) -> Scenario:
     return given if isinstance(given, Scenario) else load(given)

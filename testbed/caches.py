@@ -12,27 +12,30 @@ T = TypeVar("T")
 
 
 class IdentityCache(Generic[T]):
-    """By the things themselves, which must not change, in no time: not by what they are equal to. most: so many."""
+    """An LRU cache keyed by the identity of immutable objects, which avoids hashing and comparing them.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        # with the things, so that their numbers stay theirs
-        self._known: OrderedDict[Hashable, tuple[tuple[object, ...], T]] = OrderedDict()
+    `capacity`: the number of values it holds.
+    """
 
-    def of(self, things: tuple[object, ...], made: Callable[[], T], by: Hashable = None) -> T:
-        """What was made of these, or is now. by: what else it goes by, by what that is equal to."""
-        key = tuple(map(id, things)), by
-        if (known := self._known.get(key)) is not None:
-            self._known.move_to_end(key)
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # holds the objects, so that their ids are not reused
+        self._values: OrderedDict[Hashable, tuple[tuple[object, ...], T]] = OrderedDict()
+
+    def of(self, objects: tuple[object, ...], create: Callable[[], T], by: Hashable = None) -> T:
+        """Return the cached value for these objects, or a new one from `create`. `by`: a further key, by equality."""
+        key = tuple(map(id, objects)), by
+        if (known := self._values.get(key)) is not None:
+            self._values.move_to_end(key)
             return known[1]
-        found = made()
-        self._known[key] = things, found
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
-        return found
+        value = create()
+        self._values[key] = objects, value
+        while len(self._values) > self._capacity:
+            self._values.popitem(last=False)
+        return value
 
 
-def user_cache(what: str) -> Path:
-    """The user's folder for it; $XDG_CACHE_HOME moves it."""
+def user_cache(name: str) -> Path:
+    """Return the user's cache folder of this name; $XDG_CACHE_HOME moves it."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "scale-across-testbed" / what
+    return home / "scale-across-testbed" / name

@@ -1,4 +1,4 @@
-"""What goes wrong in ways that people are told: one tree, so that whoever calls catches one class."""
+"""Errors that are reported to users, as one class tree, so that callers can catch one class."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 class TestbedError(Exception):
-    """One message for people. status: with which a command ends that met it.
+    """An error with one message for the user. `status`: the exit status of a command that fails with it.
 
-    Where the message has these parts, they stand apart as well. where: a file, field or thing. got: what was found
-    there. expected: what would do. hint: what to do about it.
+    Parts of the message are also attributes: `where` (a file, field or object), `got` (what was found there),
+    `expected` (what would be valid), and `hint` (what to do).
     """
 
-    __test__ = False  # for pytest, which takes it for a test by its name
+    __test__ = False  # keeps pytest from collecting it by its name
     status = 1
 
     def __init__(
@@ -26,18 +26,18 @@ class TestbedError(Exception):
 
     @property
     def found(self) -> str:
-        """What was got, and where."""
+        """What was found, and where."""
         return f"{self.where}: {self.got}" if self.where else self.got
 
 
 class BadInput(TestbedError):
-    """What somebody gave cannot be used."""
+    """Invalid user input."""
 
     status = 2
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The known words, with the closest pointed out if there is one: "ring, hierarchical; did you mean ring?"."""
+    """Return the known words, with the closest one as a suggestion: "ring, hierarchical; did you mean ring?"."""
     words = list(known)
     close = difflib.get_close_matches(str(word), words, n=1)
     return ", ".join(words) + (f"; did you mean {close[0]}?" if close else "")

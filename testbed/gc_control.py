@@ -1,4 +1,4 @@
-"""Python's garbage collector, while it would look in vain."""
+"""Control of Python's garbage collector where it finds nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-MANY = 500_000  # objects that live and have not been looked at, until it looks; usual are 700
+INFREQUENT_THRESHOLD = 500_000  # new objects before a collection; the default is 700
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """What is made lives as long as what goes on, some ten thousand objects: looking for cycles takes a third of it."""
+    """Disable the collector while all new objects stay alive: scanning some 10,000 takes a third of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def gc_disabled() -> Iterator[None]:
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """What is made, and let go, time and again: it would be looked through anew each time, a tenth of all time."""
+    """Collect rarely while objects are created and freed repeatedly: scanning them takes a tenth of the time."""
     usual = gc.get_threshold()
     set_infrequent_gc()
     try:
@@ -33,11 +33,11 @@ def infrequent_gc() -> Iterator[None]:
 
 
 def set_infrequent_gc() -> None:
-    """The same, of a process that does nothing else."""
-    gc.set_threshold(MANY, *gc.get_threshold()[1:])
+    """Collect rarely from now on, in a process that does nothing else."""
+    gc.set_threshold(INFREQUENT_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def clear_references(some: Iterable[object]) -> None:
-    """Nobody asks for these any more: what leads back to them, and a plan with it, goes without a collector."""
+    """Break reference cycles through objects that are no longer needed, to free them without the collector."""
     for one in some:
         vars(one).clear()

@@ -1,4 +1,4 @@
-"""Lines of JSON that are added to as something goes on, and read when it goes on again."""
+"""An append-only JSON-lines log that survives a kill."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class JsonlLog:
-    """A file of them, made where there is none. What somebody who was killed left unfinished at its end is dropped.
+    """A log file, created if necessary. An unfinished last line, left by a killed process, is dropped.
 
-    known: what it held when it was opened.
+    `known`: the entries it held when it was opened.
     """
 
     def __init__(self, file: Path) -> None:
@@ -22,12 +22,12 @@ class JsonlLog:
         self._file = file.open("a")
 
     def add(self, entry: dict[str, Any]) -> None:
-        """One more, which is in the file when this returns."""
+        """Append an entry and flush it to the file."""
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """All is written."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> JsonlLog:

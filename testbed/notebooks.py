@@ -1,4 +1,4 @@
-"""How results look in a notebook: HTML tables without scripts or styles, which take the notebook's own colours."""
+"""Results as HTML for notebooks: tables without scripts or styles, which adopt the notebook's colours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def html_table(
     before: Iterable[str] = (),
     after: Iterable[str] = (),
 ) -> str:
-    """A table, the first column of names, others of figures; a paragraph for each sentence before and after it."""
+    """Return a table with names in the first column and figures in the others, and paragraphs before and after it."""
     head = "".join(
         f'<th style="text-align: {_side(n)}">{escape(text)}</th>' for n, text in enumerate(headings)
     )
@@ -23,7 +23,7 @@ def html_table(
 
 
 def html_image(svg: str, words: str) -> str:
-    """A drawing, apart from the page's styles. words: for who cannot see it."""
+    """Return an SVG as an image, isolated from the page's styles. `words`: its alternative text."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(words)}" style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'
 

@@ -1,7 +1,7 @@
-"""What can be added under a name: the testbed's own, what installed packages bring, and `FILE.py:NAME`.
+"""Registries of what can be extended by name: built-in, from installed packages, or as `FILE.py:NAME`.
 
-Each room that has something to add to has a `Registry` of it. Whoever checks names below that room finds the registry
-by `registry`: names are asked for when they are needed, not written down a second time.
+Each package with something to extend has a `Registry` for it. Lower packages look it up with `registry` when they
+check a name, so that names are not listed twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def resolve_file_names(value: Any, folder: Path) -> Any:
-    """Data as written in a file, with every FILE.py:NAME in it found from `folder`."""
+    """Return data with every FILE.py:NAME in it made absolute, relative to `folder`."""
     if isinstance(value, Mapping):
         return {key: resolve_file_names(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -38,18 +38,18 @@ def resolve_file_names(value: Any, folder: Path) -> Any:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether it is FILE.py:NAME, which may be something else later."""
+    """Return whether a name has the form FILE.py:NAME, so that what it refers to can change."""
     return OWN_FILE.fullmatch(name) is not None
 
 
 def short_name(name: str) -> str:
-    """For people: of FILE.py:NAME without the file's folder."""
+    """Return a name for display: FILE.py:NAME without the file's folder."""
     own = OWN_FILE.fullmatch(name)
     return name if own is None else f"{Path(own['file']).name}:{own['name']}"
 
 
 def shorten_names(value: Any) -> Any:
-    """For people: data with every FILE.py:NAME in it without the file's folder, the reverse of `resolve_file_names`."""
+    """Return data for display, with every FILE.py:NAME in it without the file's folder."""
     if isinstance(value, Mapping):
         return {key: shorten_names(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -58,7 +58,7 @@ def shorten_names(value: Any) -> Any:
 
 
 def disambiguate_names(names: Sequence[str]) -> dict[str, str]:
-    """What names are known by beside each other: FILE:NAME of FILE.py:NAME, with a number where two have the same."""
+    """Map display names to names: FILE:NAME for FILE.py:NAME, with a number if two are the same."""
     found: dict[str, str] = {}
     for name in names:
         own = OWN_FILE.fullmatch(name)
@@ -79,22 +79,22 @@ REGISTRIES = {
     "protocols": "testbed.comm.transport.protocols:PROTOCOLS",
     "bootstraps": "testbed.comm.transport.bootstraps:BOOTSTRAPS",
 }
-"""Where each registry stands, MODULE:NAME."""
+"""Location of each registry, MODULE:NAME."""
 
 
 class PluginError(BadInput):
-    """A plug-in that is not there, or is not what it should be, or raises what it should not."""
+    """A plug-in is missing, has the wrong type, or raised an unexpected exception."""
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """One kind of thing by name; as a mapping it holds what has a name, `find` takes files as well.
+    """Plug-ins of one kind by name. As a mapping it holds named ones; `find` also takes files.
 
     Args:
-        what: One of them, for people: "policy".
-        package: Modules of it register what the testbed has itself; they are imported when names are first asked for.
-        entry_points: The group under which installed packages name theirs.
-        check: Of something found under a name: what it should be ("a class derived from Policy"), None if it is.
-        prefix: What entry points of this registry begin with, where several share a group: "all_reduce.".
+        what: Singular noun for messages: "policy".
+        package: Its modules register the built-in ones; they are imported when names are first looked up.
+        entry_points: Entry-point group under which installed packages list theirs.
+        check: Takes a plug-in and returns what it should be ("a class derived from Policy"), or None if it is valid.
+        prefix: Common prefix of this registry's entry points, if several share a group: "all_reduce.".
     """
 
     def __init__(
@@ -110,46 +110,46 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known: dict[str, T] = {}
         self._installed: dict[str, importlib.metadata.EntryPoint] = {}
         self._complete = False
-        self._completing = threading.RLock()  # who comes second waits until all names are there
+        self._completing = threading.RLock()  # other threads wait until all names are known
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorate, or call with, what goes by this name from now on."""
+        """Register a plug-in under a name; usable as a decorator."""
 
-        def keep(thing: T) -> T:
+        def add(thing: T) -> T:
             if name in self._known:
                 raise PluginError(where=self.what, got=f"{name} twice", expected="each name once")
             self._known[name] = thing
             return thing
 
-        return keep
+        return add
 
     def find(self, name: str) -> T:
-        """By name, or of a file as FILE.py:NAME. PluginError."""
+        """Return a plug-in by name or FILE.py:NAME. Raises PluginError."""
         if name in self:
             return self[name]
         own = OWN_FILE.fullmatch(name)
         if own is None:
             expected = f"FILE.py:NAME or one of {did_you_mean(name, self)}"
             raise PluginError(where=self.what, got=repr(name), expected=expected)
-        return self._checked(name, self._of_file(name, Path(own["file"]), own["name"]))
+        return self._checked(name, self._load_from_file(name, Path(own["file"]), own["name"]))
 
     def expected(self, value: object) -> str | None:
-        """Without loading a file: what should stand in place of a name; None where it will do."""
+        """Return what is expected in place of a name, or None if it is valid. Does not load a file."""
         if isinstance(value, str):
             if value in self:
                 return None
             if own := OWN_FILE.fullmatch(value):
                 if Path(own["file"]).is_file():
                     return None
-                return f"{self._one} of a Python file; there is no {own['file']}"
-        return f"FILE.py:NAME or {self._one}: {did_you_mean(value, self)}"
+                return f"{self._with_article} of a Python file; there is no {own['file']}"
+        return f"FILE.py:NAME or {self._with_article}: {did_you_mean(value, self)}"
 
     @property
-    def _one(self) -> str:
+    def _with_article(self) -> str:
         return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._known:  # a look at what is installed takes time
+        if name not in self._known:  # scanning installed packages takes time
             self._complete_names()
         if name in self._known:
             return self._known[name]
@@ -160,7 +160,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def installed(self) -> tuple[str, ...]:
-        """Names that installed packages bring."""
+        """Names from installed packages."""
         self._complete_names()
         return tuple(self._installed)
 
@@ -173,12 +173,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _complete_names(self) -> None:
         with self._completing:
-            self._complete_once()
+            if not self._complete:
+                self._complete = True  # set first, as imported modules may look up names, too
+                self._load_names()
 
-    def _complete_once(self) -> None:
-        if self._complete:
-            return
-        self._complete = True  # first of all: what is imported may ask, too
+    def _load_names(self) -> None:
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
@@ -190,11 +189,11 @@ class Registry(Mapping[str, T], Generic[T]):
                 raise PluginError(
                     where=f"{self.what} {name}",
                     got=f"an entry point ({entry.value})",
-                    expected="a name that the testbed does not have itself",
+                    expected="a name that is not built in",
                 )
             self._installed[name] = entry
 
-    def _of_file(self, name: str, path: Path, wanted: str) -> Any:
+    def _load_from_file(self, name: str, path: Path, wanted: str) -> Any:
         module = load_file(path, f"{self.what} {name}")
         if not hasattr(module, wanted):
             ours = [
@@ -207,7 +206,7 @@ class Registry(Mapping[str, T], Generic[T]):
             raise PluginError(
                 where=f"{self.what} {name}",
                 got=f"no {wanted} in the file",
-                expected=f"a name in it: {did_you_mean(wanted, ours) or 'there is none'}",
+                expected=f"a name in it: {did_you_mean(wanted, ours) or 'it defines none'}",
             )
         return getattr(module, wanted)
 
@@ -221,7 +220,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def derived_from(base: type) -> Callable[[object], str | None]:
-    """A check for classes of this base."""
+    """Return a check for classes derived from this base."""
 
     def check(thing: object) -> str | None:
         fits = isinstance(thing, type) and issubclass(thing, base)
@@ -231,7 +230,7 @@ def derived_from(base: type) -> Callable[[object], str | None]:
 
 
 def registry(kind: str) -> Registry[Any]:
-    """That of a kind, one of REGISTRIES."""
+    """Return the registry of a kind, one of REGISTRIES."""
     module, _, name = REGISTRIES[kind].partition(":")
     found: Registry[Any] = getattr(importlib.import_module(module), name)
     return found
@@ -241,19 +240,19 @@ _modules: dict[Path, tuple[int, ModuleType]] = {}
 
 
 def load_file(path: Path, what: str) -> ModuleType:
-    """A Python file as a module, loaded once until it changes. PluginError names `what`."""
+    """Import a Python file as a module, once until it changes. A PluginError names `what`."""
     path = path.resolve()
     if not path.is_file():
         raise PluginError(f"{what}: there is no file {path}")
     changed = path.stat().st_mtime_ns
     if path in _modules and _modules[path][0] == changed:
         return _modules[path][1]
-    # two files of one name are two modules
+    # numbered, as files in different folders can have the same name
     spec = importlib.util.spec_from_file_location(f"testbed_plugin_{len(_modules)}_{path.stem}", path)
     assert spec is not None  # for any .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     with attribute_errors(what, path):
         spec.loader.exec_module(module)
     _modules[path] = changed, module
@@ -262,7 +261,7 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def attribute_errors(what: str, file: Path, kind: type[TestbedError] = PluginError) -> Iterator[None]:
-    """What somebody's code raises in this block becomes one error of a kind that names it and its line in `file`."""
+    """Turn exceptions of user code in this block into one error that names `what` and the line in `file`."""
     try:
         yield
     except TestbedError:
@@ -272,7 +271,7 @@ def attribute_errors(what: str, file: Path, kind: type[TestbedError] = PluginErr
 
 
 def describe_exception(error: Exception, file: Path) -> str:
-    """An exception in one line, with the last line of `file` that it went through, or where it came from."""
+    """Return an exception in one line, with the last line of `file` that it passed through, or where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == file] or frames
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""Child processes, signals, open files, and connections that end without FIN or RST."""
+"""Child processes, signals, open files, and TCP connections that end without FIN or RST."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_parent_death_signal(number: signal.Signals) -> None:
-    """Have the kernel send this process `number` when its parent dies; at once if the parent is gone already."""
+    """Have the kernel send this process a signal when its parent dies; at once if the parent is gone already."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
@@ -28,9 +28,9 @@ def set_parent_death_signal(number: signal.Signals) -> None:
 
 
 def process_start_ticks(pid: int) -> float | None:
-    """Start of a process in clock ticks since boot, which with its id names it for good; None when it has ended.
+    """Return a process's start in clock ticks since boot, which with its id identifies it; None if it has ended.
 
-    Not psutil's time of day, which moves when the machine's clock is set: an owner would look like somebody else.
+    psutil's start time would change when the machine's clock is set, so that an owner would look like another process.
     """
     try:
         state, *figures = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -40,7 +40,7 @@ def process_start_ticks(pid: int) -> float | None:
 
 
 def raise_open_file_limit(needed: int | None = None) -> None:
-    """Let this process have so many files open, and as many again, as far as it may; None: as many as it may."""
+    """Raise this process's limit of open files to twice `needed`, as far as allowed; None: to the maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed is None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -52,7 +52,7 @@ def raise_open_file_limit(needed: int | None = None) -> None:
 
 
 def wait_or_kill(process: subprocess.Popen[Any], timeout_s: float) -> None:
-    """Wait for a child that was told to end; kill it when it does not in its time."""
+    """Wait for a child that was asked to end; kill it on timeout."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -61,7 +61,7 @@ def wait_or_kill(process: subprocess.Popen[Any], timeout_s: float) -> None:
 
 
 def close_pipes(process: subprocess.Popen[Any]) -> None:
-    """Close this end of a child's pipes, whatever state they are in; for many a child that is the word to end."""
+    """Close this end of a child's pipes, whatever their state; many children end when their input closes."""
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ def close_pipes(process: subprocess.Popen[Any]) -> None:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that arrive meanwhile take effect after the block."""
+    """Defer SIGINT, SIGTERM and SIGHUP that arrive in the block until it ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,7 +84,7 @@ def defer_signals() -> Iterator[None]:
 
 class _Numbered(Protocol):
     def fileno(self) -> int:
-        """Its file descriptor."""
+        """Return the file descriptor."""
         ...
 
 
@@ -92,7 +92,7 @@ File = TypeVar("File", bound="int | _Numbered")
 
 
 def wait_readable(files: Sequence[File], timeout_s: float | None) -> list[File]:
-    """Those that can be read from, or have ended, waiting up to `timeout_s` (rounded up to milliseconds) for one."""
+    """Return the files that are readable or at their end, waiting up to `timeout_s` (rounded up to ms) for one."""
     poll = select.poll()
     numbered = {file if isinstance(file, int) else file.fileno(): file for file in files}
     for number in numbered:
@@ -102,14 +102,14 @@ def wait_readable(files: Sequence[File], timeout_s: float | None) -> list[File]:
 
 
 TCP_REPAIR = 19
-_PIDFD_GETFD = 438  # of all architectures: this and newer calls are numbered alike
+_PIDFD_GETFD = 438  # the same on all architectures, as for all newer calls
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def suppress_tcp_close(pid: int) -> int:
-    """Have the kernel say nothing when a process, which stands still, ends: how many TCP connections it has. OSError.
+    """Keep the kernel from sending FIN or RST when a stopped process ends. Return its number of TCP connections.
 
-    Those of MPTCP, and ones that nobody has accepted yet, are left as they are.
+    MPTCP connections and those not accepted yet are left alone. Raises OSError.
     """
     found = 0
     process = os.pidfd_open(pid)
@@ -117,15 +117,15 @@ def suppress_tcp_close(pid: int) -> int:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             if not os.readlink(entry).startswith("socket:"):
                 continue
-            with socket.socket(fileno=_copied(process, int(entry.name))) as copy:
-                found += _repaired(copy)
+            with socket.socket(fileno=_duplicate_fd(process, int(entry.name))) as copy:
+                found += _enable_tcp_repair(copy)
     finally:
         os.close(process)
     return found
 
 
-def _copied(process: int, number: int) -> int:
-    """A file of another process's as one of ours."""
+def _duplicate_fd(process: int, number: int) -> int:
+    """Duplicate another process's file descriptor."""
     copy = int(_libc.syscall(_PIDFD_GETFD, process, number, 0))
     if copy < 0:
         error = ctypes.get_errno()
@@ -133,7 +133,7 @@ def _copied(process: int, number: int) -> int:
     return copy
 
 
-def _repaired(copy: socket.socket) -> bool:
+def _enable_tcp_repair(copy: socket.socket) -> bool:
     if copy.family != socket.AF_INET or copy.type != socket.SOCK_STREAM:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The command `testbed`: parse, call, print. Nothing is decided here."""
+"""The command `testbed`: parse arguments, call, print."""
 
 from testbed.cli.main import main
 

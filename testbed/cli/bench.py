@@ -1,4 +1,4 @@
-"""The command `bench`: one collective at many sizes, in nccl-tests' columns."""
+"""The command `bench`: time a collective at many sizes, with nccl-tests' columns."""
 
 from __future__ import annotations
 
@@ -69,9 +69,13 @@ def bench(
     collective: Annotated[str, typer.Argument(help=f"One of {', '.join(COLLECTIVES)}, or FILE.py:NAME.")],
     least: Annotated[str, typer.Option("--minbytes", "-b", help="Smallest size.")] = "4K",
     most: Annotated[str, typer.Option("--maxbytes", "-e", help="Largest size.")] = "64M",
-    factor: Annotated[int, typer.Option("--stepfactor", "-f", min=2, help="From one size to the next.")] = 2,
-    iterations: Annotated[int, typer.Option("--iters", "-n", min=1, help="Timed repetitions of each.")] = 20,
-    warmup: Annotated[int, typer.Option("--warmup-iters", "-w", min=0, help="Repetitions before.")] = 5,
+    factor: Annotated[
+        int, typer.Option("--stepfactor", "-f", min=2, help="Factor between successive sizes.")
+    ] = 2,
+    iterations: Annotated[int, typer.Option("--iters", "-n", min=1, help="Timed iterations per size.")] = 20,
+    warmup: Annotated[
+        int, typer.Option("--warmup-iters", "-w", min=0, help="Warm-up iterations per size.")
+    ] = 5,
     dtype: Annotated[str, typer.Option("--datatype", "-d", help=", ".join(DTYPES))] = "float32",
     op: Annotated[str, typer.Option("--op", "-o", help=", ".join(OPERATIONS))] = "sum",
     topology: TopologyOption = None,
@@ -80,11 +84,11 @@ def bench(
         typer.Option(
             "--algorithm",
             "-a",
-            help="auto, one by name or FILE.py:NAME, several with commas between, or all.",
+            help="auto, a name or FILE.py:NAME, several separated by commas, or all.",
         ),
     ] = AUTO,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="How many [default: one per host; 4 on loopback].")
+        int | None, typer.Option(min=2, help="Number of ranks (default: one per host; 4 on loopback).")
     ] = None,
     transport: Annotated[str, typer.Option(help=", ".join(registry("transports")))] = USUAL_KIND,
     protocol: Annotated[str, typer.Option(help=", ".join(registry("protocols")))] = USUAL_PROTOCOL,
@@ -93,15 +97,16 @@ def bench(
         typer.Option(help=f"Transport, protocol and what they cost in one: {', '.join(PRESETS)}."),
     ] = None,
     congestion_control: Annotated[
-        str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
+        str | None,
+        typer.Option(help="TCP congestion control (default: cubic; on loopback the kernel's own)."),
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
     json_file: JsonFileOption = None,
     tune: Annotated[
         Path | None,
-        typer.Option(help="Write the quickest algorithm of each size to this table, for auto to go by."),
+        typer.Option(help="Write the fastest algorithm for each size to this table, for algorithm auto."),
     ] = None,
-    tuning: Annotated[Path | None, typer.Option(help="A table that auto goes by.")] = None,
+    tuning: Annotated[Path | None, typer.Option(help="Tuning table for algorithm auto.")] = None,
     clock: Annotated[str, typer.Option(help="real or virtual.")] = RUN_CLOCK,
     size_scale: SizeScaleOption = AUTO_SCALE,
     seed: SeedOption = SEED,
@@ -111,10 +116,10 @@ def bench(
     memory: MemoryOption = None,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
 ) -> None:
-    """Time a collective at many sizes, as nccl-tests do: time per call, bandwidths, wrong elements.
+    """Benchmark a collective at many sizes, like nccl-tests: time per call, bandwidths, wrong elements.
 
-    The last column is how near it comes to what its most loaded link allows, headers taken off. Exit status 1 when any
-    element was wrong.
+    The last column is the share of what its most loaded link allows, without headers. Exit status 1 if any element was
+    wrong.
     """
     collective = collective_named(collective)
     check_bench_options(dtype, op, transport, protocol, clock)

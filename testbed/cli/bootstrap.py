@@ -1,4 +1,4 @@
-"""The command `bootstrap`: what starting a job takes, from its ranks knowing one address to all groups connected."""
+"""The command `bootstrap`: time a job's start, from ranks knowing one address to all groups being connected."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def bootstrap(
-    topology: Annotated[Path, typer.Argument(help="A topology file; its hosts have several ranks each.")],
+    topology: Annotated[Path, typer.Argument(help="A topology file; each host has several ranks.")],
     ranks: Annotated[
-        str, typer.Option("--ranks", help="How many in all, several with commas between.")
+        str, typer.Option("--ranks", help="Total number of ranks; several separated by commas.")
     ] = "64,256",
     way: Annotated[
         str,
@@ -62,10 +62,12 @@ def bootstrap(
     ] = "baseline,scalable",
     groups: Annotated[
         str,
-        typer.Option(help="Sizes of a rank's groups beside replicas, which are the rest; none: no groups."),
+        typer.Option(
+            help="Sizes of each rank's groups; the remaining dimension is replicas. none: no groups."
+        ),
     ] = "tensor=8,pipeline=4",
     costs: Annotated[
-        str, typer.Option(help="What software takes: published (fitted to NCCLX's figure 21), or none.")
+        str, typer.Option(help="Software costs: published (fitted to figure 21 of the NCCLX paper), or none.")
     ] = "published",
     json_file: JsonFileOption = None,
     clock: Annotated[str, typer.Option(help="real or virtual.")] = MODEL_CLOCK,
@@ -75,10 +77,10 @@ def bootstrap(
     memory: MemoryOption = None,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
 ) -> None:
-    """Time how the ranks of a large job find each other, make their groups and connect; no data is sent.
+    """Benchmark the bootstrap of a large job: rendezvous, group creation, connections; no data is sent.
 
-    Time is until the last rank is done, its parts are means over ranks. Buffers are those that protocol `staged` keeps
-    for each connection.
+    The total is the time until the last rank is done; its parts are means over ranks. Buffers are those of protocol
+    `staged` for each connection.
     """
     tries = bootstrap_trials(ranks, way, groups, costs, clock)
     if wants_guest(clock):
@@ -107,7 +109,7 @@ def _cells(row: BootstrapRow) -> tuple[Any, ...]:
 
 
 def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
-    """How seconds grow with ranks, for each way that was tried with several."""
+    """Describe how time grows with the number of ranks, for each method with several sizes."""
     found = []
     for name, way in WAYS.items():
         points = [(row.ranks, row.time_s) for row in rows if row.way == way]

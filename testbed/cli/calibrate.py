@@ -1,4 +1,4 @@
-"""The command `calibrate`: what the model of a step takes from the emulator, measured on this machine."""
+"""The command `calibrate`: fit the step model's parameters to measurements on this machine."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def calibrate(
-    clock: Annotated[Literal["virtual", "real"], typer.Option(help="Of which clock.")] = MODEL_CLOCK,
+    clock: Annotated[
+        Literal["virtual", "real"], typer.Option(help="The clock to calibrate for.")
+    ] = MODEL_CLOCK,
     output: OutputOption = None,
     keep: Annotated[
-        Path | None, typer.Option(help="The file to keep the result in [default: where runs look for it].")
+        Path | None, typer.Option(help="File for the result (default: where runs look for it).")
     ] = None,
     jobs: JobsOption = None,
 ) -> None:
-    """Send probes through the emulated network, and fit the model of a step to what they take.
+    """Calibrate the step model: run probes on the emulated network and fit the model to them.
 
-    Kept per clock, and used from then on by run, predict and explore: what losses do to connections under each
-    congestion control, and what each other way to mend them takes; on the real clock also what software costs per
-    message and byte. Some minutes.
+    The result is stored per clock and used by run, predict and explore. It covers the effect of loss under each
+    congestion control, the cost of other kinds of loss recovery, and, with the real clock, software cost per message
+    and byte. Takes some minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
     with show_progress(Console(stderr=True, highlight=False)) as listener:
@@ -46,28 +48,27 @@ def calibrate(
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("congestion control")
-    for heading in ("window under loss,\nof the textbook's", "a loss is mended\nafter round trips"):
+    for heading in ("window under loss /\ntextbook window", "recovery time\nin round trips"):
         table.add_column(heading, justify="right")
     for name, response in found.calibration.losses.items():
         table.add_row(name, f"{response.window:.2f}", f"{response.recovery:.2f}")
     console.print(table)
-    console.print(_mending(found.calibration.mending))
+    console.print(_recovery_table(found.calibration.mending))
     if found.calibration.message_s is not None and found.calibration.byte_s is not None:
         each, gigabyte = time_text(found.calibration.message_s), time_text(found.calibration.byte_s * 1e9)
-        console.print(f"Software takes {each} for a message and {gigabyte} for a gigabyte, at each end.")
+        console.print(f"Software takes {each} per message and {gigabyte} per gigabyte, at each end.")
     worst = max(found.errors, key=lambda name: abs(found.errors[name]))
     console.print(
-        f"With that the model is {found.median_error:.1%} off in the median of {len(found.errors)} probes, "
-        f"{abs(found.errors[worst]):.1%} at the worst ({worst}).\nKept in {done.kept}.",
+        f"Model error over {len(found.errors)} probes: median {found.median_error:.1%}, "
+        f"worst {abs(found.errors[worst]):.1%} ({worst}).\nSaved to {done.kept}.",
         soft_wrap=True,
     )
 
 
-def _mending(factors: Mapping[str, float]) -> Table:
-    """By how losses are mended."""
+def _recovery_table(factors: Mapping[str, float]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("losses are mended by")
-    table.add_column("which takes,\nof its closed form", justify="right")
+    table.add_column("loss recovery")
+    table.add_column("time /\nclosed form", justify="right")
     for name, factor in factors.items():
         table.add_row(name, f"{factor:.2f}")
     return table

@@ -1,4 +1,4 @@
-"""The command `capture`: somebody's own training script as a job, without accelerators."""
+"""The command `capture`: record a training script as a job, without accelerators."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ def capture_script(
     context: typer.Context,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the job.")] = 8,
     ranks_per_host: Annotated[
-        int | None, typer.Option(min=1, help="LOCAL_WORLD_SIZE [default: 8, or all].")
+        int | None, typer.Option(min=1, help="LOCAL_WORLD_SIZE (default: 8, or all).")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Run so many; the last is recorded.")] = 2,
-    accelerator: Annotated[str, typer.Option(help="What computes in each rank.")] = "h100",
+    steps: Annotated[int, typer.Option(min=1, help="Steps to run; the last one is recorded.")] = 2,
+    accelerator: Annotated[str, typer.Option(help="Accelerator of each rank.")] = "h100",
     compute: Annotated[
         str,
         typer.Option(
-            help="What computing takes: utilisation (the part of the peak that training reaches), roofline (each "
-            "kernel at the least), or as measured: a PyTorch profiler's trace (.json, .json.gz) or a folder of them, "
-            "or a CSV file with kind,seconds."
+            help="How to time computation: utilisation (the share of peak that training reaches), roofline (a lower "
+            "bound for each kernel), or measured: a PyTorch profiler trace (.json, .json.gz), a folder of them, or a "
+            "CSV file with kind,seconds."
         ),
     ] = "utilisation",
-    python: Annotated[str, typer.Option(help="A Python that has PyTorch.")] = sys.executable,
+    python: Annotated[str, typer.Option(help="A Python interpreter with PyTorch.")] = sys.executable,
     every_rank: Annotated[
-        bool, typer.Option("--every-rank", help="Run each; else one of those alike, and one more.")
+        bool, typer.Option("--every-rank", help="Run every rank, rather than one of each kind and one more.")
     ] = False,
-    at_once: Annotated[int, typer.Option(min=1, help="Ranks that run at a time.")] = 2,
+    at_once: Annotated[int, typer.Option(min=1, help="Ranks to run at a time.")] = 2,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The trace [default: the script's name, .json.gz].")
+        Path | None,
+        typer.Option("--output", "-o", help="The trace file (default: the script's name, .json.gz)."),
     ] = None,
 ) -> None:
-    """Record a step of your own PyTorch script, without accelerators: testbed capture -- train.py
+    """Record a step of a PyTorch script, without accelerators: testbed capture -- train.py
 
-    It runs as torchrun would have it, under fake tensors and process groups that only note what they are asked for. The
+    The script runs as under torchrun, with fake tensors, and with process groups that only record their calls. The
     result is a workload: {trace: FILE} in a scenario.
     """
     words = [word for word in context.args if word != "--"]
@@ -87,7 +88,7 @@ def _print(found: CaptureResult, output: Path) -> None:
     ran = len(found.ran)
     console.print(
         f"{len(found.trace.ranks)} ranks of {len(found.classes)} kind{'s' * (len(found.classes) != 1)}, {ran} of them "
-        f"run, in {time_text(found.seconds)}; {size_text(found.peak_bytes)} of memory for one at the most.",
+        f"run, in {time_text(found.seconds)}; at most {size_text(found.peak_bytes)} of memory each.",
         markup=False,
     )
     for note in found.notes:
@@ -96,7 +97,7 @@ def _print(found: CaptureResult, output: Path) -> None:
 
 
 def table_of(trace: JobTrace) -> Table:
-    """By kind, what the rank that does most of it does in a step."""
+    """Return a table of calls by kind, for the rank with the most of each kind."""
     counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0] * len(trace.ranks))
     sizes: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * len(trace.ranks))
     seconds: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""The bar that commands show while something long goes on."""
+"""Progress bars, tables and warnings on a terminal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from testbed.workload.schedules.optimal_search import LISTENER
 
 
 class _More(ProgressColumn):
-    """What a task has as `more`, if it has any."""
+    """A column with a task's `more` field, if any."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields.get("more", ""))
 
 
 def progress_bar(console: Console) -> Progress:
-    """With what is being done, for how long, and a task's `more`; nothing where nobody looks."""
+    """Return a progress bar with description, elapsed time and a task's `more`; hidden without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
-        _More(),  # the last is cut where a terminal is narrow
+        _More(),  # last, as narrow terminals cut it off
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -39,7 +39,7 @@ def progress_bar(console: Console) -> Progress:
 
 @contextlib.contextmanager
 def show_schedule_search(console: Console) -> Iterator[None]:
-    """Tells how far searches for a schedule are within the block, where somebody looks."""
+    """Show the progress of schedule searches within the block."""
     with progress_bar(console) as bar:
         task = bar.add_task("", total=None, visible=False)
         with listen_to_schedule_search(lambda words: bar.update(task, description=words, visible=True)):
@@ -47,16 +47,16 @@ def show_schedule_search(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listen_to_schedule_search(tell: Callable[[str], None]) -> Iterator[None]:
-    """`tell` hears how far searches for a schedule are within the block."""
-    token = LISTENER.set(lambda words: tell(f"searching for a schedule: {words}"))
+def listen_to_schedule_search(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with the progress of schedule searches within the block."""
+    token = LISTENER.set(lambda words: report(f"searching for a schedule: {words}"))
     try:
         yield
     finally:
         LISTENER.reset(token)
 
 
-PIPED = 200  # columns where nobody says how many there are: a table that is narrower breaks names
+PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
 
 Row = TypeVar("Row")
 
@@ -67,7 +67,7 @@ def print_rows(
     widths: Sequence[int],
     cells: Callable[[Row], Sequence[Any]],
 ) -> list[Row]:
-    """All of them, each printed as it comes; headings before the first, behind what is told until there is one."""
+    """Print each row as it arrives, headings before the first, and return all rows."""
 
     def line(own: Sequence[Any]) -> str:
         return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
@@ -82,15 +82,15 @@ def print_rows(
 
 
 def console_of_tables() -> Console:
-    """Standard output as wide as its terminal is, or `COLUMNS` says; in a pipe or a file wide enough for names."""
+    """Return a console for tables: as wide as the terminal or `COLUMNS`, or wide enough for names in a pipe or file."""
     console = Console(highlight=False)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(highlight=False, width=PIPED)
+    return Console(highlight=False, width=PIPE_COLUMNS)
 
 
 def warn_unused_inputs(scenario: Scenario, strict: bool = False) -> None:
-    """Say it line by line, after the files have been found to be right. BadInput where something is, if strict."""
+    """Warn about each ignored part of the job's files. Raises BadInput if `strict` and there is one."""
     found = unused_inputs(scenario)
     if found and strict:
         hint = "\n".join(f"left out: {what}" for what in found)

@@ -1,4 +1,4 @@
-"""The commands `diagnose` and `trace`: who did it, from dumps of ranks' flight recorders; dumps made, and exported."""
+"""The commands `diagnose` and `trace`: find a culprit in flight recorder dumps, request dumps, and export them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.spec.units import parse_duration
 
 DumpsArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run's folder, RUN.failed of one that failed, or any of dumps."),
+    typer.Argument(metavar="RUN", help="A run's folder, RUN.failed of a failed run, or any folder of dumps."),
 ]
 
 
@@ -30,7 +30,7 @@ def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(diagnose)
     trace = typer.Typer(
-        no_args_is_help=True, help="Dumps of ranks' flight recorders: what their operations did last."
+        no_args_is_help=True, help="Flight recorder dumps of ranks: their most recent operations."
     )
     trace.command()(dump)
     trace.command()(export)
@@ -42,14 +42,14 @@ def diagnose(
     clock_error: Annotated[
         str | None,
         typer.Option(
-            help="By how much clocks of ranks may differ [default: 1 ms, nothing where a run has one clock]."
+            help="Largest difference between ranks' clocks (default: 1 ms; 0 if a run has one clock)."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say who did it: which rank, host, card, link or switch a run that stands, broke or is slow waits for.
+    """Find the culprit of a run that hangs, failed or is slow: the rank, host, card, link or switch.
 
-    From dumps of all ranks' flight recorders, of this project or PyTorch's; writes `diagnosis.html` beside them.
+    Reads flight recorder dumps of all ranks, from this project or PyTorch; writes `diagnosis.html` into their folder.
     """
     try:
         clock_error_s = None if clock_error is None else parse_duration(clock_error)
@@ -57,10 +57,10 @@ def diagnose(
         raise BadInput(where="--clock-error", got=repr(clock_error), expected=str(error)) from error
     read = read_evidence(run)
     found = {own.name: judge(own.dumps, own.paths, clock_error_s) for own in read}
-    told = Console(stderr=True, highlight=False)
+    notes = Console(stderr=True, highlight=False)
     for own in read:
         for note in own.notes:
-            told.print(f"note: {own.name + ': ' if own.name else ''}{note}", markup=False, soft_wrap=True)
+            notes.print(f"note: {own.name + ': ' if own.name else ''}{note}", markup=False, soft_wrap=True)
     page = write_diagnosis(run, found)
     hand_over(run)
     if as_json:
@@ -73,25 +73,30 @@ def diagnose(
             console.print(f"\n{name}", style="bold", markup=False)
         for line in diagnosis_lines(diagnosis):
             console.print(line, markup=False, soft_wrap=True)
-    told.print(f"page: {page}", markup=False, soft_wrap=True)
+    notes.print(f"page: {page}", markup=False, soft_wrap=True)
 
 
 def dump(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that a run at work will make.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder that a run in progress will create.")
+    ],
 ) -> None:
-    """Have a run that is at work dump what its ranks' operations do now; it goes on."""
+    """Make a run in progress dump its ranks' flight recorders; the run continues."""
     for folder in dump_running(run):
         print(folder)
 
 
 def export(
     run: DumpsArgument,
-    output: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go; made if need be.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the files; created if necessary.")
+    ],
     form: Annotated[
-        Literal["pytorch"], typer.Option("--to", help="pytorch: trace_rank_N, which torchfrtrace reads.")
+        Literal["pytorch"],
+        typer.Option("--to", help="pytorch: trace_rank_N files, which torchfrtrace reads."),
     ],
 ) -> None:
-    """Write dumps as other tools read them."""
+    """Convert dumps for other tools."""
     for own in read_evidence(run):
         folder = output / own.name
         folder.mkdir(parents=True, exist_ok=True)

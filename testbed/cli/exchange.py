@@ -1,4 +1,4 @@
-"""The commands `export` and `import`: jobs and topologies for other programs, and from them."""
+"""The commands `export` and `import`: exchange jobs, topologies and metrics with other tools."""
 
 from __future__ import annotations
 
@@ -56,115 +56,121 @@ def export(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A scenario or a run's folder; for chakra also a trace, for networks a topology; "
-            "for figures a run's folder."
+            help="A scenario or a run's folder. chakra also takes a trace; networks also take a topology; metrics "
+            "need a run's folder."
         ),
     ],
-    to: Annotated[Target, typer.Option("--to", help="For which program, or in which form.")],
+    to: Annotated[Target, typer.Option("--to", help="Target tool or format.")],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="The folder to write to; for mininet, graphml and metrics, the file."
+            "--output", "-o", help="Folder to write to; for mininet, graphml and metrics, the file."
         ),
     ],
     variant: Annotated[
         str | None,
-        typer.Option(help="Which variant's job, or else which algorithm's [default: the first]."),
+        typer.Option(
+            help="Variant whose job to export, or algorithm if there are no variants (default: the first)."
+        ),
     ] = None,
     size_scale: Annotated[
         str,
-        typer.Option(help="containerlab, mininet: divide rates by this; auto: so that 1 Gbit/s is the most."),
+        typer.Option(
+            help="containerlab, mininet: divide rates by this; auto: such that the highest is 1 Gbit/s."
+        ),
     ] = AUTO_SCALE,
     overrides: OverridesOption = None,
 ) -> None:
-    """Write a job, a topology or a run's figures for other programs.
+    """Export a job, a topology or a run's metrics to other tools.
 
-    Jobs: Chakra, ASTRA-sim. Topologies: containerlab, Mininet, GraphML. A run's figures: Prometheus, OpenMetrics,
+    Jobs: Chakra, ASTRA-sim. Topologies: containerlab, Mininet, GraphML. Metrics: Prometheus, OpenMetrics,
     OpenTelemetry (otlp-json), MLflow, Weights & Biases (wandb).
     """
     scale = _scale(size_scale, to)
     if to in OF_A_RUN:
-        _export_figures(source, to, output, variant, overrides or [])
+        _export_metrics(source, to, output, variant, overrides or [])
         return
     if to == "chakra" and source.is_file() and source.suffix in (".gz", ".json"):
-        _tell(write_job(JobTrace.read(source), output), [])
+        _report(write_job(JobTrace.read(source), output), [])
         return
     if to in ("chakra", "astra-sim"):
         job = exported_job(source, overrides or [], variant)
         if to == "chakra":
-            _tell(export_chakra(job, output), list(job.lost()))
+            _report(export_chakra(job, output), list(job.lost()))
         else:
-            _tell(*export_astra_sim(job, output))
+            _report(*export_astra_sim(job, output))
         return
     if variant is not None:
-        raise BadInput(where="--variant", got=f"it with {to}", expected="it with chakra or astra-sim")
+        raise BadInput(where="--variant", got=f"it with {to}", expected="it only with chakra or astra-sim")
     spec = _topology(source, overrides or [])
     if to == "containerlab":
-        _tell(*export_containerlab(spec, output, scale))
+        _report(*export_containerlab(spec, output, scale))
     elif to == "mininet":
-        _tell([output], export_mininet(spec, output, scale))
+        _report([output], export_mininet(spec, output, scale))
     else:
-        _tell([output], export_graphml(spec, output))
+        _report([output], export_graphml(spec, output))
 
 
-def _export_figures(
+def _export_metrics(
     run: Path, to: Target, output: Path, variant: str | None, overrides: Sequence[str]
 ) -> None:
-    """Of a run's folder, to a file of metrics or to a tracker's files."""
+    """Export a run's metrics, to a file or to a tracker's files."""
     for option, given in (("--variant", variant), ("--set", overrides)):
         if given:
-            raise BadInput(where=option, got=f"it with {to}", expected=f"a run as it was made with {to}")
+            raise BadInput(where=option, got=f"it with {to}", expected=f"no {option} with {to}")
     if to == "mlflow":
         output.mkdir(parents=True, exist_ok=True)
         log_to_mlflow(run, f"sqlite:///{output.resolve() / 'mlflow.db'}", output / "artifacts")
-        _tell([output / "mlflow.db"], [])
+        _report([output / "mlflow.db"], [])
     elif to == "wandb":
-        _tell(log_to_wandb(run, output), [])
+        _report(log_to_wandb(run, output), [])
     elif to in ("prometheus", "openmetrics", "otlp-json"):
-        _tell([export_metrics(run, to, output)], [])
+        _report([export_metrics(run, to, output)], [])
 
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="A network: .graphml or .gml, or a topology of containerlab's (.yml).")
+        Path, typer.Argument(help="A network: .graphml or .gml, or a containerlab topology (.yml).")
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The topology file to write; without: standard output."),
+        typer.Option("--output", "-o", help="The topology file to write (default: standard output)."),
     ] = None,
     netem: Annotated[
         Path | None,
         typer.Option(
-            help="Script with containerlab's `tools netem set` lines [default: netem.sh beside the file]."
+            help="Script with containerlab's `tools netem set` lines (default: netem.sh in the file's folder)."
         ),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
-            help="How many hosts buildings have for which the file has none, such as 8; or by name, such as "
-            "east=8,west=8: then the others only forward. [default: 1, or 0 where the file has hosts elsewhere]",
+            help="Hosts per building if the file has none, such as 8; or by name, such as east=8,west=8: all others "
+            "only forward (default: 1, or 0 if the file has hosts elsewhere).",
         ),
     ] = None,
-    nic: Annotated[str, typer.Option(help="Rate of their cards.")] = "400 Gbit/s",
-    rate: Annotated[str | None, typer.Option(help="Of links whose rate the file does not say.")] = None,
+    nic: Annotated[str, typer.Option(help="Rate of the hosts' network cards.")] = "400 Gbit/s",
+    rate: Annotated[str | None, typer.Option(help="Rate of links for which the file has none.")] = None,
     delay: Annotated[
         str | None,
-        typer.Option(help="Of links of which it says neither delay nor length nor both places; or a length."),
+        typer.Option(
+            help="Delay, or length, of links for which the file has neither delay, nor length, nor both locations."
+        ),
     ] = None,
     unit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=UNIT",
-            help="Unit of a graph's attribute that has none, such as latency=ms; can be repeated.",
+            help="Unit of a graph attribute without one, such as latency=ms; repeatable.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if anything of the file is left out, or had to be assumed.")
+        bool, typer.Option("--strict", help="Fail if anything in the file is ignored or had to be assumed.")
     ] = False,
 ) -> None:
-    """Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's.
+    """Import a network as a topology file: GraphML or GML (Topology Zoo), or containerlab.
 
-    What of the file is not in the topology is said on standard error, line by line.
+    Everything in the file that the topology leaves out is listed on standard error.
     """
     try:
         given = ImportDefaults(
@@ -183,11 +189,11 @@ def import_(
         print(text, end="")
     else:
         output.write_text(text)
-    _tell([] if output is None else [output], notes, "")
+    _report([] if output is None else [output], notes, "")
 
 
 def _units(entries: Sequence[str]) -> dict[str, str]:
-    """By attribute. ValueError."""
+    """Parse NAME=UNIT entries. Raises ValueError."""
     pairs = [entry.rpartition("=") for entry in entries]
     if any(not (name and unit) for name, _, unit in pairs):
         raise ValueError("--unit NAME=UNIT, such as latency=ms")
@@ -195,11 +201,13 @@ def _units(entries: Sequence[str]) -> dict[str, str]:
 
 
 def _scale(size_scale: str, to: Target) -> float | None:
-    """None for auto. BadInput."""
+    """Return the size scale, or None for auto. Raises BadInput."""
     if size_scale == AUTO_SCALE:
         return None
     if to not in ("containerlab", "mininet"):
-        raise BadInput(where="--size-scale", got=f"it with {to}", expected="it with containerlab or mininet")
+        raise BadInput(
+            where="--size-scale", got=f"it with {to}", expected="it only with containerlab or mininet"
+        )
     try:
         scale = float(size_scale)
     except ValueError:
@@ -210,19 +218,19 @@ def _scale(size_scale: str, to: Target) -> float | None:
 
 
 def _topology(source: Path, overrides: Sequence[str]) -> TopologySpec:
-    """Of a topology, a scenario, or a run."""
+    """Load the topology of a topology file, a scenario, or a run."""
     found = load(source / "scenario.yaml" if source.is_dir() else source, overrides)
     assert isinstance(found, Scenario | TopologySpec)
     return found.topology if isinstance(found, Scenario) else found
 
 
-def _tell(written: Sequence[Path], notes: Sequence[str], prefix: str = "left out: ") -> None:
-    """On standard error; of many files the first ones."""
+def _report(written: Sequence[Path], notes: Sequence[str], prefix: str = "left out: ") -> None:
+    """Report on standard error which files were written, and what was left out."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     shown = [str(path) for path in written[:1]]
     if len(written) > 1:
         shown.append(
-            f"and {len(written) - 1} more beside it: {written[-1].name}"
+            f"and {len(written) - 1} more in its folder: {written[-1].name}"
             if len(written) == 2
             else f"to {written[-1].name}, {len(written)} files"
         )

@@ -1,4 +1,4 @@
-"""The command `explore`: the quickest configuration of a training step, planned or recorded, by the model."""
+"""The command `explore`: search a training step's configurations for the fastest, with the step model."""
 
 from __future__ import annotations
 
@@ -55,26 +55,29 @@ def explore(
         typer.Option(
             "--output",
             "-o",
-            help="A folder for what was tried; one that is there is gone on with [default: runs/...].",
+            help="Folder for the search; an existing one is resumed (default: runs/...).",
         ),
     ] = None,
     overrides: OverridesOption = None,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Run the best, and what they are held against, on the network.")
+        bool,
+        typer.Option(
+            "--confirm", help="Run the best configurations and the baselines on the emulated network."
+        ),
     ] = False,
-    clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = MODEL_CLOCK,
+    clock: Annotated[str, typer.Option(help="Clock for --confirm: virtual or real.")] = MODEL_CLOCK,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="How many processes try, and guests confirm [default: one for each core]."),
+        typer.Option(min=1, help="Processes that evaluate, and guests that confirm (default: one per core)."),
     ] = None,
     engine: WorkersOption = WORKERS,
     scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
+    """Search a scenario's configurations for the fastest step with the step model; --confirm runs the best.
 
-    All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees. Of a
-    job that was recorded all but what its ranks do is searched.
+    All configurations have the scenario's sequences per step: if microbatches are not searched, they follow from the
+    degrees. For a recorded job everything but the operations of its ranks is searched.
     """
     began_s = time.monotonic()
     loaded = load_scenario(scenario, overrides or [])
@@ -83,13 +86,13 @@ def explore(
     console, shown = Console(stderr=True, highlight=False), console_of_tables()
     with open_executor(engine, scheduler, jobs) as workers:
         try:
-            with _trying(console, began_s) as progress:
+            with _show_search(console, began_s) as progress:
                 explored = experiment.explore(loaded, str(scenario), folder, progress, workers)
         except KeyboardInterrupt:
-            console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
+            console.print(f"stopped; resume with -o {folder}", soft_wrap=True)
             raise
         if not as_json:
-            _print(explored, shown, confirming=confirm)
+            _print_search(explored, shown, confirming=confirm)
         if confirm:
             with show_progress(console) as listener:
                 confirmed = experiment.confirm(explored, clock, jobs, listener, workers)
@@ -98,17 +101,17 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _tell(found_words(explored.document, rows), shown)  # how sure it is comes now
+            _print_sentences(found_words(explored.document, rows), shown)  # now with its certainty
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
-                f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
+                f"Model error: median {right.median_error:.1%}, worst {right.worst_error:.1%}; "
                 f"Kendall's tau {right.kendall_tau:.2f}.",
                 soft_wrap=True,
             )
     console.print(f"page: {folder / PAGE}", soft_wrap=True)
     if not confirm:
         console.print(
-            f"All that is compared, with no choice by packets: testbed run {explored.confirmation} --clock virtual",
+            f"Run all of them, without selection on the network: testbed run {explored.confirmation} --clock virtual",
             soft_wrap=True,
         )
     if as_json:
@@ -116,11 +119,8 @@ def explore(
 
 
 @contextlib.contextmanager
-def _trying(console: Console, began_s: float) -> Iterator[Callable[[SearchProgress], None]]:
-    """A bar of how many configurations have been tried, with the best so far; before it, for all, the first that fits.
-
-    began_s: when the command did.
-    """
+def _show_search(console: Console, began_s: float) -> Iterator[Callable[[SearchProgress], None]]:
+    """Show a progress bar with the best configuration so far, and print the first feasible one."""
     with Progress(
         TextColumn("{task.fields[doing]}"),
         BarColumn(bar_width=24),
@@ -132,14 +132,14 @@ def _trying(console: Console, began_s: float) -> Iterator[Callable[[SearchProgre
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None, doing="")
-        told = False
+        announced = False
 
-        def tell(standing: SearchProgress) -> None:
-            nonlocal told
-            if standing.first is not None and not told:
-                told = True
+        def update(standing: SearchProgress) -> None:
+            nonlocal announced
+            if standing.first is not None and not announced:
+                announced = True
                 after = time_text(time.monotonic() - began_s)
-                console.print(f"first that fits after {after}: {standing.first_words}", soft_wrap=True)
+                console.print(f"first feasible one after {after}: {standing.first_words}", soft_wrap=True)
             bar.update(
                 task,
                 completed=standing.done,
@@ -148,19 +148,21 @@ def _trying(console: Console, began_s: float) -> Iterator[Callable[[SearchProgre
                 doing=standing.doing,
             )
 
-        yield tell
+        yield update
 
 
-def _tell(sentences: Sequence[str], console: Console) -> None:
+def _print_sentences(sentences: Sequence[str], console: Console) -> None:
     for sentence in sentences:
         console.print(sentence, soft_wrap=True)
 
 
-def _print(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
+def _print_search(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
     document, found = explored.document, explored.found
     rows = compared_rows(document)
-    # where it is confirmed a run will say how sure it is
-    _tell(found_words(document, rows) if confirming else describe_findings(document, rows), console)
+    # with --confirm, certainty is reported after the run
+    _print_sentences(
+        found_words(document, rows) if confirming else describe_findings(document, rows), console
+    )
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)
@@ -186,11 +188,11 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
             *(["" if memory_bytes is None else size_text(round(memory_bytes))] if sized else []),
         )
     console.print(table)
-    how = "all" if found.tried == found.combinations else "what looks best"
+    how = "all" if found.tried == found.combinations else "the most promising"
     console.print(
-        f"{found.combinations:,} combinations, {found.tried:,} ({how}) tried on the model, "
-        f"{len(found.fitting):,} fit."
+        f"{found.combinations:,} combinations, {found.tried:,} ({how}) evaluated with the model, "
+        f"{len(found.fitting):,} feasible."
     )
     for constraint, count in found.infeasible.items():
         one = found.examples[constraint]
-        console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
+        console.print(f"{count:,} violate {constraint}: for example {one.found}, expected {one.expected}.")

@@ -1,4 +1,4 @@
-"""Commands on networks that stay up: up, exec, inspect, down, clean; and doctor."""
+"""Commands for running networks: up, exec, inspect, down, clean, link, probe; and doctor."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def add_commands(app: typer.Typer) -> None:
         execute
     )
     app.command(name="doctor")(diagnose)
-    add_link_commands(app)
-    add_probe_command(app)
+    _add_link_commands(app)
+    app.command()(probe)
 
 
 def diagnose(as_json: JsonOption = False) -> None:
-    """Say what this host can do, with evidence, and which link engine and datapath a run would use."""
+    """Check what this host supports, with evidence, and which link engine and datapath a run would use."""
     raise typer.Exit(doctor.report(json=as_json))
 
 
@@ -71,12 +71,12 @@ def up(
     datapath: DatapathOption = None,
     size_scale: SizeScaleOption = AUTO_SCALE,
 ) -> None:
-    """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
+    """Build a network and leave it running, for `exec`, `inspect` and your own programs."""
     console = Console(stderr=True, highlight=False)
     network = choose_network_without_ranks(topology, policy, link_engine, datapath, size_scale)
     for fabric_id, removed in clean_abandoned().items():
         console.print(
-            f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
+            f"removed {len(removed)} items that fabric {fabric_id}, whose owner is gone, had left behind"
         )
     fabric_id = network.start(topology, lambda line: console.print(f"  {line}"))
     resolved = network.topology.resolve(network.scale)
@@ -92,10 +92,10 @@ def up(
 
 def execute(
     context: typer.Context,
-    host: Annotated[str, typer.Argument(help="The host to run in, for example east1.")],
+    host: Annotated[str, typer.Argument(help="Host to run in, for example east1.")],
     fabric: FabricOption = None,
 ) -> None:
-    """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
+    """Run a program inside a host: testbed exec HOST -- COMMAND... Exits with the program's status."""
     arguments = command_given(context.args)
     state = find_fabric(fabric, (host,))
     command = command_in_host(state, host, arguments, "HOST")
@@ -104,7 +104,7 @@ def execute(
 
 
 def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
-    """Show a network that is up: hosts, and every WAN link's settings as read back from the system now."""
+    """Show a running network: hosts, and every WAN link's settings as read back from the kernel."""
     shown = read_back(find_fabric(fabric))
     if as_json:
         print(json.dumps(shown, indent=1))
@@ -131,7 +131,7 @@ def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
 
 
 def direction_row(direction: dict[str, Any]) -> list[str]:
-    """Rate, delay, jitter, loss and queue of one direction for people, and whatever else is not as usual."""
+    """Return rate, delay, jitter, loss and queue of one direction as text, then all non-default settings."""
     queue, bursts = format_size(direction["queue_bytes"]), direction["loss_bursts"]
     if packets := direction["queue_packets"]:
         queue = f"{packets} packets"
@@ -140,14 +140,14 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
         jitter += f" {direction['jitter_distribution']}"
     more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
-        more.append(f"marks from {format_size(ecn_bytes)} on")
+        more.append(f"marks from {format_size(ecn_bytes)}")
     if pause := direction["pause"]:
         more.append(f"pauses above {format_size(pause['xoff_bytes'])}")
     if direction["classes"]:
         more.append(f"queues {', '.join(entry['name'] for entry in direction['classes'])}")
     return [
         rate_text(direction["rate_bps"]),
-        time_text(direction["delay_s"]),  # a kernel keeps it in ticks: 2.499968 ms of 2.5
+        time_text(direction["delay_s"]),  # rounded, as the kernel counts in ticks: 2.499968 ms for 2.5
         jitter,
         f"{LossBursts(**bursts).mean:.3%} in bursts" if bursts else format_fraction(direction["loss"]),
         queue,
@@ -157,7 +157,7 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
 
 def down(
     fabric: FabricOption = None,
-    every: Annotated[bool, typer.Option("--all", help="All that are up.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Take down all running networks.")] = False,
 ) -> None:
     """Take a network down."""
     console = Console(stderr=True, highlight=False)
@@ -168,11 +168,11 @@ def down(
 
 
 def clean(
-    every: Annotated[bool, typer.Option("--all", help="Also networks and runs that are alive.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also remove running networks and runs.")] = False,
 ) -> None:
-    """Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and nothing else.
+    """Remove what killed runs left behind: interfaces, bridges, namespaces, processes, nothing else.
 
-    Folders that they left in ./runs are named, and stay.
+    Folders that they left in ./runs are listed but not removed.
     """
     need_root("cleaning")
     console = Console(stderr=True, highlight=False)
@@ -184,37 +184,38 @@ def clean(
     left = killed(RUNS)
     for entry in left:
         console.print(
-            f"{entry.path}: left by a run that was killed, {size_text(entry.size_bytes)}", soft_wrap=True
+            f"{entry.path}: left behind by a killed run, {size_text(entry.size_bytes)}", soft_wrap=True
         )
     if left:
-        console.print("`testbed runs prune --left` removes them, and what failed runs left")
+        console.print("`testbed runs prune --left` removes them, and those of failed runs")
     if not cleaned and not left:
         console.print("nothing to clean")
 
 
-def add_link_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    link = typer.Typer(no_args_is_help=True, help="WAN links of a network that is up.")
+def _add_link_commands(app: typer.Typer) -> None:
+    link = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
     link.command(name="set")(set_link)
     app.add_typer(link, name="link")
 
 
 def set_link(
-    link: Annotated[str, typer.Argument(help="A link, such as east-west-0: a, b and plane. all: every one.")],
+    link: Annotated[
+        str, typer.Argument(help="A link, such as east-west-0 (building, building, plane), or all.")
+    ],
     settings: Annotated[
         list[str],
         typer.Argument(
             metavar="KEY=VALUE...", help="As in a topology file, such as delay='10 ms' loss='1 %'."
         ),
     ],
-    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
-    way: Annotated[str | None, typer.Option(hidden=True)] = None,  # its name once
+    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a (default: both).")] = None,
+    way: Annotated[str | None, typer.Option(hidden=True)] = None,  # former name of --direction
     fabric: FabricOption = None,
 ) -> None:
-    """Change a link of a running network in place: packets on their way keep their times. All else stays as it is."""
+    """Change settings of a WAN link in place; all others stay. Packets in flight keep their delay."""
     if way is not None:
         raise ConfigError(
-            [Problem("command line", None, "--way", "an option that has another name now", "--direction")]
+            [Problem("command line", None, "--way", "an option that was renamed", "--direction")]
         )
     changed = change_link(
         find_fabric(fabric, link=None if link == ALL else link),
@@ -228,25 +229,20 @@ def set_link(
         console.print(f"{' '.join(where)}: {', '.join(row)}")
 
 
-def add_probe_command(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(probe)
-
-
 def probe(
-    source: Annotated[str, typer.Argument(help="The host that sends, for example east1.")],
-    target: Annotated[str, typer.Argument(help="The host that receives, for example west1.")],
+    source: Annotated[str, typer.Argument(help="Sending host, for example east1.")],
+    target: Annotated[str, typer.Argument(help="Receiving host, for example west1.")],
     protocol: Annotated[str, typer.Option(help="udp or tcp.")] = "udp",
     source_port: Annotated[int, typer.Option("--sport", min=1, max=MAX_PORT)] = 40_000,
     destination_port: Annotated[int, typer.Option("--dport", min=1, max=MAX_PORT)] = 40_001,
-    dscp: Annotated[int, typer.Option(min=0, max=MAX_DSCP, help="Traffic class that it is sent with.")] = 0,
-    count: Annotated[int, typer.Option(min=1, max=10_000, help="How many packets.")] = 10,
+    dscp: Annotated[int, typer.Option(min=0, max=MAX_DSCP, help="DSCP of the packets.")] = 0,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="Number of packets.")] = 10,
     fabric: FabricOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send packets of one flow from host to host and tell which WAN links they cross, how long it takes, their DSCP.
+    """Trace a flow between two hosts: which WAN links its packets cross, their delay and their DSCP.
 
-    Exit status 1 when none arrives.
+    Exit status 1 if no packet arrives.
     """
     flow = Flow(protocol, source_port, destination_port, dscp)
     trace = trace_flow(find_fabric(fabric, (source, target)), source, target, flow, count)

@@ -1,4 +1,4 @@
-"""Commands on files alone: check, schema, graph."""
+"""Commands on files: check, schema, graph, init."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(schema)
     app.command()(graph)
-    add_init_command(app)
+    app.command()(init)
 
 
 def check(
@@ -34,18 +34,18 @@ def check(
     overrides: OverridesOption = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Fail if anything of the job's trace or schedule file is left out."),
+        typer.Option("--strict", help="Fail if any part of the job's trace or schedule file is ignored."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a topology or scenario file and print it fully expanded: every default, every unit.
+    """Check a topology or scenario file and print it with every default and unit filled in.
 
-    Traces and schedule files that it names are read, and what of them is not used is said on standard error.
+    Traces and schedule files that it names are read; ignored parts of them are listed on standard error.
     """
     found = load(file, overrides or [])
     if isinstance(found, Scenario):
         own = [found] if found.variants is None else [found.variant(name) for name in found.variant_names]
-        if any(map(_is_elsewhere, own)):
+        if any(map(_has_external_workload, own)):
             workloads_of(found, Scale())
             warn_unused_inputs(found, strict)
     if as_json:
@@ -54,12 +54,12 @@ def check(
         print(found.to_yaml(), end="")
 
 
-def _is_elsewhere(scenario: Scenario) -> bool:
-    """Return whether another file, or a function, says what ranks do, so that the scenario alone tells too little."""
+def _has_external_workload(scenario: Scenario) -> bool:
+    """Return whether another file or a function defines the workload, so that it must be loaded to be checked."""
     spec = scenario.workload
     return (
         spec.plan is not None
-        or spec.recorded
+        or spec.is_recorded
         or (spec.schedule is not None and spec.schedule.file is not None)
     )
 
@@ -67,7 +67,7 @@ def _is_elsewhere(scenario: Scenario) -> bool:
 def schema(
     kind: Annotated[
         Literal["topology", "scenario", "result"],
-        typer.Argument(help="Of which kind of file; result: of a run's summary.json."),
+        typer.Argument(help="Kind of file; result: a run's summary.json."),
     ] = "scenario",
 ) -> None:
     """Print the JSON Schema of topology or scenario files, for editors, or of results."""
@@ -77,12 +77,12 @@ def schema(
 
 def graph(
     file: Annotated[
-        Path, typer.Argument(help="A topology or scenario: a file, or the name of one that comes along.")
+        Path, typer.Argument(help="A topology or scenario: a file, or the name of a bundled one.")
     ],
     overrides: OverridesOption = None,
     form: Annotated[Form, typer.Option("--format", "-f", help="dot: for Graphviz.")] = "svg",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; without: standard output.")
+        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
     ] = None,
 ) -> None:
     """Draw a topology: buildings, hosts, WAN links with their rates and delays. Nothing is built."""
@@ -96,18 +96,14 @@ def graph(
         output.write_text(text)
 
 
-def add_init_command(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(init)
-
-
 def init(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to; made if it is not there. Without: what can be copied.")
+        Path | None,
+        typer.Argument(help="Target folder, created if necessary. Without it, list what can be copied."),
     ] = None,
-    scenario: Annotated[str, typer.Option(help="Which scenario.")] = "quickstart",
+    scenario: Annotated[str, typer.Option(help="Scenario to copy.")] = "quickstart",
 ) -> None:
-    """Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them."""
+    """Copy a bundled scenario and its topology into a folder to edit, or list the bundled ones."""
     if folder is None:
         scenarios = shipped("scenarios")
         width = max(map(len, scenarios))

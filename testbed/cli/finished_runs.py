@@ -1,4 +1,4 @@
-"""Commands on runs that are over: their report once more, two of them compared, one done again."""
+"""Commands on finished runs: render the report again, compare two runs, repeat a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.show.report.run_comparison import Comparison, compare_runs, unequal
 from testbed.spec.units import time_text
 
 EXIT_DIFFERENT = 4
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `testbed run` made.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder created by `testbed run`.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -35,10 +35,10 @@ def report(
     run: RunArgument,
     panels: Annotated[
         list[str] | None,
-        typer.Option("--panel", metavar="NAME", help="A further drawing: a panel's name, or FILE.py:NAME."),
+        typer.Option("--panel", metavar="NAME", help="An additional panel: a panel's name, or FILE.py:NAME."),
     ] = None,
 ) -> None:
-    """Render a run's report and timeline once more, from its files."""
+    """Render a run's report and timeline again, from its files."""
     Result.open(run)
     path = write_report(run, panels or ())
     hand_over(run)
@@ -47,10 +47,10 @@ def report(
 
 def compare(
     one: RunArgument,
-    other: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.")],
+    other: Annotated[Path, typer.Argument(metavar="RUN", help="Another run.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Hold two runs against each other: step times variant by variant, verdicts, and what was different."""
+    """Compare two runs: step times by variant, verdicts, and differences between their setups."""
     _print(compare_runs(one, other), as_json)
 
 
@@ -60,7 +60,7 @@ def reproduce(
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status 4: it does not."""
+    """Repeat a run from its folder, with its clock and scale, and compare. Exit status 4: they differ."""
     with show_progress(Console(stderr=True, highlight=False)) as listener:
         found, target = experiment.reproduce(run, output, jobs, listener)
     _print(found, as_json)
@@ -90,7 +90,7 @@ def _print(found: Comparison, as_json: bool) -> None:
         if words := unequal_words(held):
             console.print(words, markup=False, soft_wrap=True)
     if found.alone:
-        console.print(f"In one of them only: {', '.join(found.alone)}.")
+        console.print(f"In one run only: {', '.join(found.alone)}.")
     for entry in found.differences:
         console.print(f"different: {entry.what}: {entry.one}, {entry.other}", markup=False, soft_wrap=True)
     console.print(found.words, soft_wrap=True)

@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP as exceptions that are not lost.
+"""Ctrl-C, SIGTERM and SIGHUP as exceptions that are never lost.
 
-A signal's handler runs wherever the main thread happens to be. In a finaliser or in the callback of a weak reference
-(the import system has such callbacks) the interpreter prints what is raised, and goes on as if nothing had been: a run
-told to end would go on to its own end. Where `subprocess.Popen` asks for a process's end, an exception may leave a lock
-held for which whoever waits for that process would wait for ever. Such a signal is delivered again a moment later.
+A signal handler runs wherever the main thread happens to be. An exception in a finaliser or in a weak reference's
+callback (the import system has such callbacks) is only printed and then ignored, so a run would not end. An exception
+in the middle of `subprocess.Popen` polling can leave its lock held, and waiting for that process would block forever.
+In these cases the signal is delivered again a moment later.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-AGAIN_S = 0.01
-# Where it takes its lock without a `with`, by CPython's own names; there is nothing to mind where there are none.
+REDELIVERY_DELAY_S = 0.01
+# The CPython functions that take the lock without a `with`; other implementations may not have them.
 _LOCK = "_waitpid_lock"
-_TAKE_IT: list[CodeType] = [
+_LOCK_TAKERS: list[CodeType] = [
     getattr(subprocess.Popen, name).__code__
     for name in ("_internal_poll", "_wait")
     if hasattr(subprocess.Popen, name)
@@ -27,11 +27,11 @@ _TAKE_IT: list[CodeType] = [
 
 
 def raise_on_signals() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
+    """Make SIGINT raise KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
 
-    To be called in the main thread. A signal that whoever started this process had ignored (nohup does, and a shell in
-    the background) stays ignored. Where the exception cannot leave (`sys.unraisablehook`), or must not, the signal
-    comes again.
+    Call it in the main thread. Signals that were ignored when this process started (by nohup, or by a shell in the
+    background) stay ignored. If the exception cannot propagate (`sys.unraisablehook`) or must not, the signal is
+    delivered again.
     """
     last: list[int] = []
 
@@ -47,14 +47,14 @@ def raise_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
-    sys.unraisablehook = _again(last, sys.unraisablehook)
+    sys.unraisablehook = _redelivering_hook(last, sys.unraisablehook)
 
 
 def signal_behind(error: BaseException) -> int | None:
-    """The signal that an error came of, None for another's.
+    """Return the signal that caused an error, or None.
 
-    typer makes an exit of the KeyboardInterrupt, and what it broke off may fail while it is put away: an event loop
-    that was left halfway says so by a RuntimeError of its own.
+    typer turns KeyboardInterrupt into an exit, and cleaning up after an interrupt may raise other errors, such as a
+    RuntimeError from a half-finished event loop.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -67,17 +67,19 @@ def signal_behind(error: BaseException) -> int | None:
 
 
 class _Ended(SystemExit):
-    """The end that a signal asks for."""
+    """The exit that a signal requests."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = number
 
 
-def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) -> Callable[..., None]:
+def _redelivering_hook(
+    last: list[int], others: Callable[[sys.UnraisableHookArgs], object]
+) -> Callable[..., None]:
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
-            # not from here: what the handler raised in this hook would be lost, too
+            # not raised here, as an exception in this hook would be lost, too
             _deliver_again(last[0])
         else:
             others(unraisable)
@@ -86,14 +88,14 @@ def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) 
 
 
 def _holds_lock(frame: FrameType | None) -> bool:
-    """Whether what a signal has interrupted has to give a process's lock back first."""
-    if frame is None or frame.f_code not in _TAKE_IT:
+    """Return whether a signal interrupted code that holds a process's lock."""
+    if frame is None or frame.f_code not in _LOCK_TAKERS:
         return False
     lock = getattr(frame.f_locals.get("self"), _LOCK, None)
     return lock is not None and lock.locked()
 
 
 def _deliver_again(number: int) -> None:
-    timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+    timer = threading.Timer(REDELIVERY_DELAY_S, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()

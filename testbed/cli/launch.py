@@ -1,4 +1,4 @@
-"""The command `launch`: any program as the ranks of a job, on an emulated network."""
+"""The command `launch`: run any program as the ranks of a job on an emulated network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from testbed.spec.transport import TransportSpec
 from testbed.workload.job.tuning_choice import tuning_of
 
 SEED = 1
-# what a guest has of its own
+# variables that a guest sets itself
 KEPT_OUTSIDE = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -54,46 +54,54 @@ def launch(
     context: typer.Context,
     topology: TopologyOption = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="How many [default: one per host; 4 on loopback].")
+        int | None, typer.Option(min=1, help="Number of ranks (default: one per host; 4 on loopback).")
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
     transport: Annotated[
         str,
         typer.Option(
-            help="PyTorch's backend testbed: tcp, striped, mptcp, rdma, or FILE.py:NAME. With rdma hosts have cards "
-            "with verbs, for any program."
+            help="PyTorch backend testbed: tcp, striped, mptcp, rdma, or FILE.py:NAME. With rdma hosts have RDMA "
+            "cards, which any program can use."
         ),
     ] = "tcp",
-    protocol: Annotated[str, typer.Option(help="The same: eager, rendezvous or staged.")] = "eager",
+    protocol: Annotated[
+        str, typer.Option(help="PyTorch backend testbed: eager, rendezvous or staged.")
+    ] = "eager",
     collective: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLLECTIVE=ALGORITHM",
-            help="The same: how a collective is done, such as all_reduce=ring [default: auto].",
+            help="PyTorch backend testbed: algorithm of a collective, such as all_reduce=ring (default: auto).",
         ),
     ] = None,
     tuning: Annotated[
-        Path | None, typer.Option(help="The same: what auto goes by, as `testbed bench --tune` writes it.")
+        Path | None,
+        typer.Option(
+            help="PyTorch backend testbed: tuning table for algorithm auto, written by `testbed bench --tune`."
+        ),
     ] = None,
     torch_default: Annotated[
         bool,
-        typer.Option(help="PyTorch's init_process_group() gets the backend testbed where it names none."),
+        typer.Option(help="Make testbed the default backend of PyTorch's init_process_group()."),
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Measure every WAN link before, check every setting after: exit status 3 where they do not hold.",
+            help="Measure every WAN link before and check all settings afterwards; exit status 3 if they do not "
+            "hold.",
         ),
     ] = False,
-    clock: Annotated[str, typer.Option(help="real, or virtual: computing takes no time there.")] = RUN_CLOCK,
+    clock: Annotated[
+        str, typer.Option(help="real, or virtual, where computation takes no time.")
+    ] = RUN_CLOCK,
     size_scale: SizeScaleOption = AUTO_SCALE,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
     memory: MemoryOption = None,
     writable: Annotated[
         list[Path] | None,
-        typer.Option(help="Virtual clock: a folder of this machine that programs may change."),
+        typer.Option(help="Virtual clock: a folder of this machine that programs may write to."),
     ] = None,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
     output: Annotated[
@@ -101,16 +109,16 @@ def launch(
         typer.Option(
             "--output",
             "-o",
-            help="PyTorch's backend testbed: where flight recorders are dumped when a rank fails, for `testbed "
-            "diagnose` [default: runs/launch-DATE-TIME.failed].",
+            help="PyTorch backend testbed: folder for flight recorder dumps if a rank fails, for `testbed diagnose` "
+            "(default: runs/launch-DATE-TIME.failed).",
         ),
     ] = None,
 ) -> None:
     """Run a program once per rank, each in its host: testbed launch -t TOPOLOGY -- python train.py
 
-    It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as torchrun sets them, what
-    MPI programs (MPICH's) need, and in PyTorch the backend "testbed" of torch.distributed. Its lines are shown with the
-    rank before them; the exit status is the worst. When a rank fails the others are stopped.
+    Programs get RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as from torchrun, the
+    variables that MPICH programs need, and the backend "testbed" of torch.distributed. Output lines are prefixed with
+    their rank. The exit status is the worst of all ranks. If a rank fails, the others are stopped.
     """
     command = program_given(context.args)
     check_program_options(transport, protocol, clock)
@@ -157,13 +165,13 @@ def launch(
 
 
 def _in_guest(settings: GuestSettings, output: Path) -> NoReturn:
-    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
+    """Run the same command in a guest, under the virtual clock, and exit with its status."""
     words = sys.argv[1:]
-    # the last of an option counts: before the program, which may have one of that name
+    # last, so that it wins, but before the program, which may have an option of the same name
     at = words.index("--") if "--" in words else words.index("launch") + 1
     words[at:at] = ["--output", str(output)]
     command = [sys.executable, "-c", "from testbed.cli import main; main()", *words]
-    # what the programs go by besides, as they would find it outside
+    # other variables are passed on to the programs
     environment = {key: value for key, value in os.environ.items() if key not in KEPT_OUTSIDE}
     guest = Guest(find_image(), settings)
     ended = guest.run(command, Path.cwd(), {**environment, "PYTHONUNBUFFERED": "1"}, out, err)

@@ -1,7 +1,6 @@
-"""Commands whose modules are imported when they are called: `testbed --help` waits for none of what commands need.
+"""Commands whose modules are imported when they are called, so that `testbed --help` is fast.
 
-What the list of commands says stands here; a command's own help and options stand where it does, and a test holds
-both against each other.
+The command list's help lines are here; a command's own help and options are in its module. A test compares both.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Entry(NamedTuple):
-    """A command or group of commands: its module in this package, and what the list of commands says of it."""
+    """A command or group of commands: its module in this package, and its line in the command list."""
 
     module: str
     help: str
@@ -24,72 +23,67 @@ class Entry(NamedTuple):
 COMMANDS: Mapping[str, Entry] = {
     "run": Entry(
         "run",
-        "Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted.",
+        "Run a scenario: build, measure, validate, report. Exit status 3: the results are untrusted.",
     ),
     "watch": Entry(
         "watch",
-        "Show a run as a page in a browser: its network, timeline and step times as they come, or all of one that is "
-        "over.",
+        "Show a run in the browser: network, timeline and step times, while it goes on or afterwards.",
     ),
-    "report": Entry("finished_runs", "Render a run's report and timeline once more, from its files."),
+    "report": Entry("finished_runs", "Render a run's report and timeline again, from its files."),
     "compare": Entry(
         "finished_runs",
-        "Hold two runs against each other: step times variant by variant, verdicts, and what was different.",
+        "Compare two runs: step times by variant, verdicts, and differences between their setups.",
     ),
     "reproduce": Entry(
         "finished_runs",
-        "Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status "
-        "4: it does not.",
+        "Repeat a run from its folder, with its clock and scale, and compare. Exit status 4: they differ.",
     ),
     "diagnose": Entry(
         "diagnose",
-        "Say who did it: which rank, host, card, link or switch a run that stands, broke or is slow waits for.",
+        "Find the culprit of a run that hangs, failed or is slow: the rank, host, card, link or switch.",
     ),
-    "trace": Entry("diagnose", "Dumps of ranks' flight recorders: what their operations did last."),
+    "trace": Entry("diagnose", "Flight recorder dumps of ranks: their most recent operations."),
     "bench": Entry(
         "bench",
-        "Time a collective at many sizes, as nccl-tests do: time per call, bandwidths, wrong elements.",
+        "Benchmark a collective at many sizes, like nccl-tests: time per call, bandwidths, wrong elements.",
     ),
     "bootstrap": Entry(
         "bootstrap",
-        "Time how the ranks of a large job find each other, make their groups and connect; no data is sent.",
+        "Benchmark the bootstrap of a large job: rendezvous, group creation, connections; no data is sent.",
     ),
     "explore": Entry(
         "explore",
-        "Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.",
+        "Search a scenario's configurations for the fastest step with the step model; --confirm runs the best.",
     ),
     "sweep": Entry(
         "sweep",
-        "Take a scenario through all values of one or two settings: by the model, then measured; curve or "
-        "heat map.",
+        "Sweep one or two settings of a scenario, predicted and optionally measured; curve or heat map.",
     ),
     "calibrate": Entry(
         "calibrate",
-        "Send probes through the emulated network, and fit the model of a step to what they take.",
+        "Calibrate the step model: run probes on the emulated network and fit the model to them.",
     ),
-    "up": Entry("fabric", "Build a network and leave it up, for `exec`, `inspect` and your own programs."),
+    "up": Entry(
+        "fabric", "Build a network and leave it running, for `exec`, `inspect` and your own programs."
+    ),
     "inspect": Entry(
         "fabric",
-        "Show a network that is up: hosts, and every WAN link's settings as read back from the system now.",
+        "Show a running network: hosts, and every WAN link's settings as read back from the kernel.",
     ),
     "down": Entry("fabric", "Take a network down."),
     "clean": Entry(
         "fabric",
-        "Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and "
-        "nothing else.",
+        "Remove what killed runs left behind: interfaces, bridges, namespaces, processes, nothing else.",
     ),
-    "ps": Entry(
-        "listing", "List the networks on this machine: whose, since when, with which hosts and links."
-    ),
+    "ps": Entry("listing", "List the networks on this machine: owner, age, hosts and links."),
     "runs": Entry("listing", "Runs, sweeps and searches in ./runs: list them, remove old ones."),
     "exec": Entry(
         "fabric",
-        "Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the "
-        "program's.",
+        "Run a program inside a host: testbed exec HOST -- COMMAND... Exits with the program's status.",
     ),
     "doctor": Entry(
         "fabric",
-        "Say what this host can do, with evidence, and which link engine and datapath a run would use.",
+        "Check what this host supports, with evidence, and which link engine and datapath a run would use.",
     ),
     "launch": Entry(
         "launch",
@@ -97,24 +91,23 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "capture": Entry(
         "capture",
-        "Record a step of your own PyTorch script, without accelerators: testbed capture -- train.py",
+        "Record a step of a PyTorch script, without accelerators: testbed capture -- train.py",
     ),
     "plan": Entry(
         "plan",
-        "Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent.",
+        "Dry-run a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent.",
     ),
     "predict": Entry(
         "predict",
-        "Say what a scenario's steps take, by a model of its network; nothing is built or sent.",
+        "Predict a scenario's step times with a model of its network; nothing is built or sent.",
     ),
     "probe": Entry(
         "fabric",
-        "Send packets of one flow from host to host and tell which WAN links they cross, how long it "
-        "takes, their DSCP.",
+        "Trace a flow between two hosts: which WAN links its packets cross, their delay and their DSCP.",
     ),
     "check": Entry(
         "files",
-        "Check a topology or scenario file and print it fully expanded: every default, every unit.",
+        "Check a topology or scenario file and print it with every default and unit filled in.",
     ),
     "schema": Entry(
         "files",
@@ -126,46 +119,46 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "export": Entry(
         "exchange",
-        "Write a job, a topology or a run's figures for other programs.",
+        "Export a job, a topology or a run's metrics to other tools.",
     ),
     "import": Entry(
         "exchange",
-        "Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's.",
+        "Import a network as a topology file: GraphML or GML (Topology Zoo), or containerlab.",
     ),
     "init": Entry(
         "files",
-        "Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them.",
+        "Copy a bundled scenario and its topology into a folder to edit, or list the bundled ones.",
     ),
-    "link": Entry("fabric", "WAN links of a network that is up."),
-    "policy": Entry("policy", "The transport policy of a network that is up."),
+    "link": Entry("fabric", "Change WAN links of a running network."),
+    "policy": Entry("policy", "Show or change the transport policy of a running network."),
     "virtual": Entry(
         "virtual",
-        "The virtual clock: a Linux kernel as a process, whose time moves only when all in it is idle.",
+        "The virtual clock: a Linux kernel in a process, whose time advances only when it is idle.",
     ),
 }
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command until it is called, or asked for its own help."""
+    """A placeholder for a command, which loads it when it is called or asked for help."""
 
     def __init__(self, name: str, entry: Entry) -> None:
         super().__init__(name, help=entry.help)
         self.entry = entry
 
     def load(self) -> Any:
-        """The command itself; imports its module."""
+        """Import the command's module and return the command."""
         own = typer.Typer(add_completion=False)
         import_module(f"testbed.cli.{self.entry.module}").add_commands(own)
         assert self.name is not None
         return typer.main.get_group(own).commands[self.name]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the command itself, which from then on is in its place."""
+        """Return the context of the real command, which then takes over."""
         return self.load().make_context(*args, **kwargs)
 
 
 class LazyGroup(TyperGroup):
-    """A group that has COMMANDS beside its own."""
+    """A group with the lazily loaded COMMANDS in addition to its own."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

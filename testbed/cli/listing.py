@@ -1,4 +1,4 @@
-"""Commands that list: ps, of networks on this machine; runs, of what lies in a folder of results."""
+"""Commands that list: ps, networks on this machine; runs, results in a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def ps(as_json: JsonOption = False) -> None:
-    """List the networks on this machine: whose, since when, with which hosts and links."""
+    """List the networks on this machine: owner, age, hosts and links."""
     found = [_network(state) for state in load_all()]
     if as_json:
         print(json.dumps([asdict(entry) for entry in found], indent=1))
@@ -58,14 +58,22 @@ def ps(as_json: JsonOption = False) -> None:
     for entry in found:
         owner = "gone: testbed clean" if entry.user is None else f"{entry.user} {entry.pid}"
         age = "" if entry.age_s is None else age_text(entry.age_s)
-        cells = (entry.id, entry.topology, entry.phase, owner, age, few(entry.hosts), few(entry.links))
+        cells = (
+            entry.id,
+            entry.topology,
+            entry.phase,
+            owner,
+            age,
+            shorten_list(entry.hosts),
+            shorten_list(entry.links),
+        )
         table.add_row(*cells)
     console.print(table)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network on this machine. user, age_s: of its owner; None where that is gone and it was left behind."""
+    """A network on this machine. `user` and `age_s` are its owner's; None if the owner is gone."""
 
     id: str
     topology: str
@@ -90,7 +98,7 @@ def _network(state: FabricState) -> Network:
 
 
 def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> None:
-    """List what lies there, oldest first: runs with their verdicts, sweeps, searches, what failed or was killed."""
+    """List runs with their verdicts, sweeps, searches, and failed or killed runs, oldest first."""
     found = entries(folder)
     if as_json:
         print(json.dumps([{**asdict(entry), "path": str(entry.path)} for entry in found], indent=1))
@@ -104,35 +112,36 @@ def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> Non
 
 def prune(
     folder: FolderArgument = RUNS,
-    keep: Annotated[int | None, typer.Option(min=0, help="So many of the newest with a result stay.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="Keep this many of the newest with a result.")
+    ] = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Only what is so old, such as '7 d', '12 h' or '30 min'.")
+        str | None,
+        typer.Option(help="Only remove what is older than this, such as '7 d', '12 h' or '30 min'."),
     ] = None,
     left: Annotated[
-        bool, typer.Option("--left", help="What failed or killed runs left, in place of what has a result.")
+        bool, typer.Option("--left", help="Remove leftovers of failed or killed runs, in place of results.")
     ] = False,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go; nothing goes.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove old runs, sweeps and searches; or, with --left, what failed or killed runs left. Never what goes on."""
+    """Remove old runs, sweeps and searches, or with --left those that failed or were killed. Never active ones."""
     if keep is None and older_than is None and not left:
         expected = "--keep N, --older-than AGE or --left"
-        raise ConfigError(
-            [Problem("command line", None, "runs prune", "nothing that says what goes", expected)]
-        )
+        raise ConfigError([Problem("command line", None, "runs prune", "no criterion", expected)])
     older_s = None if older_than is None else age_s(older_than)
     chosen = to_prune(entries(folder), time.time(), keep=keep, older_s=older_s, left=left)
     console = Console(stderr=True, highlight=False)
     for entry in chosen:
         if not dry:
             remove(entry)
-        done = "would go" if dry else "removed"
+        done = "would be removed" if dry else "removed"
         console.print(f"{done}: {entry.path} ({entry.kind}, {size_text(entry.size_bytes)})", soft_wrap=True)
     if not chosen:
         console.print("nothing to remove")
 
 
 def age_s(text: str) -> float:
-    """Seconds of an age: as durations are, and in days. ConfigError."""
+    """Return an age in seconds, from a duration or days. Raises ConfigError."""
     number, _, unit = text.strip().rpartition("d")
     try:
         return float(number) * DAY_S if number and not unit else parse_duration(text)
@@ -142,15 +151,15 @@ def age_s(text: str) -> float:
 
 
 def age_text(seconds: float) -> str:
-    """Such as "3 min", "2 h", "5 d"; to the unit that says enough."""
+    """Return an age such as "3 min", "2 h" or "5 d"."""
     for size_s, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size_s:
             return f"{seconds / size_s:.0f} {unit}"
     return f"{max(seconds, 0.0):.0f} s"
 
 
-def few(names: Sequence[str]) -> str:
-    """The first and the last, and how many: "east1 ... west4 (8)"."""
+def shorten_list(names: Sequence[str]) -> str:
+    """Return the first and the last name, and the count: "east1 ... west4 (8)"."""
     return ", ".join(names) if len(names) <= 2 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 

@@ -1,6 +1,6 @@
 """Entry point: the commands, and how errors become messages and exit statuses.
 
-Exit status: 0 done (and a run not untrusted), 1 failure, 2 bad input, 3 a run whose figures are untrusted,
+Exit status: 0 success (and a run is not untrusted), 1 failure, 2 bad input, 3 a run with untrusted results,
 130 interrupted, 143 terminated.
 """
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"testbed {VERSION}")
         raise typer.Exit
@@ -37,14 +37,14 @@ def _tell_version(asked: bool) -> None:
 def _every_command(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """A typer app without commands of its own needs this to be a group."""
+    """Make the typer app a group, even before commands are added."""
 
 
 def main() -> NoReturn:
-    """Run the command line; errors of ours become one message on standard error and an exit status."""
+    """Run the command line. A TestbedError becomes one message on standard error and an exit status."""
     raise_on_signals()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     status = 0
@@ -59,7 +59,7 @@ def main() -> NoReturn:
 
 
 def _status_of(error: BaseException, console: Console) -> int | None:
-    """Say what a command ended with; its exit status, None for an error that nobody expected."""
+    """Report how a command ended and return its exit status; None for an unexpected error."""
     number = signal_behind(error)
     if number is not None:
         if number == signal.SIGINT:

@@ -1,4 +1,4 @@
-"""Options that several commands have, with their defaults: the same everywhere."""
+"""Options shared by several commands, with their defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 OverridesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -21,32 +21,37 @@ PolicyOption = Annotated[
 ]
 TopologyOption = Annotated[
     Path | None,
-    typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
+    typer.Option("--topology", "-t", help="A topology file (default: this machine's loopback)."),
 ]
 SizeScaleOption = Annotated[
-    str, typer.Option(help="Divide rates and sizes by this; auto: the smallest that this host carries.")
+    str,
+    typer.Option(
+        help="Divide rates and sizes by this; auto: the smallest value at which this host can carry the "
+        "traffic."
+    ),
 ]
 FabricOption = Annotated[
     str | None,
-    typer.Option(
-        "--fabric", help="Which fabric, by id or name; needed when several are up that have the same."
-    ),
+    typer.Option("--fabric", help="The fabric, by id or name; required if several running ones match."),
 ]
 EngineOption = Annotated[
-    str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")
+    str | None,
+    typer.Option("--link-engine", help="netem or userspace (default: the best this host supports)."),
 ]
 DatapathOption = Annotated[
     str | None,
-    typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
+    typer.Option(
+        "--datapath", help="Open vSwitch datapath: system or netdev (default: the best this host supports)."
+    ),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The folder to make [default: runs/NAME-DATE-TIME]."),
+    typer.Option("--output", "-o", help="The folder to create (default: runs/NAME-DATE-TIME)."),
 ]
 JsonFileOption = Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")]
-# Defaults that several commands share. A run at a terminal goes by this machine's clock: it needs no kernel to be built
-# first, and any machine has it. What goes by the model goes by the exact clock, against whose figures it is held.
+# Shared defaults. Runs use the real clock, which every machine has and which needs no kernel build. Predictions use
+# the calibration of the virtual clock, which is exact.
 AUTO_SCALE, SEED = "auto", 1
 RUN_CLOCK: Literal["virtual", "real"] = "real"
 MODEL_CLOCK: Literal["virtual", "real"] = "virtual"
@@ -54,14 +59,15 @@ WorkersOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Who works: processes of this machine, or dask, whose workers are here or those of --scheduler.",
+        help="Where the work runs: processes of this machine, or dask, with local workers or those of "
+        "--scheduler.",
     ),
 ]
 WORKERS = "processes"
 SchedulerOption = Annotated[
     str | None,
     typer.Option(
-        "--scheduler", metavar="ADDRESS", help="Of a Dask cluster that runs, such as tcp://head:8786."
+        "--scheduler", metavar="ADDRESS", help="Address of a running Dask cluster, such as tcp://head:8786."
     ),
 ]
 PackingOption = Annotated[
@@ -69,12 +75,12 @@ PackingOption = Annotated[
     typer.Option(
         "--ranks-per-process",
         metavar="N|all",
-        help="Ranks that one process carries [default: as many as is quickest; 1 by this machine's clock].",
+        help="Ranks per process (default: the fastest; 1 with the real clock).",
     ),
 ]
 JobsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Virtual clock: how many guests at once [default: one for each core, if memory allows]."
+        min=1, help="Virtual clock: guests to run at once (default: one per core, as memory allows)."
     ),
 ]

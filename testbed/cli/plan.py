@@ -1,4 +1,4 @@
-"""The command `plan`: what a step will do and take, from the model alone."""
+"""The command `plan`: dry-run a step with the model alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.units import size_text, time_text
 from testbed.workload.job.kinds.trace import ranks_of_trace
 
-PROVEN = 1e-3  # of a step: what the rounding of times leaves open
+PROVEN = 1e-3  # relative tolerance for rounded times
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -36,14 +36,14 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def plan(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file, or the name of one that is shipped.")],
+    scenario: Annotated[Path, typer.Argument(help="A scenario file, or the name of a bundled one.")],
     overrides: OverridesOption = None,
     as_json: JsonOption = False,
     as_csv: Annotated[
-        str | None, typer.Option("--csv", help="Of this variant the schedule alone, as a CSV file.")
+        str | None, typer.Option("--csv", help="Only print the schedule of this variant, as CSV.")
     ] = None,
 ) -> None:
-    """Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
+    """Dry-run a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
     with show_schedule_search(Console(stderr=True, highlight=False)):
         tried = dry_runs(loaded, Scale())
@@ -85,7 +85,7 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
-        if words := _answers_words(entry):
+        if words := _latency_words(entry):
             console.print(f"{name}: {words}.")
         for what, key in (
             ("layers by stage", "layers_per_stage"),
@@ -105,8 +105,8 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
 
 
-def _answers_words(entry: Mapping[str, Any]) -> str:
-    """How long a request, or a token, takes; empty where a step has neither."""
+def _latency_words(entry: Mapping[str, Any]) -> str:
+    """Describe the latency of a request or token; empty if the step serves none."""
     for key, what, shares in (
         ("latency", "a request's latency", {"p50": "p50", "p99": "p99", "p999": "p99.9"}),
         ("token", "a token", {"p50": "p50", "p99": "p99"}),
@@ -118,7 +118,7 @@ def _answers_words(entry: Mapping[str, Any]) -> str:
 
 
 def _preset_words(variant: Scenario) -> str:
-    """What its preset comes to, as far as it is not said otherwise; empty without one."""
+    """Describe what the variant's preset sets, unless overridden; empty without a preset."""
     if variant.preset is None:
         return ""
     data = variant.to_data()
@@ -126,13 +126,13 @@ def _preset_words(variant: Scenario) -> str:
     said = [
         f"{path} {', '.join(value) if isinstance(value, list) else value}"
         for path, value in values.items()
-        if not str(value).startswith("0 ")  # of what costs nothing there is nothing to say
+        if not str(value).startswith("0 ")  # no cost
     ]
     return f"preset {variant.preset}: {'; '.join(said)}"
 
 
 def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
-    """Which ranks of its trace a recorded job's are, where they are in another order."""
+    """Print which ranks of its trace a recorded job's ranks play, if they are reordered."""
     console = Console(highlight=False)
     for name in variants if scenario.variants is not None else [scenario.name]:
         own = scenario if scenario.variants is None else scenario.variant(name)
@@ -143,19 +143,17 @@ def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
 
 
 def _searched_words(found: Mapping[str, Any]) -> str:
-    """How good a schedule is that was searched for, beside those that have a name."""
+    """Describe how good a schedule found by search is, compared with the named ones."""
     step_s = found["step_s"]
-    words = f"by the pipeline alone {time_text(step_s)}"
+    words = f"{time_text(step_s)} for the pipeline alone"
     for chunks, bound_s in found["bounds_s"].items():
         stages = "one stage per rank" if chunks == "1" else "two, there and back,"
         best = step_s < bound_s * (1 + PROVEN)
-        words += f"; with {stages} none "
+        words += f"; no schedule with {stages} "
         words += (
-            "is quicker"
-            if best
-            else f"takes less than {time_text(bound_s)} ({1 - bound_s / step_s:.1%} less)"
+            "is faster" if best else f"takes less than {time_text(bound_s)} ({1 - bound_s / step_s:.1%} less)"
         )
     if found["known"]:
         name, known_s = min(found["known"].items(), key=lambda entry: entry[1])
-        words += f"; of those known, with the same memory, {name} is the quickest, {time_text(known_s)}"
+        words += f"; of the known schedules with the same memory {name} is the fastest, {time_text(known_s)}"
     return words

@@ -1,4 +1,4 @@
-"""Commands on the transport policy of a network that is up: policy show, policy set, policy diff."""
+"""Commands on the transport policy of a running network: policy show, policy set, policy diff."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ SETTINGS = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Options, as in a scenario, such as over=te replan=true."),
 ]
-NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or one of your own: FILE.py:NAME.")]
+NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or your own as FILE.py:NAME.")]
 SHOWN_RULES = 20
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
-    policy = typer.Typer(no_args_is_help=True, help="The transport policy of a network that is up.")
+    policy = typer.Typer(
+        no_args_is_help=True, help="Show or change the transport policy of a running network."
+    )
     policy.command(name="show")(show)
     policy.command(name="set")(change)
     policy.command(name="diff")(diff)
@@ -34,13 +36,11 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def show(
-    rules: Annotated[
-        bool, typer.Option("--rules", help="All rules, with the packets that each took.")
-    ] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List all rules, with packet counts.")] = False,
     as_json: JsonOption = False,
     fabric: FabricOption = None,
 ) -> None:
-    """Show the policy in force, its rules and its queues."""
+    """Show the active policy, its rules and its queues."""
     api = controller_of(find_fabric(fabric))
     shown = api.show()
     if rules or as_json:
@@ -52,10 +52,11 @@ def show(
     policy = shown["policy"]
     options = "".join(f", {key} {json.dumps(value)}" for key, value in policy["options"].items())
     console.print(
-        f"policy {policy['name']}{options}; paths anew when links die: {'yes' if shown['replan'] else 'no'}"
+        f"policy {policy['name']}{options}; replans when links fail: {'yes' if shown['replan'] else 'no'}"
     )
-    times = f"reacts in {shown['reaction_s'] * 1e3:g} ms, {shown['rule_s'] * 1e3:g} ms a rule"
-    console.print(f"the controller {times}")
+    console.print(
+        f"the controller reacts in {shown['reaction_s'] * 1e3:g} ms, {shown['rule_s'] * 1e3:g} ms per rule"
+    )
     if shown["down"]:
         console.print(f"links down: {', '.join(shown['down'])}")
     for name, value in shown["notes"].items():
@@ -64,22 +65,27 @@ def show(
         console.print(f"{bridge}: {count} rules")
     _print_classes(console, classes_from_json(shown["classes"]))
     if rules:
-        table = Table("bridge", "priority", "match", "does", "packets", "bytes", "why")
+        table = Table("bridge", "priority", "match", "actions", "packets", "bytes", "comment")
         for bridge, own in counted.items():
             for rule in own:
                 match = " ".join(f"{key}={value}" for key, value in rule["match"].items())
-                does = ", ".join(
+                actions = ", ".join(
                     f"{key} {value}" for action in rule["actions"] for key, value in action.items()
                 )
                 figures = [str(rule[key]) for key in ("packets", "bytes")]
                 table.add_row(
-                    bridge, str(rule["priority"]), match or "any", does or "drop", *figures, rule["comment"]
+                    bridge,
+                    str(rule["priority"]),
+                    match or "any",
+                    actions or "drop",
+                    *figures,
+                    rule["comment"],
                 )
         console.print(table)
 
 
 def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
-    """Put another policy in force: rules, then queues. Connections go on; if anything is wrong, all stays as it was."""
+    """Change the policy: rules, then queues. Connections stay up; after any error the old policy stays."""
     changed = change_policy(find_fabric(fabric), parse_policy_args(name, settings or ()))
     console = Console(stderr=True, highlight=False)
     console.print(
@@ -92,7 +98,7 @@ def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -
 def diff(
     name: NAME, settings: SETTINGS = None, as_json: JsonOption = False, fabric: FabricOption = None
 ) -> None:
-    """Show what `policy set` would change, and change nothing."""
+    """Show what `policy set` would change, without changing anything."""
     found = controller_of(find_fabric(fabric)).diff(parse_policy_args(name, settings or ()))
     if as_json:
         print(json.dumps(found, indent=1))
@@ -105,7 +111,7 @@ def diff(
             if (more := len(changes[key]) - SHOWN_RULES) > 0:
                 console.print(f"{sign} {bridge}: and {more} more", style=style)
     if not any(changes[key] for changes in found["bridges"].values() for key in changes):
-        console.print("the rules would stay as they are")
+        console.print("the rules would not change")
     _print_classes(console, classes_from_json(found["classes"]))
 
 

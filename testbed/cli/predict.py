@@ -1,4 +1,4 @@
-"""The command `predict`: what a scenario's steps take, from the model alone."""
+"""The command `predict`: predict a scenario's step times with the model alone."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def predict(
-    scenario: Annotated[Path, typer.Argument(help="Any scenario file.")],
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     overrides: OverridesOption = None,
     clock: Annotated[
         Literal["virtual", "real"],
-        typer.Option(help="Whose calibration the model takes: `testbed calibrate`."),
+        typer.Option(help="Clock whose calibration the model uses, see `testbed calibrate`."),
     ] = MODEL_CLOCK,
     packets: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Packets that are played one by one at the most, some 10 us each. Of a step that has more, with those"
-            " before it and, where links lose packets, all draws of which, bytes flow.",
+            help="Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps "
+            "before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.",
         ),
     ] = MOST_PACKETS,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
+    """Predict a scenario's step times with a model of its network; nothing is built or sent.
 
-    The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
-    per message, and what each collective sends. It knows nothing of full queues, and says where some are short; nor of
-    events, background traffic, protocols of one's own.
+    The model covers paths under the policy, fair sharing, latency, the effect of loss on connections, software cost per
+    message, and the traffic of each collective. It does not cover full queues, but reports which are short; nor events,
+    background traffic, or your own protocols.
     """
     began_s = time.perf_counter()
     with show_schedule_search(Console(stderr=True, highlight=False)):
@@ -81,7 +81,7 @@ def predict(
     for name, entry in found.items() if len(found) <= FEW else ():
         if words := work_words(name, step_work(variants[name]), entry.step_time_s):
             console.print(words)
-    print_training_steps((one.workload.training_steps_of_step for one in variants.values()), console)
+    print_training_steps((one.workload.training_steps_per_step for one in variants.values()), console)
     for name, entry in found.items():
         served = None if entry.serving is None else Serving.model_validate(entry.serving)
         for words in serving_words(name, served):
@@ -89,19 +89,19 @@ def predict(
     for what in dict.fromkeys(what for entry in found.values() for what in entry.unmodelled):
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"
-        console.print(f"\nnot in these figures, as the model does not know it: {what}{of}", soft_wrap=True)
+        console.print(f"\nnot included, as the model does not cover it: {what}{of}", soft_wrap=True)
     if short := list(dict.fromkeys(one for entry in found.values() for one in entry.short_queues)):
         console.print(f"\n{short_queue_words(short)}", soft_wrap=True)
     scaled = "" if predicted.scale.is_one else f", {predicted.scale}"
     how = ", packet by packet" if all(entry.by_packets for entry in found.values()) else ""
     console.print(
         f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}{how}; "
-        f"`{_measuring(scenario, overrides or [], clock)}` measures.",
+        f"`{_measuring_command(scenario, overrides or [], clock)}` measures.",
         soft_wrap=True,
     )
 
 
-def _measuring(scenario: Path, overrides: Sequence[str], clock: str) -> str:
-    """The command whose figures these are held against: of the same changes, by the same clock."""
+def _measuring_command(scenario: Path, overrides: Sequence[str], clock: str) -> str:
+    """Return the `testbed run` command that measures what was predicted."""
     command = ["testbed", "run", str(scenario), *(word for one in overrides for word in ("--set", one))]
     return shlex.join([*command, *(["--clock", clock] if clock != RUN_CLOCK else [])])

@@ -1,4 +1,4 @@
-"""The command `run`: a scenario from file to judged figures."""
+"""The command `run`: execute a scenario and report its validated results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from testbed.measure.results.run_directory import default_path
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario
 
-BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # of a machine that has other things to do
+BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # invariants that fail on a busy machine
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -44,11 +44,13 @@ def add_commands(app: typer.Typer) -> None:
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     output: OutputOption = None,
-    trials: Annotated[int | None, typer.Option(help="How many measured steps of each variant.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Measured steps per variant.")] = None,
     overrides: OverridesOption = None,
     clock: Annotated[
         str,
-        typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),
+        typer.Option(
+            help="real: this machine's clock. virtual: exact on any machine, however busy, and without root."
+        ),
     ] = RUN_CLOCK,
     jobs: JobsOption = None,
     ranks_per_process: PackingOption = None,
@@ -61,31 +63,32 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME,NAME...",
-            help="The machine of each building, reached through SSH; this one by any of its names.",
+            help="The machine of each building, reached by SSH; this machine by any of its names.",
         ),
     ] = None,
     engine: WorkersOption = WORKERS,
     scheduler: SchedulerOption = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Report no figures that are not to be trusted.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Do not report untrusted results.")] = False,
     retry_dilated: Annotated[
         float | None,
         typer.Option(
             min=1,
             metavar="MOST",
-            help="Repeat an untrusted run with its time stretched twice as far, up to so many times.",
+            help="If a run is untrusted, repeat it with doubled time dilation, up to MOST.",
         ),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Show the run as a page meanwhile, on this machine's loopback.")
+        bool,
+        typer.Option(
+            "--live", help="Show the run as a web page while it goes on, on this machine's loopback."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted.
+    """Run a scenario: build, measure, validate, report. Exit status 3: the results are untrusted.
 
-    By this machine's clock unless told: that needs root, and no kernel that is built first. (testbed.run, for
-    notebooks, which are not root, goes by the virtual one.)
+    The default is this machine's real clock, which needs root but no kernel build. (testbed.run, for notebooks, which
+    rarely run as root, defaults to the virtual clock.)
     """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)

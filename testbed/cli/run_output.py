@@ -1,4 +1,4 @@
-"""How far a run is, for people: a bar, lines, and what came out."""
+"""Progress and results of a run, on a terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from testbed.measure.results.result import Result
 from testbed.show.report import print_refusal, print_summary
 
 EXIT_UNTRUSTED = 3
-"""Of commands whose figures are not to be trusted."""
+"""Exit status of commands with untrusted results."""
 
 
 @contextlib.contextmanager
 def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
-    """Tells of runs within the block: what begins, its phases, its steps. quiet: only what must not be missed."""
+    """Show progress of runs within the block: start, phases, steps. `quiet`: only report repeated runs."""
     if quiet:
-        yield Listener(Progress(lambda line: None, lambda done, total: None), _tell_again(console))
+        yield Listener(Progress(lambda line: None, lambda done, total: None), _report_repeats(console))
         return
     began_s = time.monotonic()
     with progress_bar(console) as bar:
@@ -34,7 +34,7 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener
 
         def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
             scenario = prepared.request.scenario
-            words = f"untrusted ({', '.join(reasons)}): once more, {prepared.scale}"
+            words = f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}"
             if not reasons:
                 words = f"{scenario.name}: {scenario.ranks} ranks, {', '.join(scenario.variant_names)}, "
                 words += f"policy {scenario.policy.label}; {prepared.backend.words}"
@@ -63,18 +63,17 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener
             yield Listener(Progress(phase, step, parts), begins)
 
 
-def _tell_again(console: Console) -> Callable[[PreparedRun, Sequence[str]], None]:
-    """Says that a run is done once more."""
+def _report_repeats(console: Console) -> Callable[[PreparedRun, Sequence[str]], None]:
 
     def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
         if reasons:
-            console.print(f"untrusted ({', '.join(reasons)}): once more, {prepared.scale}", soft_wrap=True)
+            console.print(f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}", soft_wrap=True)
 
     return begins
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:
-    """Tell what came out; of an untrusted run and when strict, only why. console: standard error."""
+    """Print the results; with `strict`, only say why if they are untrusted. `console`: standard error."""
     document = result.document()
     if strict and result.status == "untrusted":
         if as_json:

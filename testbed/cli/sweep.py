@@ -1,4 +1,4 @@
-"""The command `sweep`: a scenario at all values of one or two of its settings."""
+"""The command `sweep`: evaluate a scenario at all values of one or two settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.spec.scenario import load_scenario
 from testbed.spec.sweep_axes import parse_axes
 from testbed.spec.units import size_text, time_text
 
-MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all
+MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all of them
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -45,39 +45,39 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="KEY=RANGE [KEY=RANGE]",
-            help="A path as --set takes them, and its values: A,B,C or FIRST..LAST:COUNT or FIRST..LAST:log:COUNT.",
+            help="A `--set` path and its values: A,B,C or FIRST..LAST:COUNT or FIRST..LAST:log:COUNT.",
         ),
     ],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The folder; one that is there is gone on with [default: runs/...]."
+            "--output", "-o", help="Folder for the sweep; an existing one is resumed (default: runs/...)."
         ),
     ] = None,
     overrides: OverridesOption = None,
-    trials: Annotated[int | None, typer.Option(help="How many measured steps of each variant.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Measured steps per variant.")] = None,
     clock: Annotated[
         Literal["model", "virtual", "real"],
         typer.Option(
-            help="By which points are measured; model: none [default: model; with --confirm: virtual]."
+            help="Clock for measuring points; model: only predict them. With --confirm the default is virtual."
         ),
     ] = "model",
     confirm: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measure so many of the points, chosen by the model."),
+        typer.Option(min=1, metavar="N", help="Measure N of the points, chosen with the model."),
     ] = None,
     jobs: JobsOption = None,
     engine: WorkersOption = WORKERS,
     scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a scenario through all values of one or two settings: by the model, then measured; curve or heat map.
+    """Sweep one or two settings of a scenario, predicted and optionally measured; curve or heat map.
 
     testbed sweep quickstart topology.wan.0.delay=1ms..80ms:log:8 policy=ecmp,te --confirm 4
 
     Without --clock and --confirm nothing is built. With --clock virtual or real every point is measured; with
-    --confirm N so many: the ends, both sides of where another variant becomes the quickest, the widest gaps.
-    Exit status 3: some figures are not to be trusted.
+    --confirm N only N of them: the ends, both sides of where the fastest variant changes, and the widest gaps.
+    Exit status 3: some results are untrusted.
     """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     parsed = parse_axes(axes)
@@ -87,17 +87,17 @@ def sweep(
         assignments,
         parsed,
         folder,
-        clock=experiment.clock_for(clock, confirm),
+        clock=experiment.measuring_clock(clock, confirm),
         confirm=confirm,
         jobs=jobs,
     )
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     try:
-        planned = experiment.plan_sweep(request)  # what is wrong is said before anybody is started
+        planned = experiment.plan_sweep(request)  # report errors before workers start
         with open_executor(engine, scheduler, jobs) as workers:
-            found = _carried_out(planned.by(workers), console)
+            found = _execute(planned.with_engine(workers), console)
     except KeyboardInterrupt:
-        console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
+        console.print(f"stopped; resume with -o {folder}", soft_wrap=True)
         raise
     if as_json:
         print(json.dumps(found.document(), indent=1))
@@ -112,16 +112,16 @@ def sweep(
         raise typer.Exit(EXIT_UNTRUSTED)
 
 
-def _carried_out(planned: experiment.SweepPlan, console: Console) -> Sweep:
+def _execute(planned: experiment.SweepPlan, console: Console) -> Sweep:
     with progress_bar(console) as bar, show_progress(console, quiet=True) as listener:
         task = bar.add_task("the model", total=None)
 
-        def told(done: int, total: int, words: str) -> None:
+        def report(done: int, total: int, words: str) -> None:
             bar.update(task, completed=done, total=total, description=words or "the model")
             if words:
                 console.print(f"  point {done + 1} of {total}: {words}", soft_wrap=True)
 
-        return experiment.sweep(planned, told, listener)
+        return experiment.sweep(planned, report, listener)
 
 
 def _print(found: Sweep, console: Console) -> None:
@@ -129,25 +129,25 @@ def _print(found: Sweep, console: Console) -> None:
         console.print(sentence, markup=False, soft_wrap=True)
     shown = arrange_series(found)
     if isinstance(shown, Curves) and len(shown.series) <= MOST_COLUMNS:
-        console.print(_pivoted(shown))
+        console.print(_curve_table(shown))
     elif isinstance(shown, Maps) and len(shown.across.texts) <= MOST_COLUMNS:
         for panel in shown.panels:
-            console.print(_grid(shown, panel))
+            console.print(_map_table(shown, panel))
     else:
-        console.print(_listed(found))
+        console.print(_point_table(found))
         if len(found.points) * len(found.variants) > MOST_ROWS:
             console.print(f"All rows: {found.folder / TABLE}", soft_wrap=True)
         return
     if any(point.run for point in found.points):
-        console.print("* measured; else by the model.")
+        console.print("* measured; others are predicted.")
 
 
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
-def _pivoted(curves: Curves) -> Table:
-    """A row per value, a column per line."""
+def _curve_table(curves: Curves) -> Table:
+    """Return a table with a row per value and a column per line."""
     table = _table()
     table.add_column(curves.axis.label, justify="right", no_wrap=True)
     for one in curves.series:
@@ -158,8 +158,8 @@ def _pivoted(curves: Curves) -> Table:
     return table
 
 
-def _grid(maps: Maps, panel: Panel) -> Table:
-    """A column per value of the first axis, a row per value of the second, the largest first."""
+def _map_table(maps: Maps, panel: Panel) -> Table:
+    """Return a table with a column per value of the first axis and a row per value of the second, the largest first."""
     table = _table()
     table.title, table.title_justify = f"{panel.name}: {maps.across.label} to the right", "left"
     table.add_column(maps.upwards.label, justify="right")
@@ -179,8 +179,8 @@ def _cell(figure: SweepFigure | None) -> str:
     return f"{time_text(figure.step_time_s)}{mark}"
 
 
-def _listed(found: Sweep) -> Table:
-    """A row per point and variant, as many as one looks at."""
+def _point_table(found: Sweep) -> Table:
+    """Return a table with a row per point and variant, up to MOST_ROWS."""
     table = _table()
     for axis in found.axes:
         table.add_column(axis.label, justify="right")

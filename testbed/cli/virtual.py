@@ -23,16 +23,16 @@ CpuTimeOption = Annotated[
     str,
     typer.Option(
         "--cpu-time",
-        help="free: computing takes no virtual time; counted: what it takes here, for programs that spin.",
+        help="free: computation takes no virtual time. counted: it takes its CPU time, for programs that spin.",
     ),
 ]
 StallOption = Annotated[
-    str, typer.Option("--stall-timeout", help="Give up when the virtual clock stands still for so long.")
+    str, typer.Option("--stall-timeout", help="Give up if virtual time does not advance for this long.")
 ]
 DEFAULT_STALL_TIMEOUT = f"{STALL_TIMEOUT_S:g} s"
 virtual_app = typer.Typer(
     name="virtual",
-    help="The virtual clock: a Linux kernel as a process, whose time moves only when all in it is idle.",
+    help="The virtual clock: a Linux kernel in a process, whose time advances only when it is idle.",
     no_args_is_help=True,
 )
 
@@ -49,26 +49,27 @@ def add_commands(app: typer.Typer) -> None:
 def build(
     source: Annotated[
         Path | None,
-        typer.Option(help="A kernel source tree or archive [default: the distribution's newest]."),
+        typer.Option(help="A kernel source tree or archive (default: the distribution's newest)."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Build even when there is one.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Rebuild even if the kernel exists.")] = False,
     fetch: Annotated[
-        bool, typer.Option(help="Look in the distribution's archive for a newer source than /usr/src has.")
+        bool,
+        typer.Option(help="Check the distribution's archive for a newer source than the one in /usr/src."),
     ] = True,
 ) -> None:
-    """Build the virtual clock's kernel, try every feature of it, and keep it. About five minutes on two cores."""
+    """Build the virtual clock's kernel, test all its features, and store it. Takes about five minutes on two cores."""
     console = Console(stderr=True, highlight=False)
     with progress_bar(console) as bar:
         task = bar.add_task("looking for a kernel source", total=None)
-        told = -1
+        reported = -1
 
         def progress(line: str, share: float | None) -> None:
-            nonlocal told
+            nonlocal reported
             bar.update(task, description=line, completed=share or 0, total=None if share is None else 1)
             quarter = -1 if share is None else int(share * 4)
-            if share is None or (not console.is_terminal and quarter > told):
+            if share is None or (not console.is_terminal and quarter > reported):
                 console.print(f"  {line}" + (f" {quarter * 25} %" if share is not None else ""))
-            told = quarter
+            reported = quarter
 
         image, built = build_kernel(source, again, progress, fetch)
     console.print(
@@ -82,17 +83,17 @@ def execute(
     context: typer.Context,
     memory: MemoryOption = None,
     cpu_time: CpuTimeOption = "free",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the kernel's randomness.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the kernel's random numbers.")] = 1,
     writable: Annotated[
-        list[Path] | None, typer.Option(help="A folder of this machine that the program may change.")
+        list[Path] | None, typer.Option(help="A folder of this machine that the program may write to.")
     ] = None,
     open_vswitch: Annotated[bool, typer.Option(help="Start Open vSwitch first.")] = True,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
-    timeout: Annotated[str | None, typer.Option(help="Wall time at most.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="Longest wall time.")] = None,
 ) -> None:
-    """Run a program as root of a guest: testbed virtual exec -- ping -c 3 127.0.0.1
+    """Run a program as root in a guest: testbed virtual exec -- ping -c 3 127.0.0.1
 
-    It sees this machine's files, may change them in the guest's memory only, and ends with all it started.
+    It sees this machine's files, but its changes to them stay in the guest's memory. All its processes end with it.
     """
     command = command_given(context.args)
     settings = guest_settings(
@@ -107,12 +108,12 @@ def execute(
 
 
 def summary_line(ended: GuestExit) -> str:
-    """How much virtual time passed in how much wall time."""
+    """Describe how much virtual time passed in how much wall time."""
     return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
 
 
 def rerun_in_guest(settings: GuestSettings) -> NoReturn:
-    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
+    """Run the same command in a guest, under the virtual clock, and exit with its status."""
     guest = Guest(find_image(), settings)
     command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
     ended = guest.run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
@@ -120,12 +121,12 @@ def rerun_in_guest(settings: GuestSettings) -> NoReturn:
 
 
 def out(text: str) -> None:
-    """To standard output, at once."""
+    """Write to standard output and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def err(text: str) -> None:
-    """To standard error, at once."""
+    """Write to standard error and flush."""
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The command `watch`: the page of a run, while it goes on and when it is over."""
+"""The command `watch`: show a run as a web page, in progress or finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from testbed.show.live.server import LivePage
 
 PortOption = Annotated[
-    int, typer.Option("--port", min=0, max=65535, help="Of the page, on this machine's loopback; 0: any.")
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, help="Port of the page, on this machine's loopback; 0: any free one."
+    ),
 ]
 
 
@@ -30,15 +33,13 @@ def add_commands(app: typer.Typer) -> None:
 def watch(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN", help="A folder that `testbed run` makes, or has made; of one that goes on, too."
-        ),
+        typer.Argument(metavar="RUN", help="Folder that `testbed run` creates or has created."),
     ],
     port: PortOption = 0,
 ) -> None:
-    """Show a run as a page in a browser: its network, timeline and step times as they come, or all of one that is over.
+    """Show a run in the browser: network, timeline and step times, while it goes on or afterwards.
 
-    The page is on this machine's loopback alone, at an address with a token. Ctrl-C ends it; the run goes on.
+    The page is only served on this machine's loopback, at an address with a token. Ctrl-C ends it; the run continues.
     """
     folder = run.resolve()
     with _page(folder.with_name(folder.name.removesuffix(PARTIAL_SUFFIX)), port) as page:
@@ -48,9 +49,9 @@ def watch(
 
 @contextlib.contextmanager
 def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
-    """While the block lasts the page of the run that will be in `folder` is there, if `asked`; at a terminal longer.
+    """Serve the page of the run in `folder` during the block, if `asked`.
 
-    Until Ctrl-C, that is, where the run did not fail.
+    At a terminal the page stays until Ctrl-C after a successful run.
     """
     if not asked:
         yield
@@ -62,11 +63,11 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
             console.print("The page stays until Ctrl-C.")
             _wait()
         else:
-            console.print(f"The page again: testbed watch {folder}", soft_wrap=True, markup=False)
+            console.print(f"To see the page again: testbed watch {folder}", soft_wrap=True, markup=False)
 
 
 def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
-    """As it is made; what serves it is loaded when a page is wanted, which most runs do without."""
+    # imported late, as most runs do not need the page
     from testbed.show.live.server import LivePage  # noqa: PLC0415
 
     return LivePage(folder, port, expected=expected)
@@ -77,7 +78,7 @@ def _tell(page: LivePage) -> None:
 
 
 def _wait() -> None:
-    """Until Ctrl-C, which is how one ends it."""
+    """Wait for Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)

@@ -56,7 +56,7 @@ def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
 def kind_of(scenario: Scenario) -> str | None:
     """Return the name of the scenario's kind in `data/model_errors.yaml`; None where no such was measured."""
     workload, lossy = scenario.workload, scenario.topology.resolve().lossy
-    if workload.recorded:
+    if workload.is_recorded:
         return None if lossy else "recorded"
     if workload.collectives or workload.exchange is not None:
         return "lossy_collectives" if lossy else "collectives"

@@ -70,7 +70,7 @@ class Routes:
         self.wan = {
             (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (link, here, there)
             for link in self.topology.wan
-            for here, there, _ in link.ways
+            for here, there, _ in link.directions
         }
         self.links = {
             port: (f"{link.name} from {here}", link.a_to_b if here == link.a else link.b_to_a)

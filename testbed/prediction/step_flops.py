@@ -51,7 +51,7 @@ class StepWork:
 def step_work(scenario: Scenario) -> StepWork | None:
     """Of a scenario that trains a model; None of any other."""
     workload = scenario.workload
-    if workload.model is None or workload.kind_described not in (DATA_PARALLEL, PARALLEL):
+    if workload.model is None or workload.described_kind not in (DATA_PARALLEL, PARALLEL):
         return None
     blocks, before, after = layers_of(workload.model)
     scores = scores_of(workload).parameters * len(blocks)
@@ -62,7 +62,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
         many, each = scenario.ranks * workload.local_batch_size, 1
     else:
         many, each = sequences(scenario), workload.parallelism.accelerators_per_rank
-    many *= workload.training_steps_of_step
+    many *= workload.training_steps_per_step
     tokens = many * workload.sequence_length
     assert workload.flops_utilisation is not None
     slowdowns = slowdowns_of(workload, scenario.rank_hosts(scenario.topology.resolve()))
@@ -83,7 +83,7 @@ class RecordedWork:
 def recorded_work(scenario: Scenario) -> RecordedWork | None:
     """Of a scenario with a trace; None of others. ConfigError."""
     spec = scenario.workload
-    if not spec.recorded:
+    if not spec.is_recorded:
         return None
     workload = workload_of(scenario, scenario.topology.resolve(), UNSCALED)
     return RecordedWork(str(spec.trace or spec.chakra), workload.compute_s)

@@ -228,7 +228,7 @@ def predict_variants(
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)
     found = Predictions()
-    in_a_row = {"trials": scenario.steps_in_a_network}
+    in_a_row = {"trials": scenario.steps_per_network}
     for name in scenario.variant_names:
         job = common or job_of(scenario.variant(name).model_copy(update=in_a_row), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)

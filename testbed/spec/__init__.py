@@ -1,1 +1,1 @@
-"""What a user writes: topologies, scenarios, units and catalogues of models and hardware, checked and resolved."""
+"""What a user writes: topologies, scenarios, units, and catalogues of models and hardware."""

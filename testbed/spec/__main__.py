@@ -1,4 +1,4 @@
-"""Configuration on standard output, with nothing else of the testbed needed: python -m testbed.spec COMMAND."""
+"""Check and print configuration files without the rest of the testbed: python -m testbed.spec COMMAND."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.spec.topology import load_topology
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Exit status: 0 if the file is sound, 2 if not, with its problems on standard error."""
+    """Run one command. Returns 0 if the file is valid, else 2 with its problems on standard error."""
     parser = argparse.ArgumentParser(prog="python -m testbed.spec", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="print a topology or scenario fully expanded")

@@ -1,7 +1,7 @@
-"""Base of all configuration models: strict, frozen, every problem found at once and worded for people.
+"""Base of all configuration models: strict, frozen, and reporting every problem at once in readable words.
 
-Problems travel as pydantic errors of one own type, so that their location is kept while they pass through the models
-around them, and the same checks hold for files and for models made in Python.
+Problems are raised as pydantic errors of one custom type. They keep their location through nested models, and the
+same checks apply to files and to models made in Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong at a location inside a model; `value` is shown as it stands."""
+    """A problem at a location inside a model. `value` is shown verbatim."""
 
     location: Location
     value: str
@@ -47,10 +47,10 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries
-class Form:
-    """How one kind of value is written: `parse` raises ValueError saying what is expected; `write` undoes it.
+class ValueFormat:
+    """How a kind of value is written: `parse` raises ValueError with what is expected; `write` is its inverse.
 
-    schema: may be a function, called when it is needed: names from registries are not known while modules load.
+    `schema` may be a function, called on use: names in registries are not known while modules load.
     """
 
     parse: Callable[[object], Any]
@@ -69,12 +69,12 @@ class Form:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """As given, and a copy: pydantic adds to it."""
+        """Return a copy, since pydantic adds to it."""
         return dict(self.json_schema)
 
     @property
     def json_schema(self) -> JsonSchemaValue:
-        """As given, or made now."""
+        """The JSON schema, computed if it is a function."""
         return self.schema() if callable(self.schema) else self.schema
 
     def _validate(self, value: object) -> Any:
@@ -93,32 +93,32 @@ def _error(value: str, expected: str) -> PydanticCustomError:
 
 
 class StrictModel(BaseModel):
-    """A mapping with known keys only. Subclasses look at several values together in `raw_checks` and `checks`."""
+    """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
-    renamed: ClassVar[Mapping[str, str]] = {}  # keys that files had once: what to write in their place
+    derived_fields: ClassVar[frozenset[str]] = frozenset()  # fields that `with_defaults` gives a default
+    renamed: ClassVar[Mapping[str, str]] = {}  # former keys: what to write instead
 
     @classmethod
     def file_keys(cls) -> list[str]:
-        """Keys as written in files."""
+        """Return the keys as written in files."""
         return [info.alias or name for name, info in cls.model_fields.items()]
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`data`, not validated yet, with defaults that depend on other values."""
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return unvalidated data with defaults that depend on other values."""
         return data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
-        """Problems between values of `data`, not validated yet: what has a wrong form is passed over in silence.
+        """Yield problems between values of unvalidated data, ignoring values of the wrong form.
 
-        For checks across a whole file, so that they are not put off until every other mistake is mended.
+        For checks across a whole file, so that they are reported together with all other mistakes.
         """
         yield from ()
 
     def checks(self) -> Iterator[Finding]:
-        """Problems between values that are sound one by one."""
+        """Yield problems between values that are valid individually."""
         yield from ()
 
     @model_validator(mode="wrap")
@@ -129,7 +129,7 @@ class StrictModel(BaseModel):
         found: list[InitErrorDetails] = []
         findings: list[Finding] = []
         if isinstance(data, Mapping):
-            data = cls.completed(data)
+            data = cls.with_defaults(data)
             findings.extend(cls.raw_checks(data))
         model = None
         try:
@@ -144,7 +144,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _worded(cls, error: ErrorDetails) -> InitErrorDetails:
-        """A pydantic error in our own words."""
+        """Reword a pydantic error."""
         location, kind, value = error["loc"], error["type"], error["input"]
         if kind == _TYPE:
             worded = _error(error["ctx"]["value"], error["ctx"]["expected"])
@@ -159,40 +159,40 @@ class StrictModel(BaseModel):
     @classmethod
     def _unknown(cls, key: object) -> PydanticCustomError:
         if key in cls.renamed:
-            return _error("a key that has another name now", cls.renamed[str(key)])
+            return _error("a key that was renamed", cls.renamed[str(key)])
         return _error("an unknown key", f"one of: {did_you_mean(key, cls.file_keys())}")
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Defaults as they are written in files; no generated titles."""
+        """Write defaults in their file form, and drop generated titles."""
         found = handler(schema)
         described = handler.resolve_ref_schema(found)
         for name, info in cls.model_fields.items():
             described["properties"][info.alias or name].pop("title", None)
             described["properties"][info.alias or name].pop("default", None)
-            if (default := cls.written_default(name)) is not None:
+            if (default := cls.file_default(name)) is not None:
                 described["properties"][info.alias or name]["default"] = default
         return found
 
     @classmethod
-    def written_default(cls, name: str) -> Any:
-        """The default of a field in its file form; None for none, or for one that depends on other values."""
+    def file_default(cls, name: str) -> Any:
+        """Return a field's default in its file form; None if it has none or depends on other values."""
         info = cls.model_fields[name]
-        if info.is_required() or info.default is None or name in cls.computed:
+        if info.is_required() or info.default is None or name in cls.derived_fields:
             return None
-        form = next((item for item in info.metadata if isinstance(item, Form)), None)
+        form = next((item for item in info.metadata if isinstance(item, ValueFormat)), None)
         if form is not None:
             return form.write(info.default)
         return info.default.to_data() if isinstance(info.default, StrictModel) else info.default
 
     def to_data(self) -> dict[str, Any]:
-        """The file form as plain data: every default explicit, quantities with units."""
+        """Return the file form as plain data: every default explicit, quantities with units."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def to_yaml(self) -> str:
-        """The file form; loading it gives the same model again."""
+        """Return the file form as YAML; loading it gives an equal model."""
         return str(yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True))
 
 
@@ -204,7 +204,7 @@ def _details(error: PydanticCustomError, location: Location, value: object) -> I
 
 
 def inlined_schema(model: type[StrictModel]) -> JsonSchemaValue:
-    """A model's JSON schema that needs no definitions elsewhere, for a field that may also be written otherwise."""
+    """Return a model's JSON schema without references, for a field with alternative forms."""
     schema = model.model_json_schema()
     known = schema.pop("$defs", {})
 
@@ -222,7 +222,7 @@ def inlined_schema(model: type[StrictModel]) -> JsonSchemaValue:
 
 
 def look_up(value: Any, *path: str) -> Any:
-    """What lies at `path` in mappings not validated yet, or in models by the keys of files; None if nothing does."""
+    """Return the value at a path of keys, in unvalidated mappings or in models; None if there is none."""
     for key in path:
         if isinstance(value, StrictModel):
             name = _fields(type(value)).get(key)
@@ -234,17 +234,17 @@ def look_up(value: Any, *path: str) -> Any:
 
 @lru_cache(None)
 def _fields(model: type[StrictModel]) -> Mapping[str, str]:
-    """By their keys in files."""
+    """Return field names by file key."""
     return dict(zip(model.file_keys(), model.model_fields, strict=True))
 
 
 def _written(location: Location) -> Location:
-    """A pydantic location without the mark that it is the key which is wrong."""
+    """Remove pydantic's mark for an invalid key from a location."""
     return location[:-1] if location[-1:] == ("[key]",) else location
 
 
 def validate(model: type[_Model], document: Document) -> _Model:
-    """The model that a document describes. ConfigError with every problem, in the order of the files' lines."""
+    """Return the model that a document describes. Raises ConfigError with every problem, in line order."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and what it resolves to."""
+"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and the resolved form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.spec.link_direction import Direction
 from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, queue_size
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_rate
-from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, whole
+from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, integer
 from testbed.spec.yaml_loader import Location
 
 MAX_HOSTS_PER_BUILDING = 2000
@@ -29,9 +29,10 @@ TRANSIT_KEYS = ("hosts", "region")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions.
+    """A machine with one NIC.
 
-    hardware: what computes in it, where that is not the workload's.
+    `index` counts hosts of the whole topology from 0. `nic` holds for both directions. `hardware` is what computes in
+    it, where it differs from the workload's.
     """
 
     name: str
@@ -47,8 +48,8 @@ class Host:
 class Clos:
     """Three tiers of switches in a building: leaves with hosts, spines, and one core that leads to the edge.
 
-    Each of `zones` zones has `leaves` leaves and `spines` spines, every leaf linked to every spine of its zone, every
-    spine to the core. A link is alike in both directions.
+    Each of `zones` zones has `leaves` leaves and `spines` spines. Every leaf is linked to every spine of its zone, and
+    every spine to the core. Links are symmetric.
     """
 
     zones: int
@@ -63,9 +64,9 @@ class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
     A building without hosts is a transit site: its edge switch forwards between WAN links, and there is nothing else.
-    region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
-    it still comes in; the others have all of it first. cards: of each node, where leaves are nodes' PCIe switches: a
-    leaf's first host is the node's, the others are its cards.
+    `region`: a name shared by buildings near each other. `cut_through`: switches that forward a frame while it still
+    arrives; the others store it first. `cards`: number of cards per node, where leaves are PCIe switches of nodes: the
+    first host of a leaf is the node's, the others are its cards.
     """
 
     name: str
@@ -83,12 +84,12 @@ class Building:
 
     @property
     def edge(self) -> str:
-        """Name of the switch that its WAN links are plugged into."""
+        """Name of the switch with the WAN links."""
         return f"{self.name}-edge"
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Names of the switches that hosts are plugged into."""
+        """Names of the switches with the hosts."""
         if self.clos is None:
             return () if self.is_transit else (f"{self.name}-leaf",)
         return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
@@ -102,32 +103,32 @@ class Building:
 
     @property
     def hosts_per_leaf(self) -> int:
-        """How many hosts each leaf has; neighbours are together."""
+        """Number of hosts per leaf; hosts of one leaf are consecutive."""
         return len(self.hosts) // len(self.leaves)
 
     def leaf_of(self, host: Host) -> int:
-        """Which leaf a host of this building is plugged into, counted from 0."""
+        """Return the index of a host's leaf within this building, from 0."""
         return (host.index - self.hosts[0].index) // self.hosts_per_leaf
 
     def leaf_hosts(self, leaf: int) -> tuple[Host, ...]:
-        """The hosts of a leaf, counted from 0."""
+        """Return the hosts of a leaf, counted from 0."""
         return self.hosts[leaf * self.hosts_per_leaf : (leaf + 1) * self.hosts_per_leaf]
 
     def zone_hosts(self, zone: int) -> tuple[Host, ...]:
-        """The hosts of a zone, counted from 0."""
+        """Return the hosts of a zone, counted from 0."""
         leaves = len(self.leaves) if self.clos is None else self.clos.leaves
         return tuple(host for leaf in range(leaves) for host in self.leaf_hosts(zone * leaves + leaf))
 
     @property
     def core(self) -> str:
-        """Name of the switch that leads to the edge; a transit site has the edge alone."""
+        """Name of the switch that leads to the edge. A transit site only has the edge."""
         if self.is_transit:
             return self.edge
         return self.leaves[0] if self.clos is None else f"{self.name}-core"
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Names of all its switches, the edge last."""
+        """Names of all switches, the edge last."""
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
@@ -135,89 +136,96 @@ class UplinkSpec(StrictModel):
     """Links from a switch to the tier above."""
 
     oversubscription: Ratio = Field(
-        default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
+        default=1.0, description="Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."
     )
-    delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+    delay_s: DelayOrZero = Field(
+        default=0.0, alias="delay", description="Propagation delay of each link, one way."
+    )
     queue_bytes: Queue = Field(
         default="auto",
         alias="queue",
-        description="Buffer of the port at either end of each link; auto: 1 ms at its rate, at least 64 packets.",
+        description="Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 "
+        "packets.",
     )
     pause: PauseSpec | None = Field(
-        default=None, description="Each switch pauses the other one; never, if left out."
+        default=None, description="Ethernet pause between the two switches of each link; none, if left out."
     )
 
 
 class ClosSpec(StrictModel):
-    """Tiers of switches in a building: leaves with hosts, spines, one core; every leaf linked to each of its spines.
+    """Switch tiers of a building: leaves with hosts, spines, one core; each leaf linked to each spine of its zone.
 
-    Which spine a packet takes follows from its destination alone (D-mod-k).
+    The destination alone determines which spine a packet takes (D-mod-k).
     """
 
-    zones: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+    zones: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
         default=1,
-        description="Parts of the building with leaves and spines of their own, joined at the core.",
+        description="Parts of the building with their own leaves and spines, joined at the core.",
     )
-    leaves: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
-        description="Leaf switches in each zone; hosts are spread over them evenly, neighbours together."
+    leaves: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
+        description="Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same "
+        "leaf."
     )
-    spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
-    leaf: UplinkSpec = Field(default=UplinkSpec(), description="From each leaf up to the spines of its zone.")
-    spine: UplinkSpec = Field(default=UplinkSpec(), description="From each spine up to the core.")
+    spines: Annotated[int, integer(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
+    leaf: UplinkSpec = Field(
+        default=UplinkSpec(), description="Links from each leaf up to the spines of its zone."
+    )
+    spine: UplinkSpec = Field(default=UplinkSpec(), description="Link from each spine up to the core.")
     spine_switching: Switching | None = Field(
-        default=None, description="As `switching`, of the spines alone; the building's if left out."
+        default=None, description="Like `switching`, for the spines only; default: the building's."
     )
     core_switching: Switching | None = Field(
-        default=None, description="As `switching`, of the core alone; the building's if left out."
+        default=None, description="Like `switching`, for the core only; default: the building's."
     )
 
 
 class BuildingSpec(HardwareSpec):
     """A building."""
 
-    computed = frozenset({"hosts", "nic"})
+    derived_fields = frozenset({"hosts", "nic"})
 
-    hosts: Annotated[int, whole(0, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs. "
-        "0: a transit site, which only forwards; of the other keys it takes `region` alone."
+    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)] = Field(
+        description="Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where "
+        "given. 0: a transit site, which only forwards; its only other key is `region`."
     )
     nic: NicSpec | None = Field(
         default=None,
-        description="Network card of each host; required where there are hosts. With `nodes` a card's lanes.",
+        description="Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card.",
     )
     clos: ClosSpec | None = Field(
-        default=None, description="Tiers of switches; one switch without bottleneck if left out."
+        default=None, description="Tiers of switches; default: one non-blocking switch."
     )
     nodes: NodesSpec | None = Field(
         default=None,
-        description="Inference nodes in place of `hosts` and `nic`: a host and accelerator cards on a PCIe switch, and "
-        "a network card to the building's switch.",
+        description="Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe "
+        "switch, with a network card to the building's switch.",
     )
 
     switching: Switching = Field(
         default="store_and_forward",
-        description="Whether its switches have all of a frame before they send it on, or send it on while it still "
-        "comes in (cut_through: frames that stay in the building, from ports no slower than the switch's quickest). "
-        "The edge between building and WAN always stores.",
+        description="store_and_forward: switches receive all of a frame before they send it on. cut_through: they send "
+        "it while it still arrives; this applies to frames that stay in the building, from ports no slower than the "
+        "switch's fastest. The edge between building and WAN always stores and forwards.",
     )
     region: Name | None = Field(
-        default=None, description="Buildings near each other share one; all those without one do, too."
+        default=None,
+        description="Name shared by buildings that are near each other. Buildings without one share a region, too.",
     )
     unlike: tuple[HostHardwareSpec, ...] = Field(
-        default=(), description="Hosts that differ from the others in their card or in what computes in them."
+        default=(), description="Hosts whose card or accelerator differs from the others'."
     )
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Hosts and cards of nodes."""
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Derive hosts and cards from nodes."""
         nodes = data.get("nodes")
         if nodes is None:
             return data
         try:
             spec = nodes if isinstance(nodes, NodesSpec) else NodesSpec.model_validate(nodes)
-        except ValueError:  # said where the nodes are validated
+        except ValueError:  # reported where the nodes are validated
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
-        return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
+        return {"hosts": spec.hosts, "nic": _pcie_nic(spec), **data}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -236,16 +244,16 @@ class BuildingSpec(HardwareSpec):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nodes say how many hosts there are, and their cards; a transit site has no other keys."""
+        """Leave out what nodes imply, and the keys that a transit site does not have."""
         data: dict[str, Any] = handler(self)
         if self.hosts == 0:
             data = {key: value for key, value in data.items() if key in TRANSIT_KEYS}
         if self.nodes is not None:
-            data = {key: value for key, value in data.items() if key not in self.computed}
+            data = {key: value for key, value in data.items() if key not in self.derived_fields}
         return data
 
     def checks(self) -> Iterator[Finding]:
-        """Every leaf has equally many hosts; nodes say what there is; a transit site says nothing of hosts."""
+        """Check that hosts divide evenly over leaves, and that no keys exclude each other."""
         if self.hosts == 0 and self.nodes is None:
             yield from self._transit_findings()
             return
@@ -254,17 +262,17 @@ class BuildingSpec(HardwareSpec):
                 ("nic",), "nothing", "the network card of each host, or hosts: 0 for a transit site"
             )
         if self.nodes is not None and self.clos is not None:
-            yield Finding(("clos",), "clos beside nodes", "one of both")
+            yield Finding(("clos",), "clos with nodes", "only one of the two")
         if self.nodes is not None and self.hosts != self.nodes.hosts:
-            expected = f"{self.nodes.hosts}, as nodes have, or nothing"
+            expected = f"{self.nodes.hosts}, as in nodes, or nothing"
             yield Finding(("hosts",), str(self.hosts), expected)
-        if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
-            yield Finding(("nic",), "nic beside nodes", "one of both")
+        if self.nodes is not None and self.nic != NicSpec.model_validate(_pcie_nic(self.nodes)):
+            yield Finding(("nic",), "nic with nodes", "only one of the two")
         if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
             leaves = self.clos.zones * self.clos.leaves
             yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
         if self.nodes is not None and self.unlike:
-            yield Finding(("unlike",), "unlike hosts beside nodes", "one of both")
+            yield Finding(("unlike",), "unlike hosts with nodes", "only one of the two")
         seen: set[int] = set()
         for position, entry in enumerate(self.unlike):
             location = ("unlike", position, "hosts")
@@ -275,32 +283,40 @@ class BuildingSpec(HardwareSpec):
             seen |= set(entry.hosts)
 
     def _transit_findings(self) -> Iterator[Finding]:
-        """Report every key that only hosts or the switches above them have."""
+        """Report every key that only buildings with hosts may have."""
         for name, info in type(self).model_fields.items():
             if name not in TRANSIT_KEYS and getattr(self, name) != info.default:
                 key = info.alias or name
                 expected = f"hosts, or no {key}: a transit site only forwards"
-                yield Finding((key,), f"{key} beside hosts: 0", expected)
+                yield Finding((key,), f"{key} with hosts: 0", expected)
 
     def hardware_of(self, number: int) -> Hardware:
-        """What computes in its host of this number, from 0."""
+        """Return what computes in the host of this number, from 0."""
         entry = self._unlike(number)
-        return self.hardware if entry is None else entry.hardware.over(self.hardware)
+        return self.hardware if entry is None else entry.hardware.fill_from(self.hardware)
 
     def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
-        """Each direction between a host, of this number in the building from 0, and its switch."""
-        return _card(self._nic(number), self._rate_bps(number), mtu, scale)
+        """Return the settings of the cable between a host and its switch, in either direction.
+
+        Args:
+            mtu: largest IP packet, in bytes.
+            scale: scale of the emulation.
+            number: the host's number in the building, from 0.
+        """
+        return _nic_link(self._nic(number), self._rate_bps(number), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
-        """Whether pauses of its links come in time."""
+        """Check that pauses of the building's links take effect in time."""
         clos = self.resolve_clos(mtu, UNSCALED)
         frame_bytes = mtu + ETHERNET_HEADER_BYTES
         places: list[tuple[Location, PauseSpec | None, Direction]] = []
         if self.nic is not None:
-            places.append((("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
+            places.append((("nic",), self.nic.pause, _nic_link(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
         for index, entry in enumerate(self.unlike):
             if (nic := entry.nic) is not None:
-                places.append((("unlike", index, "nic"), nic.pause, _card(nic, nic.rate_bps, mtu, UNSCALED)))
+                places.append(
+                    (("unlike", index, "nic"), nic.pause, _nic_link(nic, nic.rate_bps, mtu, UNSCALED))
+                )
         if clos is not None and self.clos is not None:
             places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
             places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
@@ -310,8 +326,8 @@ class BuildingSpec(HardwareSpec):
                 for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
                     yield replace(finding, location=(*location, "pause", *finding.location))
 
-    def given_queues(self, building: Building) -> frozenset[str]:
-        """Hosts and switches for whose links upwards the file gives the size of queues, or pauses in place of it."""
+    def uplinks_with_given_buffers(self, building: Building) -> frozenset[str]:
+        """Return the hosts and switches whose uplinks have a queue size or pause in the file."""
         ends: dict[str, NicSpec | UplinkSpec] = {
             host.name: self._nic(number) for number, host in enumerate(building.hosts)
         }
@@ -335,7 +351,7 @@ class BuildingSpec(HardwareSpec):
         return self._nic(number).rate_bps if self.nodes is None else self.nodes.rate_bps(number)
 
     def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
-        """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
+        """Return the switches between hosts and edge, or None for a single one. A node's PCIe switch is a leaf."""
         if (nodes := self.nodes) is not None:
             network_bps = scale.emulated_bps(nodes.network_bps)
             network = _link(network_bps, nodes.network_delay_s, mtu, scale)
@@ -343,7 +359,7 @@ class BuildingSpec(HardwareSpec):
         if (clos := self.clos) is None:
             return None
         each = self.hosts // (clos.zones * clos.leaves)
-        # links of a tier are alike, as many as the leaf with the quickest cards asks for
+        # all links of a tier have the rate that the leaf with the fastest cards needs
         leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
         below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
         leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
@@ -351,7 +367,7 @@ class BuildingSpec(HardwareSpec):
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
 
     def cut_through(self, building: Building) -> tuple[str, ...]:
-        """Those switches of the building that send frames on while they come in; the edge never does."""
+        """Return the switches of the building that cut through; the edge never does."""
         clos = self.clos
         tiers = [(building.leaves, self.switching)]
         if clos is not None:
@@ -360,28 +376,27 @@ class BuildingSpec(HardwareSpec):
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
-def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
-    """Each direction of a host's cable."""
+def _nic_link(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
     rate_bps = scale.emulated_bps(real_bps)
     auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
     queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
     direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
-    return _pausing(direction, nic.pause, mtu, scale)
+    return _with_pause(direction, nic.pause, mtu, scale)
 
 
-def _lanes(nodes: NodesSpec) -> dict[str, Any]:
-    """A card's end of its PCIe lanes, as a network card is written."""
+def _pcie_nic(nodes: NodesSpec) -> dict[str, Any]:
+    """Return a node's PCIe lanes in the form of a network card."""
     return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
 
 
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
-    """One of so many links that share what comes from below."""
+    """Return one of `links` links that share the traffic from below."""
     link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
-    return _pausing(link, spec.pause, mtu, scale)
+    return _with_pause(link, spec.pause, mtu, scale)
 
 
-def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
-    """One that is alike both ways, with its pause."""
+def _with_pause(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
+    """Add pause to a symmetric link."""
     if pause is None:
         return link
     rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
@@ -391,6 +406,6 @@ def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -
 def _link(
     rate_bps: float, delay_s: float, mtu: int, scale: Scale, queue: int | Literal["auto"] = "auto"
 ) -> Direction:
-    """Of an emulated rate, a real delay and queue."""
+    """Return a link from an emulated rate and a real delay and queue."""
     queue_bytes = queue_size(queue, rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
     return Direction(rate_bps, scale.emulated_s(delay_s), 0.0, 0.0, queue_bytes)

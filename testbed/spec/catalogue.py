@@ -1,6 +1,4 @@
-"""What comes with the testbed: published models, accelerators, placements and presets (`data/`), and named scenarios
-and topologies.
-"""
+"""Bundled data: models, accelerators, placements and presets (`data/`), and named scenarios and topologies."""
 
 from __future__ import annotations
 
@@ -17,38 +15,41 @@ Entry = Mapping[str, Any]
 
 @cache
 def models() -> Mapping[str, Entry]:
-    """By name: source, parameters, family, dimensions."""
+    """Return published models by name: source, parameters, family, dimensions."""
     return _read("models")
 
 
 @cache
 def accelerators() -> Mapping[str, Entry]:
-    """By name: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation, scale_up,
-    scale_up_bandwidth (bytes/s), gemm_half_rows, power (W), hourly (US dollars)."""
+    """Return accelerators by name.
+
+    Keys: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation, scale_up,
+    scale_up_bandwidth (bytes/s), gemm_half_rows, power (W), hourly (US dollars).
+    """
     return _read("accelerators")
 
 
 @cache
 def placements() -> Mapping[str, Entry]:
-    """By name: source, order of the dimensions of parallelism, outermost first."""
+    """Return placements by name: source, order of the dimensions of parallelism, outermost first."""
     return _read("placements")
 
 
 @cache
 def baselines() -> Mapping[str, Entry]:
-    """By name: source, changes of a scenario by path."""
+    """Return baselines by name: source, changes to a scenario by path."""
     return _read("baselines")
 
 
 @cache
 def presets() -> Mapping[str, Entry]:
-    """By name: source, and by path of a scenario's values what each is (value), whence (source), where (needs)."""
+    """Return presets by name: source, and for each path of a scenario value, source, and condition (needs)."""
     return _read("presets")
 
 
 @cache
 def model_errors() -> Mapping[str, Entry]:
-    """By kind of search: what it is in words, points (median and worst error, how many were measured, source)."""
+    """Return the step model's errors by kind of search: words, points (median and worst error, count, source)."""
     return _read("model_errors")
 
 
@@ -58,15 +59,15 @@ def _read(name: str) -> Mapping[str, Entry]:
 
 
 PACKAGE = Path(__file__).parents[1]
-# in a wheel they are inside the package; in a checkout at its top
+# inside the package in a wheel, next to it in a checkout
 SHIPPED_FOLDER = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent
 KINDS = ("scenarios", "topologies")
 
 
 def locate_file(given: Path | str, kinds: Sequence[str] = KINDS) -> Path:
-    """The file that is meant: the path itself, or, for a name without suffix that is no file here, the shipped one.
+    """Return the file for a path, or for the name of a bundled file of the first kind that has it.
 
-    Of the first kind that has it. What is neither is given back as it is.
+    Anything else is returned unchanged.
     """
     path = Path(given)
     if path.suffix != ".yaml" and not path.is_absolute() and not path.exists():
@@ -78,7 +79,7 @@ def locate_file(given: Path | str, kinds: Sequence[str] = KINDS) -> Path:
 
 
 def shipped(kind: str) -> dict[str, Path]:
-    """All of a kind (scenarios, topologies) by name."""
+    """Return all bundled files of a kind (scenarios, topologies) by name."""
     return dict(_named(SHIPPED_FOLDER / kind))
 
 

@@ -1,4 +1,4 @@
-"""How long control takes, in plain figures: for `config`, which reads them, and for those who wait."""
+"""Delays of the control plane as plain figures, without pydantic, for the programs that wait for them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Control:
-    """What goes by between a link that is cut and packets that go another way, in emulated seconds.
+    """Delays between the failure of a link and the rerouting of packets, in emulated seconds.
 
-    carrier_down_s, carrier_up_s: until the switches at both ends see that a link is cut, or mended. reaction_s: from a
-    switch's word that a port has changed until the controller sends the rules that follow. rule_s: until a switch has
-    one of them in its table. silence_s: until they see that a link carries nothing though its carrier is up, as those
-    do that send each other hellos; None: never.
+    Attributes:
+        carrier_down_s: until the switches at both ends detect that a link is cut.
+        carrier_up_s: until they detect that it is repaired.
+        reaction_s: from a port-status message until the controller sends new rules.
+        rule_s: until a switch has installed one rule.
+        silence_s: until they detect a link that drops all traffic while its carrier is up, as with hellos; None: never.
     """
 
     carrier_down_s: float = 0.0

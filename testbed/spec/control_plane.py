@@ -1,6 +1,6 @@
-"""How long control takes, as a scenario says it. The defaults are those of switches and controllers that were measured.
+"""Delays of the control plane in a scenario. The defaults were measured on real switches and controllers.
 
-The sources are named in each field's description and in docs/reference/policies.md.
+Sources are in each field's description and in docs/reference/policies.md.
 """
 
 from __future__ import annotations
@@ -14,47 +14,46 @@ from testbed.spec.value_types import Duration, TimeoutOrNone
 
 
 class ControlSpec(StrictModel):
-    """What goes by between a link that is cut and packets that go another way; 0 s makes a part free."""
+    """Delays between the failure of a link and the rerouting of packets; 0 s removes one."""
 
     carrier_down_s: Duration = Field(
         default=0.01,
         alias="carrier_down",
-        description="Until the switches at both ends of a link that is cut see it; till then what they send there is "
-        "lost. 10 ms is what Cisco gives for fibre ports of the Catalyst 6500 (Software Configuration Guide, port "
-        "debounce timer); others wait 100 ms (the access ports of Cisco's ACI) or poll every 250 ms (Broadcom's "
-        "driver).",
+        description="Time until the switches at both ends detect that a link is cut; until then they lose what they "
+        "send. 10 ms is Cisco's value for fibre ports of the Catalyst 6500 (Software Configuration Guide, port "
+        "debounce timer); others wait 100 ms (access ports of Cisco ACI) or poll every 250 ms (Broadcom's driver).",
     )
     carrier_up_s: Duration = Field(
         default=0.01,
         alias="carrier_up",
-        description="Until they see that it is mended, if they saw that it was cut. The same table speaks of every "
-        "change of a link; the retraining of optics, seconds for some, is not in it.",
+        description="Time until the switches detect that a link is repaired, if they had detected the cut. The same "
+        "table covers every change of a link; retraining of optics, which can take seconds, is not included.",
     )
     reaction_s: Duration = Field(
         default=0.05,
         alias="reaction_time",
-        description="From a switch's word that a port is down, or up, until the controller has computed the rules that "
-        "follow and sends them. The figure is ours, in the midst of the 10 to 100 ms that ONOS was designed for (Berde "
-        "et al., HotSDN 2014).",
+        description="Time from a switch's port-status message until the controller has computed the new rules and "
+        "sends them. The default is our choice, within the 10 to 100 ms that ONOS was designed for (Berde et al., "
+        "HotSDN 2014).",
     )
     rule_s: Duration = Field(
         default=0.001,
         alias="rule_time",
-        description="What a switch needs to put one rule or group into its table, change it or take it out; each "
-        "switch does its own, one after the other. Kuzniar et al. (PAM 2015) measured some hundred to about a "
-        "thousand a second on hardware switches: this is the quick end.",
+        description="Time a switch takes to add, change or delete one rule or group in its table; each switch handles "
+        "its own one at a time. Kuzniar et al. (PAM 2015) measured some hundred to about a thousand per second on "
+        "hardware switches: the default is the fast end.",
     )
 
     silence_s: TimeoutOrNone = Field(
         default=None,
         alias="silence",
-        description="Until the edges at both ends of a link that carries nothing, though its carrier is up, take their "
-        "ports out of use: of edges that send each other hellos, interval times multiplier, such as 150 ms for 50 ms "
-        "and 3 with BFD (RFC 5880). Without, they never see it.",
+        description="Time until the edges at both ends of a link that drops all traffic while its carrier is up take "
+        "their ports out of use. For edges that exchange hellos it is interval times multiplier, such as 150 ms for 50 "
+        "ms and 3 with BFD (RFC 5880). Default: they never detect it.",
     )
 
     def resolve(self, scale: Scale = UNSCALED) -> Control:
-        """As the network that is built has it: time dilation stretches it."""
+        """Return the emulated delays, stretched by time dilation."""
         return Control(
             carrier_down_s=scale.emulated_s(self.carrier_down_s),
             carrier_up_s=scale.emulated_s(self.carrier_up_s),

@@ -1,4 +1,4 @@
-"""Mistakes in input files, told to people: where, what was found, what was expected."""
+"""Errors in input files: where, what was found, what was expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.errors import BadInput
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `file` is a path as the user gave it, or "--set" for an override; `line` counts from 1."""
+    """One error in an input file. `file`: as the user gave it, or "--set" for an override; `line` counts from 1."""
 
     file: str
     line: int | None
@@ -29,9 +29,9 @@ class Problem:
 
 
 class ConfigError(BadInput):
-    """Input that cannot be used, with every problem found in it; as text, one problem per line.
+    """Invalid input, with all its problems; as text, one problem per line.
 
-    Its parts are those of the first.
+    `where`, `got` and `expected` are those of the first problem.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

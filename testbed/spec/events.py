@@ -1,4 +1,4 @@
-"""Events of a scenario: what breaks or changes while steps are measured, and when."""
+"""Events of a scenario: what fails or changes while steps are measured, and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.link_direction import DIRECTIONS
 from testbed.spec.links import DirectionSpec
 from testbed.spec.units import format_duration
@@ -31,16 +31,23 @@ if TYPE_CHECKING:
     from testbed.spec.topology import Topology
 
 LINK, PLANE, SWITCH, HOST, RANK = "a WAN link", "a plane", "a switch", "a host that has a rank", "a rank"
-CARD_DIRECTIONS = {"out": "a_to_b", "in": "b_to_a"}  # of a host's card, and of its cable to the switch
+CARD_DIRECTIONS = {
+    "out": "a_to_b",
+    "in": "b_to_a",
+}  # a card's directions, in terms of its cable to the switch
 CARD_SETTINGS = ("rate", "delay", "loss")
 MISMATCHES = ("size", "type", "order")
 
 
 @dataclass(frozen=True)
 class Action:
-    """of: what it happens to. needs, takes: keys that it cannot be without, that it may have; others do not have them.
+    """A kind of event.
 
-    ends: whether it is over by itself, or never, so that nothing undoes it or has it come again.
+    Attributes:
+        of: kind of its target.
+        needs: required keys.
+        takes: optional keys; all other keys are errors.
+        ends: whether it is a single moment, so that it can be neither undone nor repeated.
     """
 
     of: str
@@ -68,10 +75,10 @@ ACTIONS: Mapping[str, Action] = {
     "switch_down": Action(SWITCH),
 }
 RANK_EVENTS = ("io_slow", "rank_mismatch", "rank_skip", "rank_slow")
-"""What a rank does to itself, at the right moment, since it knows beforehand."""
+"""Events that a rank applies to itself, as it knows them in advance."""
 KILL_EVENTS = ("host_kill", "rank_kill")
 CARD_EVENTS = ("host_kill", "nic_degrade", "nic_down", "nic_loss")
-"""What changes a host's card."""
+"""Events that change a host's card."""
 _EXAMPLES = {
     "set": "{loss: 1 %}",
     "loss": "loss: 1 %",
@@ -84,60 +91,61 @@ _EXAMPLES = {
 def _parse_target(value: object) -> int | str:
     if isinstance(value, (int, str)) and not isinstance(value, bool):
         return value
-    raise ValueError("a name; for planes and ranks a number")
+    raise ValueError("a name, or a number for planes and ranks")
 
 
-TARGET = Form(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]})
+TARGET = ValueFormat(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]})
 
 
 class MomentSpec(StrictModel):
-    """A span of time in which a moment is drawn."""
+    """A time span from which a moment is drawn."""
 
-    from_s: Duration = Field(alias="from", description="The earliest moment.")
-    to_s: Duration = Field(alias="to", description="The latest moment.")
+    from_s: Duration = Field(alias="from", description="Earliest moment.")
+    to_s: Duration = Field(alias="to", description="Latest moment.")
 
     def checks(self) -> Iterator[Finding]:
-        """There is time between them."""
+        """Check that the span is not empty."""
         if self.to_s <= self.from_s:
             yield Finding(("to",), format_duration(self.to_s), f"more than {format_duration(self.from_s)}")
 
 
 class Disturbance(StrictModel):
-    """How much an action changes, and for how long; what it is, subclasses say."""
+    """How much an action changes, and for how long. Subclasses say which action."""
 
     for_s: TimeoutOrNone = Field(
         default=None,
         alias="for",
-        description="How long until it is undone; to the variant's end if left out. What was killed returns then, as a "
-        "new process.",
+        description="Time until it is undone; default: the end of the variant. What was killed then restarts as a new "
+        "process.",
     )
     direction: Annotated[str, choice("a direction", (*DIRECTIONS, *CARD_DIRECTIONS, "both"))] = Field(
         default="both",
-        description="Which direction is changed: a_to_b or b_to_a of the link of `degrade`; out or in of the card of "
+        description="The direction to change: a_to_b or b_to_a for the link of `degrade`; out or in for the card of "
         "`nic_degrade` and `nic_loss`.",
     )
     settings: DirectionSpec | None = Field(
         default=None,
         alias="set",
-        description="What `degrade` changes, as in a topology's WAN link; of `nic_degrade` rate, delay and loss.",
+        description="Settings to change: with `degrade` those of a topology's WAN link; with `nic_degrade` rate, delay "
+        "and loss.",
     )
-    loss: FractionOrNone = Field(default=None, description="Share of packets that `nic_loss` loses.")
+    loss: FractionOrNone = Field(default=None, description="`nic_loss`: share of packets to lose.")
     factor: Annotated[float | None, number(1, 1000, 2)] = Field(
-        default=None, description="How many times as long computing takes with `rank_slow`."
+        default=None, description="`rank_slow`: factor by which computing takes longer."
     )
     delay_s: TimeoutOrNone = Field(
         default=None,
         alias="delay",
-        description="How much longer the control part of each operation takes with `io_slow`.",
+        description="`io_slow`: additional time of the control part of each operation.",
     )
 
     @property
     def changes(self) -> DirectionSpec | None:
-        """What becomes of a link's or a card's settings."""
+        """New settings of the link or card."""
         return self.settings if self.loss is None else DirectionSpec(loss=self.loss)
 
     def key_findings(self, where: str, action: str) -> Iterator[Finding]:
-        """Keys that belong to the action come with it, and no others; where: the key that names the action."""
+        """Check that the keys fit the action. `where`: the key that names the action."""
         kind = ACTIONS[action]
         given = {
             info.alias or name
@@ -150,7 +158,7 @@ class Disturbance(StrictModel):
         known = {key for other in ACTIONS.values() for key in (*other.needs, *other.takes)} - {where}
         for key in sorted(given & known - {*kind.needs, *kind.takes}):
             others = [name for name, other in ACTIONS.items() if key in (*other.needs, *other.takes)]
-            yield Finding((key,), f"{key} with {action}", f"it with {', '.join(others)} only")
+            yield Finding((key,), f"{key} with {action}", f"it only with {', '.join(others)}")
         if kind.of == LINK and self.direction in CARD_DIRECTIONS:
             yield Finding(("direction",), repr(self.direction), f"{', '.join(DIRECTIONS)} or both of a link")
         if kind.of == HOST and self.direction in DIRECTIONS:
@@ -165,91 +173,93 @@ class Disturbance(StrictModel):
 
 
 class EventSpec(Disturbance):
-    """Something that happens while steps are measured, in every variant alike."""
+    """Something that happens while steps are measured, in every variant."""
 
     renamed: ClassVar[Mapping[str, str]] = {"way": "`direction`, which takes the same"}
 
     at_s: DurationOrNone = Field(
         default=None,
         alias="at",
-        description="When, after the start of the variant's first measured step, or of `step`; in real time.",
+        description="Time after the start of the variant's first measured step, or of `step`; in real time.",
     )
     step: CountOrZero | None = Field(
-        default=None, description="From the start of which measured step on, from 0; the first if left out."
+        default=None, description="Measured step from whose start `at` counts, from 0; default: the first."
     )
     random: MomentSpec | None = Field(
-        default=None, description="In place of `at`: a moment that is drawn by the scenario's seed."
+        default=None, description="In place of `at`: a moment drawn with the scenario's seed."
     )
     action: Annotated[str, choice("an action", tuple(ACTIONS))] = Field(
-        description="degrade (a link's settings change), link_down, plane_down, switch_down (their ports lose their "
-        "carrier), link_blackhole, plane_blackhole (nothing passes, and nobody is told), nic_down (a host's card loses "
-        "its carrier), nic_degrade, nic_loss (its settings change), host_pause (its rank stands still), host_kill (it "
-        "is gone, and its card dark), rank_kill (its process ends); and what a rank does: rank_slow (computing takes "
-        "longer), rank_skip (it does not join a collective, and stands still), rank_mismatch (it joins another "
-        "one), io_slow (operations take longer to begin)."
+        description="degrade: change a link's settings. link_down, plane_down, switch_down: the ports lose carrier. "
+        "link_blackhole, plane_blackhole: all packets are dropped while the carrier stays up. nic_down: a host's card "
+        "loses carrier. nic_degrade, nic_loss: change a card's settings. host_pause: suspend a host's rank. host_kill: "
+        "a host disappears and its card goes dark. rank_kill: a rank's process ends. rank_slow: a rank computes more "
+        "slowly. rank_skip: a rank does not join a collective and hangs. rank_mismatch: a rank joins a different "
+        "collective. io_slow: a rank's operations take longer to begin."
     )
     target: Annotated[int | str, TARGET] = Field(
-        description="What it happens to: a WAN link such as east-west-0, a plane's number, a switch such as east-edge "
-        "or east-leaf, a host, a rank's number."
+        description="A WAN link such as east-west-0, a plane's number, a switch such as east-edge or east-leaf, a "
+        "host, or a rank's number."
     )
     every_s: TimeoutOrNone = Field(
         default=None,
         alias="every",
-        description="From one beginning to the next, where it happens several `times`.",
+        description="Time from the start of one occurrence to the next, with `times`.",
     )
-    times: Count = Field(default=1, description="How many times: a link that flaps goes down several times.")
-    what: Annotated[str | None, choice("what differs", MISMATCHES)] = Field(
+    times: Count = Field(
+        default=1, description="Number of occurrences, for example of a flapping link going down."
+    )
+    what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = Field(
         default=None,
-        description="What differs with `rank_mismatch`: size, type, or the order of this collective and the next.",
+        description="`rank_mismatch`: what differs: size, type, or the order of this collective and the next.",
     )
     operation: CountOrNone = Field(
         default=None,
-        description="Which collective of the step that `rank_skip` and `rank_mismatch` mean, of the rank's own, from "
-        "1, which it is if left out: of the first step that starts when the event has begun.",
+        description="`rank_skip` and `rank_mismatch`: which collective of the rank in the first step that starts after "
+        "the event, from 1; default: 1.",
     )
     group: str | None = Field(
         default=None,
-        description="Counted among the collectives of this group only, such as fsdp or tensor_parallel.",
+        description="Count only collectives of this group for `operation`, such as fsdp or tensor_parallel.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Keys that belong together come together."""
+        """Check that the keys fit the action and each other."""
         yield from self.key_findings("action", self.action)
         if self.at_s is None and self.step is None and self.random is None:
             yield Finding(("at",), "nothing", "when: at, step or random")
         if self.at_s is not None and self.random is not None:
-            yield Finding(("random",), "at and random", "one of both")
+            yield Finding(("random",), "at and random", "only one of the two")
         if ACTIONS[self.action].ends and (self.for_s or self.times > 1):
-            yield Finding(("action",), f"{self.action} that is undone or repeated", "it once")
+            yield Finding(("action",), f"{self.action} with for or times", "neither: it happens once")
         if self.times > 1 and (self.for_s is None or self.every_s is None):
-            yield Finding(("times",), str(self.times), "for and every with it")
+            yield Finding(("times",), str(self.times), "for and every as well")
         if self.every_s is not None and self.times == 1:
-            yield Finding(("every",), format_duration(self.every_s), "times with it")
+            yield Finding(("every",), format_duration(self.every_s), "times as well")
         if self.for_s and self.every_s and self.for_s >= self.every_s:
             shown = f"{format_duration(self.for_s)}, every {format_duration(self.every_s)}"
-            yield Finding(("for",), shown, "for shorter than every")
+            yield Finding(("for",), shown, "less than every")
 
     def target_findings(self, topology: Topology, hosts: Sequence[str]) -> Iterator[Finding]:
-        """Whether what it happens to is there; hosts: those of the ranks, in the ranks' order."""
+        """Check that the target exists. `hosts`: hosts of the ranks, in rank order."""
         known, kind = targets_of(self.action, topology, hosts)
         if self.target not in known:
             yield Finding(("target",), show(self.target), expected_target(self.target, known, kind))
 
     def after_s(self, seed: int, index: int) -> float:
-        """When it first begins, after the start of its step; index: its place among the scenario's events."""
+        """Return its first start, in seconds after its step starts; `index`: its position among the events."""
         if self.random is not None:
             return random.Random(f"{seed}/events/{index}").uniform(self.random.from_s, self.random.to_s)
         return self.at_s or 0.0
 
 
 class DrawnEvent(EventSpec):
-    """One of a failure process: it may lie beyond the last step, and then never comes."""
+    """An event of a failure process. It may lie beyond the last step and then never occurs."""
 
 
 def targets_of(
     action: str, topology: Topology, hosts: Sequence[str]
 ) -> tuple[Sequence[int] | Sequence[str], str]:
-    """All that an action can happen to, and what that is; hosts: those of the ranks, in the ranks' order."""
+    """Return all possible targets of an action, and what kind they are. `hosts`: hosts of the ranks, in rank order."""
     kind = ACTIONS[action].of
     known: dict[str, Sequence[int] | Sequence[str]] = {
         RANK: range(len(hosts)),
@@ -262,7 +272,7 @@ def targets_of(
 
 
 def expected_target(target: int | str, known: Sequence[int] | Sequence[str], kind: str) -> str:
-    """What a message says in place of a target that there is not."""
+    """Return the "expected" part of an error about an unknown target."""
     if known and isinstance(known[0], int):
         return f"{kind}: 0" + (f" to {known[-1]}" if len(known) > 1 else "")
     return f"{kind}: {did_you_mean(target, [str(name) for name in known])}"

@@ -1,7 +1,7 @@
-"""Scenarios that come with the testbed: what each asks, and copies where they can be edited.
+"""Bundled scenarios: the question that each answers, and copies to edit.
 
-A scenario says its question itself, in the comment at its top: the first sentence asks, others say more; then, behind a
-line of `#` alone, the commands that answer it.
+A scenario's question is in the comment at its top. Its first sentence is the question, and others explain; after a line
+with only `#` come the commands that answer it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ASKS = re.compile(r"[^?]*\?")
 
 @dataclass(frozen=True)
 class Header:
-    """What a scenario says of itself: the sentence that asks, those that follow, command lines without remarks."""
+    """A scenario's top comment: question, explanation, and commands without remarks."""
 
     question: str
     words: str
@@ -33,7 +33,7 @@ class Header:
 
 
 def header(text: str, name: str) -> Header:
-    """Of a scenario's file. BadInput where it asks nothing, or names no command."""
+    """Parse the comment at the top of a scenario file. Raises BadInput without a question or command."""
     comment = _COMMENT.match(text)
     first, *others = re.split(r"^#\n", comment[0] if comment else "", flags=re.MULTILINE)
     words = " ".join(line.lstrip("# ") for line in first.splitlines())
@@ -49,24 +49,24 @@ def header(text: str, name: str) -> Header:
 
 
 def _commands(comment: str) -> Iterator[str]:
-    """Indented lines, those that go on joined to one."""
+    """Yield the indented command lines, with continuation lines joined."""
     lines = [line.removeprefix("#     ") for line in comment.splitlines() if line.startswith("#     ")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         yield re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip()
 
 
 def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:
-    """Copy a shipped scenario, with its topology and its trace beside it, into a folder, made if it is not there.
+    """Copy a bundled scenario, with its topology and its trace, into a folder, which is created if necessary.
 
     Args:
         scenario: Its name, such as "quickstart" or "controller/windows".
-        folder: Where to; other files may be in it.
+        folder: The target folder; it may contain other files.
 
     Returns:
-        The copies, the scenario first; it loads, as it names the other copies.
+        The copies, the scenario first. It loads, as it names the other copies.
 
     Raises:
-        ConfigError: For a name that is none, and for a file that is there already; nothing is copied.
+        ConfigError: The name is unknown, or a file exists already; nothing is copied.
     """
     known = shipped("scenarios")
     if scenario not in known:

@@ -1,7 +1,7 @@
 """Hardware of hosts: network cards, accelerators, the links between a rank's accelerators, and inference nodes.
 
-The file form (`...Spec`) and what it resolves to. That an inference node has a single-socket host and six low-power
-cards is in the abstract of arXiv:2107.04140; lanes, rates and delays are not, and are ours.
+The file form (`...Spec`) and the resolved form. The single-socket host and the six low-power cards of an inference
+node are from the abstract of arXiv:2107.04140; it gives no lanes, rates and delays: these are our estimates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, StrictModel, look_up
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, look_up
 from testbed.spec.links import PauseSpec
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import (
@@ -27,71 +27,71 @@ from testbed.spec.value_types import (
     RateOrNone,
     SizeOrNone,
     choice,
-    whole,
+    integer,
 )
 
 
 class NicSpec(StrictModel):
     """Network card of a host."""
 
-    rate_bps: Rate = Field(
-        alias="rate", description="Rate of the card, and of the switch port it is plugged into."
-    )
+    rate_bps: Rate = Field(alias="rate", description="Rate of the card, and of its switch port.")
     delay_s: DelayOrZero = Field(
-        default=0.0, alias="delay", description="Between the host and its switch, one way."
+        default=0.0, alias="delay", description="Propagation delay between host and switch, one way."
     )
     queue_bytes: Queue = Field(
         default="auto",
         alias="queue",
-        description="Buffer of the switch port that the card is plugged into; auto: 1 ms at `rate`, at least 64 "
-        "packets. What the host itself cannot send yet waits in its memory.",
+        description="Buffer of the card's switch port; auto: 1 ms at `rate`, at least 64 packets. What the host cannot "
+        "send yet waits in its memory.",
     )
     pause: PauseSpec | None = Field(
-        default=None, description="The switch pauses the host before it overflows; never, if left out."
+        default=None,
+        description="Ethernet pause: the switch pauses the host before its buffers overflow; never, if left out.",
     )
 
 
 class IntraNodeSpec(StrictModel):
-    """What a rank's accelerators send each other takes time, by a formula: no network carries it.
+    """Time of the traffic between a rank's accelerators, by a formula: it is not emulated.
 
-    Those joined by links of their own (scale-up) are one tier; where a rank stands for more, the network between these
-    domains is the other, at the rate of an accelerator's share of the rank's card. Latencies are NCCL's of a hop of a
-    ring under its Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
+    There are two tiers: accelerators joined by links of their own (a scale-up domain), and, if a rank represents more
+    than one domain, the network between domains, at an accelerator's share of the rank's card. Latencies are those of
+    a ring's hop under NCCL's Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
     """
 
     scale_up: Count | None = Field(
         default=None,
-        description="Accelerators joined by links of their own; default: the accelerator's (8 of H100).",
+        description="Accelerators per scale-up domain; default: the accelerator's (8 for H100).",
     )
     scale_up_rate_bps: RateOrNone = Field(
         default=None,
         alias="scale_up_rate",
-        description="Of each accelerator's links to those, one way; default: the accelerator's (3.6 Tbit/s of H100).",
+        description="Rate of each accelerator's scale-up links, one way; default: the accelerator's (3.6 Tbit/s for "
+        "H100).",
     )
     scale_up_latency_s: Duration = Field(
-        default=3.4e-6, alias="scale_up_latency", description="Of a hop between two of those."
+        default=3.4e-6, alias="scale_up_latency", description="Latency of a hop within a scale-up domain."
     )
     scale_out_latency_s: Duration = Field(
-        default=9.6e-6, alias="scale_out_latency", description="Of a hop between two domains."
+        default=9.6e-6,
+        alias="scale_out_latency",
+        description="Latency of a hop between two scale-up domains.",
     )
-    launch_s: Duration = Field(
-        default=8.4e-6, alias="launch", description="Of each collective, whatever its size."
-    )
+    launch_s: Duration = Field(default=8.4e-6, alias="launch", description="Fixed time of each collective.")
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Of a host, where it is not as the workload says: its accelerators, what they multiply in, the memory of each.
+    """A host's hardware where it differs from the workload's: accelerators, their compute type and memory.
 
-    accelerator: a name of data/accelerators.yaml. memory_bytes: where it is not what that has.
+    `accelerator`: a name from data/accelerators.yaml. `memory_bytes`: per accelerator, if not the data sheet's.
     """
 
     accelerator: str | None = None
     compute_dtype: str | None = None
     memory_bytes: int | None = None
 
-    def over(self, other: Hardware) -> Hardware:
-        """This, and what the other says where this says nothing. Another accelerator has a memory of its own."""
+    def fill_from(self, other: Hardware) -> Hardware:
+        """Return this with gaps filled from `other`. Memory is not taken from another type of accelerator."""
         memory_bytes = self.memory_bytes
         if memory_bytes is None and self.accelerator in (None, other.accelerator):
             memory_bytes = other.memory_bytes
@@ -108,28 +108,28 @@ class HardwareSpec(StrictModel):
 
     accelerator: Annotated[str | None, ACCELERATOR] = Field(
         default=None,
-        description="What computes in its hosts, in place of `workload.accelerator`. A `workload.flops_utilisation` of "
-        "one's own holds here in the same proportion.",
+        description="Accelerator of these hosts, in place of `workload.accelerator`. If `workload.flops_utilisation` "
+        "is set, it is scaled by the ratio of the two accelerators' utilisations.",
     )
     compute_dtype: Annotated[str | None, choice("a type", COMPUTE_DTYPES)] = Field(
         default=None,
-        description="In which these multiply, in place of `workload.compute_dtype`: each has another peak. What "
-        "travels has as many bytes.",
+        description="Data type of these accelerators' matrix products, in place of `workload.compute_dtype`: it "
+        "determines their peak. Message sizes do not change.",
     )
     memory_bytes: SizeOrNone = Field(
         default=None,
         alias="memory",
-        description="Of each accelerator, in place of what its data sheet has: what a search's configurations fit in.",
+        description="Memory per accelerator, in place of its data sheet's: the limit for configurations of a search.",
     )
 
     @property
     def hardware(self) -> Hardware:
-        """What it says."""
+        """The resolved form."""
         return Hardware(self.accelerator, self.compute_dtype, self.memory_bytes)
 
 
 _RANGE = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
-_EXPECTED = "numbers of hosts from 1, such as [1, 2] or 1-4"
+_EXPECTED = "host numbers from 1, such as [1, 2] or 1-4"
 
 
 def _parse_numbers(value: object) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def _write_numbers(value: tuple[int, ...]) -> str | list[int]:
     return list(value)
 
 
-_NUMBERS = Form(
+_NUMBERS = ValueFormat(
     _parse_numbers,
     {
         "anyOf": [
@@ -163,81 +163,84 @@ _NUMBERS = Form(
 
 
 class HostHardwareSpec(HardwareSpec):
-    """Hosts of a building that differ from its others."""
+    """Hosts of a building that differ from the others."""
 
     hosts: Annotated[tuple[int, ...], _NUMBERS] = Field(
-        description="Which ones, by their numbers in the building: [1, 2], or 1-2, are east1 and east2."
+        description="Their numbers in the building: [1, 2] and 1-2 both mean east1 and east2."
     )
-    nic: NicSpec | None = Field(default=None, description="Their network card; the building's if left out.")
+    nic: NicSpec | None = Field(default=None, description="Their network card; default: the building's.")
 
     def checks(self) -> Iterator[Finding]:
-        """Something differs."""
+        """Check that something differs."""
         if self.nic is None and self.hardware == UNSET_HARDWARE:
-            yield Finding((), "hosts alone", "nic, accelerator, compute_dtype or memory beside them")
+            yield Finding((), "hosts alone", "nic, accelerator, compute_dtype or memory with them")
 
 
 DEFAULT_CARDS = 6
 LANES, HOST_LANES = 4, 16
-# 8 GT/s of which 128 of 130 bits are payload: PCI Express 3.0
+# PCI Express 3.0: 8 GT/s with 128b/130b coding
 LANE_BPS = 8e9 * 128 / 130
 LANE_DELAY_S = 1e-6
-MIN_LINK_DELAY_S = 1e-6  # what the link engines hold a frame for, at least
+MIN_LINK_DELAY_S = 1e-6  # the shortest delay that the link engines emulate
 MAX_NODES = 64
 MAX_CARDS = 16
 
 
 class NodesSpec(StrictModel):
-    """Servers, each a host with accelerator cards on a PCIe switch, in place of `hosts` and `nic`.
+    """Servers in place of `hosts` and `nic`: each is a host with accelerator cards on a PCIe switch.
 
-    Of a building `east` with nodes of six cards, east1 is a host and east2 to east7 are its cards, east8 the next host.
+    In a building `east` with nodes of six cards, east1 is a host, east2 to east7 are its cards, east8 the next host.
     """
 
-    count: Annotated[int, whole(1, MAX_NODES)] = Field(default=1, description="How many nodes.")
-    cards: Annotated[int, whole(1, MAX_CARDS)] = Field(
-        default=DEFAULT_CARDS, description="Accelerator cards of each; each is a host of the network."
+    count: Annotated[int, integer(1, MAX_NODES)] = Field(default=1, description="Number of nodes.")
+    cards: Annotated[int, integer(1, MAX_CARDS)] = Field(
+        default=DEFAULT_CARDS, description="Accelerator cards per node; each is a host of the network."
     )
-    lanes: Annotated[int, whole(1, 16)] = Field(
+    lanes: Annotated[int, integer(1, 16)] = Field(
         default=LANES, description="PCIe lanes between a card and the switch."
     )
-    host_lanes: Annotated[int, whole(1, 32)] = Field(
+    host_lanes: Annotated[int, integer(1, 32)] = Field(
         default=HOST_LANES, description="PCIe lanes between the host and the switch."
     )
     lane_bps: Rate = Field(
         default=LANE_BPS,
         alias="lane_rate",
-        description="Of a lane in one direction; default: PCI Express 3.0, 8 GT/s less its 128b/130b coding. What "
-        "transaction headers take is left to you: packets here have headers of their own.",
+        description="Rate of a lane in one direction; default: PCI Express 3.0, 8 GT/s less its 128b/130b coding. "
+        "Transaction headers are not subtracted: packets here have their own headers.",
     )
     lane_delay_s: DelayOrZero = Field(
         default=LANE_DELAY_S,
         alias="lane_delay",
-        description="Between a card, or the host, and the switch, one way.",
+        description="Delay between a card, or the host, and the PCIe switch, one way.",
     )
     network_bps: Rate = Field(
-        alias="network", description="Of the node's network card, to the building's switch; both directions."
+        alias="network",
+        description="Rate of the node's network card, which connects it to the building's switch, in both directions.",
     )
     network_delay_s: DelayOrZero = Field(
-        default=0.0, alias="network_delay", description="From node to the building's switch, one way."
+        default=0.0,
+        alias="network_delay",
+        description="Delay between the node and the building's switch, one way.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Delays are long enough to be emulated."""
+        """Check that delays are long enough to be emulated."""
         for key, delay_s in (("lane_delay", self.lane_delay_s), ("network_delay", self.network_delay_s)):
             if 0 < delay_s < MIN_LINK_DELAY_S:
                 yield Finding((key,), format_duration(delay_s), "0 ms, or at least 1 us")
 
     @property
     def hosts(self) -> int:
-        """Of the network: hosts and cards of all nodes."""
+        """Number of hosts of the network: hosts and cards of all nodes."""
         return self.count * (self.cards + 1)
 
     def rate_bps(self, number: int) -> float:
-        """Of the cable of the building's host of this number, from 0."""
+        """Return the rate of a host's cable; `number` counts the building's hosts from 0."""
         return self.lane_bps * (self.lanes if number % (self.cards + 1) else self.host_lanes)
 
 
 def count_hosts(building: Any) -> Any:
-    """How many hosts a building has that is not validated yet; anything else where that cannot be counted."""
+    """Return the number of hosts of a building that is not validated yet; anything else if it cannot be counted."""
     nodes = look_up(building, "nodes")
     if not isinstance(nodes, Mapping | NodesSpec):
         return look_up(building, "hosts")
@@ -248,8 +251,8 @@ def count_hosts(building: Any) -> Any:
     return None
 
 
-def count_free_hosts(data: Mapping[str, Any]) -> int | None:
-    """Hosts for ranks in a scenario that is not validated yet; None if they cannot be counted."""
+def count_rank_hosts(data: Mapping[str, Any]) -> int | None:
+    """Return the number of hosts for ranks in a scenario that is not validated yet; None if it cannot be counted."""
     if isinstance(named := data.get("hosts"), list | tuple):
         return len(named)
     background = data.get("background_traffic")
@@ -260,7 +263,6 @@ def count_free_hosts(data: Mapping[str, Any]) -> int | None:
 
 
 def _host_count(data: Mapping[str, Any]) -> int | None:
-    """Hosts of a scenario that is not validated yet; None if they cannot be counted."""
     buildings = look_up(data, "topology", "buildings")
     counts = list(map(count_hosts, buildings.values())) if isinstance(buildings, Mapping) else []
     return sum(counts) if counts and all(isinstance(count, int) and count >= 0 for count in counts) else None

@@ -1,4 +1,4 @@
-"""Words that a scenario may have in place of a figure: for `config`, which reads them, and for ranks, without it."""
+"""Keywords of scenario files, without pydantic, so that ranks can use them."""
 
 BDP, PLANNED = "bdp", "planned"
-"""In place of a buffer's size and of a pacing rate."""
+"""Values in place of a buffer's size and of a pacing rate."""

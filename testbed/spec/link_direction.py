@@ -1,7 +1,7 @@
-"""What one direction of a WAN link is: plain figures, final and in SI units.
+"""One direction of a WAN link as plain figures in SI units.
 
-Apart from the files' models: the link engine's process needs nothing else of them, and would take ten times as long to
-start.
+It does not use the pydantic models: the link engine's process needs nothing else of them, and would take ten times as
+long to start.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DIRECTIONS = ("a_to_b", "b_to_a")
-PAUSE_FRAME_BYTES = 64  # as of every MAC control frame
+PAUSE_FRAME_BYTES = 64  # size of every MAC control frame
 
 
 @dataclass(frozen=True)
 class LossBursts:
-    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad. All are shares, 0 to 1.
+    """Bursty loss (Gilbert-Elliott model): a channel that is good or bad. All figures are shares, 0 to 1.
 
     Before each packet the good channel turns bad with `enter`, the bad one good with `leave`; then the packet is lost
     with `loss` on the bad channel and `loss_between` on the good one.
@@ -27,23 +27,29 @@ class LossBursts:
 
     @property
     def mean(self) -> float:
-        """Share of packets lost in the long run."""
+        """Long-run share of packets lost."""
         bad = self.enter / (self.enter + self.leave)
         return bad * self.loss + (1 - bad) * self.loss_between
 
     @property
     def spread(self) -> float:
-        """By how much the variance of the number of lost packets is wider than if each were lost by itself."""
+        """Variance of the number of lost packets, relative to independent losses."""
         return 2 / (self.enter + self.leave)
 
 
 @dataclass(frozen=True)
 class QueueClass:
-    """Packets that have a queue of their own in front of a link, known by their DSCP.
+    """A traffic class with its own queue in front of a link.
 
-    dscps: 0 to 63 each; none: whatever no other class names. share: guaranteed part of the link's rate, 0 to 1. What
-    nobody's guarantee takes goes to the class of the least `priority` that has packets, among equal ones by their
-    shares. limit: most of the rate that the class may have; more waits, in a queue as long as the link's.
+    Bandwidth beyond the guarantees goes to the backlogged class with the lowest `priority`; classes of equal priority
+    divide it by their shares.
+
+    Attributes:
+        name: name of the class.
+        dscps: DSCPs of its packets, 0 to 63 each; none: all packets that no other class matches.
+        priority: lower is served first.
+        share: guaranteed share of the link's rate, 0 to 1.
+        limit: highest share of the link's rate; excess packets wait, in a queue as long as the link's.
     """
 
     name: str
@@ -55,10 +61,10 @@ class QueueClass:
 
 @dataclass(frozen=True)
 class Pause:
-    """When the switch at the far end of a link stops who sends there, and lets it go on (IEEE 802.1Qbb's XOFF and XON).
+    """Thresholds at which the switch at a link's far end stops and resumes the sender (IEEE 802.1Qbb XOFF, XON).
 
-    It counts what came by the link and still waits in its queues: above `xoff_bytes` it sends a pause, at `xon_bytes`
-    or less again a resume. `headroom_bytes` more than `xoff_bytes` is all that it holds, whatever its queues' limits.
+    The switch counts packets that came in by the link and are still queued. Above `xoff_bytes` it sends a pause, at
+    `xon_bytes` or less a resume. It holds at most `headroom_bytes` more than `xoff_bytes`, whatever its queues' limits.
     """
 
     xoff_bytes: int
@@ -67,20 +73,29 @@ class Pause:
 
     @property
     def buffer_bytes(self) -> int:
-        """All that the switch holds of what came by the link."""
+        """Most bytes from the link that the switch can hold."""
         return self.xoff_bytes + self.headroom_bytes
 
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
+    """One direction of a WAN link, in the order in which a packet passes it: queue, serialisation, then the fibre.
 
-    `rate_bps` counts bits of Ethernet frames without preamble and checksum. The queue in front holds `queue_bytes`, or
-    `queue_packets` where that is given, and marks ECN-capable packets that meet `ecn_bytes` or more. The fibre takes
-    `delay_s`, give or take jitter of the size `jitter_s` (uniform: largest deviation; normal and pareto: standard
-    deviation), never less than nothing; `jitter_correlation` is that of successive packets. `loss`, `duplicate`,
-    `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1. Where there are
-    `classes`, each has a queue of its own. With `pause` the switch at the far end stops the sender before it overflows.
+    Attributes:
+        rate_bps: bits of Ethernet frames per second, without preamble and checksum.
+        delay_s: propagation delay.
+        jitter_s: variation of the delay, which is never negative: the largest deviation if uniform, else the standard
+            deviation (normal, pareto).
+        loss, duplicate, reorder, corrupt: shares of packets, 0 to 1; reordered ones are not delayed, corrupted ones
+            have one flipped bit.
+        queue_bytes: size of the queue, unless `queue_packets` is set.
+        queue_packets: size of the queue in packets.
+        ecn_bytes: queue length at and above which ECN-capable packets are marked.
+        jitter_distribution: uniform, normal or pareto.
+        jitter_correlation: correlation of the delays of successive packets.
+        loss_bursts: bursty loss, in place of `loss`.
+        classes: traffic classes, each with its own queue.
+        pause: Ethernet pause, with which the switch at the far end stops the sender before it overflows.
     """
 
     rate_bps: float
@@ -101,10 +116,10 @@ class Direction:
 
     @property
     def mean_loss(self) -> float:
-        """Share of packets lost in the long run."""
+        """Long-run share of packets lost."""
         return self.loss_bursts.mean if self.loss_bursts else self.loss
 
     @property
     def loss_spread(self) -> float:
-        """As `LossBursts.spread`; 1 where each packet is lost by itself."""
+        """Variance of the number of lost packets, relative to independent losses (1)."""
         return self.loss_bursts.spread if self.loss_bursts else 1.0

@@ -1,6 +1,4 @@
-"""Links as written in a file (`...Spec`) and as they are built: WAN links by direction, and Ethernet pause with its
-thresholds.
-"""
+"""WAN links by direction, and Ethernet pause with its thresholds. The file form (`...Spec`) and the resolved form."""
 
 from __future__ import annotations
 
@@ -33,79 +31,95 @@ from testbed.spec.value_types import (
 )
 from testbed.spec.yaml_loader import Location
 
-# What a switch takes to notice, and a sender to act: the link engine's timers are whole microseconds.
+# Reaction time of switch and sender: the link engine's timers have a resolution of one microsecond.
 PAUSE_RESPONSE_S = 2e-6
 HYSTERESIS_FRAMES = 2
 
 
 class PauseSpec(StrictModel):
-    """When the switch at the far end of a link stops who sends there, after IEEE 802.1Qbb with one priority.
+    """Ethernet pause (IEEE 802.1Qbb with one priority): the switch at the far end of a link stops the sender.
 
-    It counts what came by the link and still waits in its queues. What its queues hold is then limited by this alone.
+    The switch counts the packets that came in by the link and are still queued. Its queues then have no other limit.
     """
 
     xoff_bytes: Queue = Field(
-        default="auto", alias="xoff", description="Above it the sender is paused; auto: `xon` and two frames."
+        default="auto",
+        alias="xoff",
+        description="Queued bytes above which the sender is paused; auto: `xon` plus two frames.",
     )
     xon_bytes: Queue = Field(
         default="auto",
         alias="xon",
-        description="At it, or below, the sender goes on; auto: two frames below `xoff`, or where neither is given "
-        "what keeps the link busy until more comes: its rate times the way there and back, and three frames.",
+        description="Queued bytes at or below which the sender resumes; auto: two frames below `xoff`. If neither is "
+        "given: enough to keep the link busy until more arrives, which is rate times round trip plus three frames.",
     )
     headroom_bytes: Queue = Field(
         default="auto",
         alias="headroom",
-        description="Room beyond `xoff` for what still comes; auto, and at least: the rate times the way there and "
-        "back, and three frames.",
+        description="Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times "
+        "round trip plus three frames.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """The sender goes on no earlier than it was stopped."""
+        """Check that the resume threshold is not above the pause threshold."""
         if self.xon_bytes != "auto" and self.xoff_bytes != "auto" and self.xon_bytes > self.xoff_bytes:
             yield Finding(
                 ("xon",), format_size(self.xon_bytes), f"at most xoff ({format_size(self.xoff_bytes)})"
             )
 
-    def findings(self, rate_bps: float, back_bps: float, way_s: float, frame_bytes: int) -> Iterator[Finding]:
-        """Whether the headroom holds what a link still brings; `way_s`: there and back."""
-        needed = turnaround_bytes(rate_bps, back_bps, way_s, frame_bytes)
+    def findings(
+        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int
+    ) -> Iterator[Finding]:
+        """Check that the headroom holds what arrives after a pause is sent.
+
+        Args:
+            rate_bps: rate towards the switch.
+            back_bps: rate in the other direction, which the pause frame takes.
+            round_trip_s: propagation delay there and back.
+            frame_bytes: size of the largest frame.
+        """
+        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
         if self.headroom_bytes != "auto" and self.headroom_bytes < needed:
             expected = (
-                f"auto, or at least {format_size(needed)}: what {format_rate(rate_bps)} brings in the "
-                f"{format_duration(way_s)} there and back after a pause is sent, and three frames"
+                f"auto, or at least {format_size(needed)}: what arrives at {format_rate(rate_bps)} in a round trip "
+                f"of {format_duration(round_trip_s)} after a pause is sent, and three frames"
             )
             yield Finding(("headroom",), format_size(self.headroom_bytes), expected)
 
     def resolve(
-        self, rate_bps: float, back_bps: float, way_s: float, frame_bytes: int, scale: Scale
+        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int, scale: Scale
     ) -> Pause:
-        """The final figures. Rates and `way_s`, there and back, are emulated; frames are never scaled."""
-        needed = turnaround_bytes(rate_bps, back_bps, way_s, frame_bytes)
-        apart = HYSTERESIS_FRAMES * frame_bytes
+        """Return the thresholds in bytes. Rates and `round_trip_s` are emulated ones; frames are never scaled."""
+        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
+        hysteresis = HYSTERESIS_FRAMES * frame_bytes
         xoff, xon, headroom = (
             None if size == "auto" else round(scale.emulated_bytes(size))
             for size in (self.xoff_bytes, self.xon_bytes, self.headroom_bytes)
         )
         if xon is None:
-            xon = needed if xoff is None else max(0, xoff - apart)
+            xon = needed if xoff is None else max(0, xoff - hysteresis)
         if xoff is None:
-            xoff = xon + apart
+            xoff = xon + hysteresis
         return Pause(xoff, xon, max(needed, headroom or 0))
 
 
-def turnaround_bytes(rate_bps: float, back_bps: float, way_s: float, frame_bytes: int) -> int:
-    """What a link still brings after a pause is sent back, at most: also what keeps it busy after a resume is.
+def turnaround_bytes(rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int) -> int:
+    """Return the most that can arrive after a pause is sent, which is also what keeps the link busy after a resume.
 
-    The frame with which the threshold is passed; until the pause arrives the rate times the way there and back
-    (`way_s`) with a frame that is under way on the way back, and the pause's own; the frame that the sender has just
-    begun. Rates and `way_s` are of the network that is built.
+    It consists of the frame that crosses the threshold; what arrives in a round trip, in the time of a frame that
+    occupies the reverse direction, and in that of the pause frame itself; and the frame that the sender has just begun.
+
+    Args:
+        rate_bps: emulated rate towards the switch.
+        back_bps: emulated rate in the other direction.
+        round_trip_s: emulated propagation delay there and back.
+        frame_bytes: size of the largest frame.
     """
-    waits_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / back_bps
-    return math.ceil(rate_bps / 8 * (way_s + waits_s + PAUSE_RESPONSE_S) + 2 * frame_bytes)
+    serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / back_bps
+    return math.ceil(rate_bps / 8 * (round_trip_s + serialisation_s + PAUSE_RESPONSE_S) + 2 * frame_bytes)
 
 
-# Buffers below this would drop ordinary bursts: switches are not built with less.
+# Real switches have at least this much: smaller buffers would drop ordinary bursts.
 MIN_AUTO_QUEUE_PACKETS = 64
 MIN_QUEUE_PACKETS = 4
 ETHERNET_HEADER_BYTES = 14
@@ -123,67 +137,75 @@ class WanLink:
 
     @property
     def name(self) -> str:
-        """Unique within the topology."""
+        """Name of the link, unique within the topology."""
         return f"{self.a}-{self.b}-{self.plane}"
 
     @property
-    def ways(self) -> tuple[tuple[str, str, Direction], ...]:
-        """From which building to which, and how, both ways."""
+    def directions(self) -> tuple[tuple[str, str, Direction], ...]:
+        """Both directions: building it leaves, building it enters, settings."""
         return (self.a, self.b, self.a_to_b), (self.b, self.a, self.b_to_a)
 
     @property
     def round_trip_s(self) -> float:
-        """There and back, without queues."""
+        """Propagation delay there and back, without queueing."""
         return self.a_to_b.delay_s + self.b_to_a.delay_s
 
 
 class LossBurstsSpec(StrictModel):
-    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad, decided anew before each packet."""
+    """Bursty loss (Gilbert-Elliott model): a channel that is good or bad, decided anew before each packet."""
 
-    enter: Share = Field(description="Chance that the good channel turns bad.")
-    leave: Share = Field(description="Chance that the bad channel turns good.")
+    enter: Share = Field(description="Probability that the good channel turns bad.")
+    leave: Share = Field(description="Probability that the bad channel turns good.")
     loss: Fraction = Field(default=1.0, description="Share of packets lost on the bad channel.")
     loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
 
 
 class DirectionSpec(StrictModel):
-    """One direction of a WAN link, where it differs from the link's own settings."""
+    """One direction of a WAN link: the settings that differ from the link's own."""
 
     rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
     delay_s: DelayOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
     jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
-    jitter_distribution: DistributionOrNone = Field(default=None, description="Its distribution.")
-    jitter_correlation: FractionOrNone = Field(default=None, description="Between successive packets.")
+    jitter_distribution: DistributionOrNone = Field(default=None, description="Distribution of the jitter.")
+    jitter_correlation: FractionOrNone = Field(
+        default=None, description="Correlation of the delays of successive packets."
+    )
     loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
-    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Loss in bursts.")
+    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Bursty loss.")
     duplicate: FractionOrNone = Field(default=None, description="Share of packets that arrive twice.")
-    reorder: FractionOrNone = Field(default=None, description="Share of packets that overtake.")
+    reorder: FractionOrNone = Field(
+        default=None, description="Share of packets sent without delay, so that they overtake others."
+    )
     corrupt: FractionOrNone = Field(default=None, description="Share of packets with a flipped bit.")
     queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
     queue_packets: CountOrNone = Field(default=None, description="Buffer in packets.")
-    ecn_bytes: SizeOrNone = Field(default=None, alias="ecn_threshold", description="Queue that is marked.")
+    ecn_bytes: SizeOrNone = Field(
+        default=None, alias="ecn_threshold", description="Queue length at which packets are ECN-marked."
+    )
 
 
 class WanSpec(StrictModel):
-    """One or more parallel WAN links between two buildings. What `a_to_b` or `b_to_a` set wins in that direction."""
+    """One or more parallel WAN links between two buildings. `a_to_b` and `b_to_a` override one direction."""
 
-    a: str = Field(description="A building.")
-    b: str = Field(description="Another building.")
-    planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
+    a: str = Field(description="Building at one end.")
+    b: str = Field(description="Building at the other end.")
+    planes: Count = Field(default=1, description="Number of parallel links, each with these settings.")
     rate_bps: RateOrNone = Field(
         default=None,
         alias="rate",
-        description="Rate of each link, in each direction. May be left out where both directions have their own.",
+        description="Rate of each link, in each direction. Optional if both directions have their own.",
     )
     delay_s: DelayOrNone = Field(
         default=None,
         alias="delay",
-        description="Propagation delay, one way, or the length of the fibre. May be left out like `rate`.",
+        description="Propagation delay, one way, or the length of the fibre. Optional if both directions have their "
+        "own.",
     )
     jitter_s: Duration = Field(
         default=0.0,
         alias="jitter",
-        description="Variation of the delay, at most the delay: largest deviation if uniform, else standard deviation.",
+        description="Variation of the delay, at most the delay: the largest deviation if uniform, else the standard "
+        "deviation.",
     )
     jitter_distribution: Distribution = Field(
         default="uniform", description="How the delay varies: uniform, normal or pareto (a long tail)."
@@ -191,37 +213,35 @@ class WanSpec(StrictModel):
     jitter_correlation: Fraction = Field(
         default=0.0, description="Correlation of the delays of successive packets."
     )
-    loss: Fraction = Field(default=0.0, description="Share of packets lost at random, each by itself.")
-    loss_bursts: LossBurstsSpec | None = Field(
-        default=None, description="Loss in bursts, in place of `loss`."
-    )
+    loss: Fraction = Field(default=0.0, description="Share of packets lost independently at random.")
+    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Bursty loss, in place of `loss`.")
     duplicate: Fraction = Field(default=0.0, description="Share of packets that arrive twice.")
     reorder: Fraction = Field(
-        default=0.0, description="Share of packets that overtake others: they leave without delay."
+        default=0.0, description="Share of packets sent without delay, so that they overtake others."
     )
-    corrupt: Fraction = Field(default=0.0, description="Share of packets of which one bit is flipped.")
+    corrupt: Fraction = Field(default=0.0, description="Share of packets with a flipped bit.")
     queue_bytes: Queue = Field(
         default="auto",
         alias="queue",
         description="Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
     )
     queue_packets: CountOrNone = Field(
-        default=None, description="Buffer in front of the link in packets, in place of `queue`."
+        default=None, description="Buffer in front of the link, in packets, in place of `queue`."
     )
     ecn_bytes: SizeOrNone = Field(
         default=None,
         alias="ecn_threshold",
-        description="ECN-capable packets that find this much or more in the buffer are marked; never, if left out.",
+        description="Queue length at and above which ECN-capable packets are marked; never, if left out.",
     )
     pause: PauseSpec | None = Field(
         default=None,
-        description="The building at either end pauses the other before it overflows; never, if left out.",
+        description="Ethernet pause: each end pauses the other before its buffers overflow; never, if left out.",
     )
-    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
-    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
+    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from a to b.")
+    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from b to a.")
 
     def checks(self) -> Iterator[Finding]:
-        """Rate and delay are given for both directions; nothing contradicts itself; no packet overtakes light."""
+        """Check that both directions have rate and delay and that no settings contradict each other."""
         for key, what in (("rate", "a rate"), ("delay", "a delay")):
             if look_up(self, key) is None and None in (look_up(self.a_to_b, key), look_up(self.b_to_a, key)):
                 yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
@@ -241,55 +261,62 @@ class WanSpec(StrictModel):
             yield Finding(where("jitter_s", "jitter"), shown, "jitter of at most the delay")
         loss = first_given(own.loss, self.loss)
         if loss and first_given(own.loss_bursts, self.loss_bursts):
-            shown = f"{format_fraction(loss)} beside loss_bursts"
-            yield Finding(where("loss", "loss"), shown, "one of both")
+            shown = f"{format_fraction(loss)} with loss_bursts"
+            yield Finding(where("loss", "loss"), shown, "only one of the two")
         queue = first_given(own.queue_bytes, self.queue_bytes)
         if queue != "auto" and first_given(own.queue_packets, self.queue_packets):
-            shown = f"{format_size(queue)} beside queue_packets"
-            yield Finding(where("queue_bytes", "queue"), shown, "one of both")
+            shown = f"{format_size(queue)} with queue_packets"
+            yield Finding(where("queue_bytes", "queue"), shown, "only one of the two")
         if self.pause is not None:
             for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
                 if first_given(getattr(own, name), getattr(self, name)):
-                    shown = f"{key} beside pause"
+                    shown = f"{key} with pause"
                     yield Finding(
-                        where(name, key), shown, "one of both: what is under way would not be known"
+                        where(name, key), shown, "only one of the two: pause must know what is in flight"
                     )
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
-        """Whether its pauses come in time."""
+        """Check that the pauses of both directions take effect in time."""
         if self.pause is not None:
             there, back = (self.direction(own, mtu, UNSCALED) for own in (self.a_to_b, self.b_to_a))
-            way_s = there.delay_s + back.delay_s
+            round_trip_s = there.delay_s + back.delay_s
             for rates in ((there.rate_bps, back.rate_bps), (back.rate_bps, there.rate_bps)):
-                for finding in self.pause.findings(*rates, way_s, mtu + ETHERNET_HEADER_BYTES):
+                for finding in self.pause.findings(*rates, round_trip_s, mtu + ETHERNET_HEADER_BYTES):
                     yield replace(finding, location=("pause", *finding.location))
                     return
 
     def directions(self, mtu: int, scale: Scale) -> tuple[Direction, Direction]:
-        """The final figures of both, with their pauses."""
+        """Return the resolved settings of both directions, with their pauses."""
         there, back = (self.direction(own, mtu, scale) for own in (self.a_to_b, self.b_to_a))
         if (pause := self.pause) is None:
             return there, back
-        way_s = there.delay_s + back.delay_s
+        round_trip_s = there.delay_s + back.delay_s
         pauses = [
-            pause.resolve(one.rate_bps, other.rate_bps, way_s, mtu + ETHERNET_HEADER_BYTES, scale)
+            pause.resolve(one.rate_bps, other.rate_bps, round_trip_s, mtu + ETHERNET_HEADER_BYTES, scale)
             for one, other in ((there, back), (back, there))
         ]
         return replace(there, pause=pauses[0]), replace(back, pause=pauses[1])
 
     def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
-        """The final figures of one direction, but for its pause."""
+        """Return the resolved settings of one direction, without its pause."""
         asked = {
             name: first_given(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields
         }
         rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
-        return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))
+        return Direction(**_resolve_settings(asked, rate_bps, delay_s, mtu, scale))
 
 
 def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scale) -> Direction:
-    """What a direction becomes when some of its settings are written anew, the others left as they are.
+    """Return a direction with some of its settings changed.
 
-    What excludes each other goes: a new `loss` ends `loss_bursts`, a new `queue` ends `queue_packets`, and the reverse.
+    A setting replaces those it excludes: a new `loss` ends `loss_bursts`, a new `queue` ends `queue_packets`, and the
+    reverse.
+
+    Args:
+        now: the direction before the change.
+        asked: the settings to change.
+        mtu: largest IP packet, in bytes.
+        scale: scale of the emulation.
     """
     given = {
         name: value for name in DirectionSpec.model_fields if (value := getattr(asked, name)) is not None
@@ -300,11 +327,13 @@ def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scal
         given = {"queue_packets": None, **given}
     rate_bps = scale.emulated_bps(given["rate_bps"]) if "rate_bps" in given else now.rate_bps
     delay_s = scale.emulated_s(given["delay_s"]) if "delay_s" in given else now.delay_s
-    return replace(now, **_final(given, rate_bps, delay_s, mtu, scale))
+    return replace(now, **_resolve_settings(given, rate_bps, delay_s, mtu, scale))
 
 
-def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> dict[str, Any]:
-    """Settings as a `Direction` has them, of those that are asked for; rate and delay are the emulated ones."""
+def _resolve_settings(
+    asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale
+) -> dict[str, Any]:
+    """Return the given settings as fields of a `Direction`; `rate_bps` and `delay_s` are emulated ones."""
     final = dict(asked)
     if "rate_bps" in asked:
         final["rate_bps"] = rate_bps
@@ -324,12 +353,19 @@ def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, sca
 
 
 def first_given(own: Any, common: Any) -> Any:
-    """What one direction has of its own, else what it has in common with the other."""
+    """Return a direction's own setting, or the link's if it has none."""
     return common if own is None else own
 
 
 def queue_size(queue: int | Literal["auto"], auto_bytes: float, mtu: int, scale: Scale) -> int:
-    """A queue in bytes. The scale does not shrink packets, so a few of them must fit whatever the scale."""
+    """Return a queue's size in emulated bytes, at least a few packets: the scale does not shrink packets.
+
+    Args:
+        queue: real size in bytes, or "auto".
+        auto_bytes: emulated size that "auto" means.
+        mtu: largest IP packet, in bytes.
+        scale: scale of the emulation.
+    """
     if queue == "auto":
         return max(round(auto_bytes), MIN_AUTO_QUEUE_PACKETS * mtu)
     return max(round(scale.emulated_bytes(queue)), MIN_QUEUE_PACKETS * mtu)

@@ -1,7 +1,6 @@
-"""Other values for a scenario: presets, comma-separated lists, and the `KEY=VALUE` of `--set`.
+"""Changes to a scenario: presets, comma-separated lists, and the `KEY=VALUE` of `--set`.
 
-Parts of a scenario that do not change, or equal those of an earlier one, are not validated again: a search asks for
-thousands.
+Unchanged parts of a scenario, and recently changed ones, are not validated again: a search makes thousands of changes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PRESET = "preset"
 
 
 def preset_changes(name: object, data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a preset sets in a scenario's data, by path; nothing where there is no such preset."""
+    """Yield what a preset sets in a scenario's data, by path; nothing for an unknown preset."""
     entry = presets().get(name) if isinstance(name, str) else None
     for path, change in (entry or {"changes": {}})["changes"].items():
         if "needs" not in change or isinstance(look_up(data, *change["needs"].split(".")), Mapping):
@@ -35,13 +34,13 @@ def preset_changes(name: object, data: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def preset_transport(name: str) -> TransportSpec:
-    """What a preset says of how ranks talk to each other. ConfigError."""
-    said = apply_preset({PRESET: name})
-    return validate(TransportSpec, Document.of(said["transport"]))
+    """Return the transport settings of a preset. Raises ConfigError."""
+    data = apply_preset({PRESET: name})
+    return validate(TransportSpec, Document.of(data["transport"]))
 
 
 def apply_preset(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A scenario's data, not validated yet, with what its preset says of all that it does not say itself."""
+    """Fill unset keys of a scenario's unvalidated data with the values of its preset."""
     if PRESET not in data:
         return data
     found = copy.deepcopy(dict(data))
@@ -55,12 +54,12 @@ def apply_preset(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-LISTS = ("algorithms", "hosts")  # also where a file has none
+LISTS = ("algorithms", "hosts")  # lists even if a file does not set them
 _OPENING, _CLOSING = "[{(", "]})"
 
 
 def split_commas(text: str) -> list[str]:
-    """At commas outside of brackets and quotes."""
+    """Split text at commas outside brackets and quotes."""
     found, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -79,7 +78,7 @@ def split_commas(text: str) -> list[str]:
 
 
 def holds_list(path: str, data: Mapping[str, Any]) -> bool:
-    """Whether a scenario has a list there."""
+    """Return whether a path of a scenario holds a list."""
     here: Any = data
     for part in path.split("."):
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -87,9 +86,9 @@ def holds_list(path: str, data: Mapping[str, Any]) -> bool:
 
 
 def parse_list_override(override: str, document: Document) -> str:
-    """An override whose value is of several, separated by commas, as a list where the document holds one.
+    """Turn a comma-separated override value into a list if the document holds a list there.
 
-    Elsewhere ConfigError, which names the sweep that is likely meant; a file whose name has a comma is a value.
+    Otherwise raises a ConfigError that suggests a sweep, unless a file of that name exists.
     """
     path, value = parse_override(override)
     parts = [part.strip() for part in split_commas(value)] if isinstance(value, str) else []
@@ -103,24 +102,24 @@ def parse_list_override(override: str, document: Document) -> str:
     raise ConfigError([Problem(OVERRIDES, None, path, f"{len(parts)} values, {show(value)}", expected)])
 
 
-MOST = 4096  # parts that are remembered of one scenario
+MAX_CACHED_PARTS = 4096  # cached parts of one scenario
 
 Whole = TypeVar("Whole", bound=StrictModel)
-ByPart = Mapping[str, Mapping[str, Any]]  # changes by the part that they are in
+ByPart = Mapping[str, Mapping[str, Any]]  # changes by the part that they apply to
 
 
 def apply_changes(scenario: Whole, changes: Mapping[str, Any], name: str) -> Whole:
-    """As the scenario is, by itself, but for these changes. ConfigError, which names `name`."""
+    """Return a scenario with changes by path, without its variants and search. A ConfigError names `name`."""
     asked: dict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in changes.items():
         asked[path.partition(".")[0]][path] = value
-    of: _Parts[Whole] = _of_scenarios.of((scenario,), lambda: _Parts(scenario))
-    found = None if PRESET in asked else of.changed(asked)
-    if found is not None:
-        return found
-    # all of it anew, to say what is wrong and where; or as what a preset says of one part may go by another
-    same = {} if PRESET in asked else {key: own for key, own in of.parts.items() if key not in asked}
-    data = {**_dumped(of.alone, set(same)), **same}
+    cached: _ScenarioParts[Whole] = _scenario_parts.of((scenario,), lambda: _ScenarioParts(scenario))
+    changed = None if PRESET in asked else cached.changed(asked)
+    if changed is not None:
+        return changed
+    # validate everything, to locate the errors, or because a preset's value for one part may depend on another
+    same = {} if PRESET in asked else {key: own for key, own in cached.parts.items() if key not in asked}
+    data = {**_dumped(cached.alone, set(same)), **same}
     document = Document(name, data, {(): Origin(name, None)})
     for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):
         document.put(path, value)
@@ -131,33 +130,34 @@ def _dumped(model: StrictModel, without: set[str] | None = None) -> dict[str, An
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=without)
 
 
-class _Parts(Generic[Whole]):
-    """What a scenario is made of. alone: the scenario without others in it; parts: models that it has, by key."""
+class _ScenarioParts(Generic[Whole]):
+    """A scenario's nested models, by key (`parts`), and the scenario without variants and search (`alone`)."""
 
     def __init__(self, scenario: Whole) -> None:
         self.alone = scenario.model_copy(update={"variants": None, "explore": None})
         self.parts = {key: own for key, own in self.alone if isinstance(own, StrictModel)}
         self._rest = _dumped(self.alone, set(self.parts))
         self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._known: IdentityCache[StrictModel] = IdentityCache(MOST)
+        self._known: IdentityCache[StrictModel] = IdentityCache(MAX_CACHED_PARTS)
 
     def changed(self, asked: ByPart) -> Whole | None:
-        """None where other things change than values in parts, something is wrong, or a preset says more."""
+        """Return the changed scenario; None if more than its parts change, it is invalid, or has a preset."""
         if PRESET in self._rest or not self.parts.keys() >= asked.keys():
             return None
         try:
-            made = {part: self._made(part, own) for part, own in asked.items()}
+            made = {part: self._changed_part(part, own) for part, own in asked.items()}
         except (ValidationError, ConfigError):
             return None
         found = self.alone.model_copy(update=made)
         wrong = (*type(found).raw_checks({**self._rest, **self.parts, **made}), *found.checks())
         return None if wrong else found
 
-    def _made(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
-        """ValidationError, ConfigError."""
-        return self._known.of((), partial(self._make, part, changes), (part, repr(sorted(changes.items()))))
+    def _changed_part(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
+        """Return a changed part, from the cache if possible. Raises ValidationError or ConfigError."""
+        key = part, repr(sorted(changes.items()))
+        return self._known.of((), partial(self._validate_part, part, changes), key)
 
-    def _make(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
+    def _validate_part(self, part: str, changes: Mapping[str, Any]) -> StrictModel:
         document = Document(part, {part: _dumped(self.parts[part])}, {(): Origin(part, None)})
         for path, value in changes.items():
             document.put(path, value)
@@ -165,7 +165,7 @@ class _Parts(Generic[Whole]):
         return made
 
     def _adapter(self, part: str) -> TypeAdapter[Any]:
-        """Takes what files may say of a part."""
+        """Return a validator for a part, with all of its field's forms."""
         if part not in self._adapters:
             info = type(self.alone).model_fields[part]
             form: Any = info.annotation
@@ -175,4 +175,4 @@ class _Parts(Generic[Whole]):
         return self._adapters[part]
 
 
-_of_scenarios: IdentityCache[Any] = IdentityCache(4)
+_scenario_parts: IdentityCache[Any] = IdentityCache(4)

@@ -1,4 +1,4 @@
-"""How one model's training is spread over ranks, as a scenario says it: degrees, placement, schedule."""
+"""How a scenario spreads one model's training over ranks: degrees, placement, schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import placements
 from testbed.spec.hardware import IntraNodeSpec
 from testbed.spec.replicas import FaultsSpec
@@ -26,9 +26,9 @@ from testbed.spec.value_types import (
     algorithm_schema,
     choice,
     expected_algorithm,
-    named,
+    integer,
     number,
-    whole,
+    registered_name,
 )
 from testbed.spec.yaml_loader import show
 
@@ -50,7 +50,7 @@ HIERARCHIES = (BUILDINGS, LEAVES) = ("buildings", "leaves")
 TENSOR_PARALLEL_MODES = ("all_reduce", "sequence_parallel", "tree", "overlapped_ring", "overlapped_tree")
 BLOCKWISE_MODES = TENSOR_PARALLEL_MODES[2:]
 
-# the collectives of each dimension; checked once more with what these really are
+# the collectives of each dimension; later checks use the collectives a job really has
 COLLECTIVES_OF = {
     "data_parallel_replicate": ("all_reduce",),
     "data_parallel_shard": ("all_gather", "reduce_scatter"),
@@ -69,13 +69,13 @@ def _parse_order(value: object) -> str | tuple[str, ...]:
     raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
 
 
-def parse_mapping(value: object, ways: Sequence[str] = MAPPINGS) -> str | tuple[int, ...]:
-    """One of these ways of mapping, or a rank for each coordinate. ValueError says what is expected."""
-    if value in ways:
+def parse_mapping(value: object, names: Sequence[str] = MAPPINGS) -> str | tuple[int, ...]:
+    """Return a named mapping, or the rank at each coordinate. A ValueError says what is expected."""
+    if value in names:
         return str(value)
     if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
         return tuple(value)
-    raise ValueError(f"{', '.join(ways)}, or a list with each rank once, such as [0, 2, 1, 3]")
+    raise ValueError(f"{', '.join(names)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
 def _parse_classes(value: object) -> dict[str, int]:
@@ -88,7 +88,7 @@ def _parse_classes(value: object) -> dict[str, int]:
         try:
             classes[str(name)] = _DSCP.parse(dscp)
         except ValueError as error:
-            raise ValueError(f"of {name} a DSCP, {error}") from None
+            raise ValueError(f"for {name} a DSCP, {error}") from None
     return classes
 
 
@@ -97,7 +97,7 @@ def _parse_shares(value: object) -> str | tuple[int, ...]:
         return str(value)
     if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
         return tuple(value)
-    raise ValueError(f"{', '.join(MICROBATCH_SHARES)}, or a list of how many each has, such as [10, 6]")
+    raise ValueError(f"{', '.join(MICROBATCH_SHARES)}, or a list with the number of each, such as [10, 6]")
 
 
 def _parse_collectives(value: object) -> dict[str, str]:
@@ -107,11 +107,11 @@ def _parse_collectives(value: object) -> dict[str, str]:
         if name not in COLLECTIVES_OF:
             raise ValueError(f"dimensions: {did_you_mean(str(name), COLLECTIVES_OF)}")
         if (expected := expected_algorithm(algorithm, COLLECTIVES_OF[name])) is not None:
-            raise ValueError(f"of {name} {expected}")
+            raise ValueError(f"for {name} {expected}")
     return {str(name): str(algorithm) for name, algorithm in value.items()}
 
 
-_COLLECTIVES = Form(
+_COLLECTIVES = ValueFormat(
     _parse_collectives,
     lambda: {
         "type": "object",
@@ -119,8 +119,8 @@ _COLLECTIVES = Form(
         "additionalProperties": False,
     },
 )
-_DSCP = whole(0, MAX_DSCP)
-_SHARES = Form(
+_DSCP = integer(0, MAX_DSCP)
+_SHARES = ValueFormat(
     _parse_shares,
     {
         "anyOf": [
@@ -130,16 +130,16 @@ _SHARES = Form(
     },
     lambda value: value if isinstance(value, str) else list(value),
 )
-_CLASSES = Form(
+_CLASSES = ValueFormat(
     _parse_classes,
     {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.json_schema},
 )
-_ORDER = Form(
+_ORDER = ValueFormat(
     _parse_order,
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-_MAPPING = Form(
+_MAPPING = ValueFormat(
     parse_mapping,
     {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
@@ -147,19 +147,21 @@ _MAPPING = Form(
 
 
 class StragglerSpec(StrictModel):
-    """A rank that computes slowly, or a building all of whose ranks do."""
+    """A rank that computes slowly, or a building whose ranks all do."""
 
-    rank: CountOrZero | None = Field(default=None, description="Which rank.")
-    building: str | None = Field(default=None, description="In place of a rank: all ranks of that building.")
+    rank: CountOrZero | None = Field(default=None, description="The rank that is slow.")
+    building: str | None = Field(
+        default=None, description="In place of a rank: all ranks in this building are slow."
+    )
     slowdown: Annotated[float, number(1, 1000, 1.2)] = Field(
-        description="By which factor its computing takes longer."
+        description="Factor by which computing takes longer."
     )
 
     def checks(self) -> Iterator[Finding]:
-        """It says one of both."""
+        """Check that either a rank or a building is given."""
         if (self.rank is None) == (self.building is None):
             found = "neither rank nor building" if self.rank is None else "a rank and a building"
-            yield Finding(("rank",), found, "one of both")
+            yield Finding(("rank",), found, "only one of the two")
 
 
 class ParallelismSpec(StrictModel):
@@ -167,89 +169,91 @@ class ParallelismSpec(StrictModel):
 
     data_parallel_replicate_degree: Count = Field(default=1, description="Replicas of the model.")
     data_parallel_shard_degree: Count = Field(
-        default=1, description="Ranks that share a replica's parameters (FSDP)."
+        default=1, description="Ranks over which a replica's parameters are sharded (FSDP)."
     )
-    context_parallel_degree: Count = Field(default=1, description="Ranks that share a sequence.")
-    tensor_parallel_degree: Count = Field(default=1, description="Ranks that share each layer.")
+    context_parallel_degree: Count = Field(default=1, description="Ranks over which a sequence is split.")
+    tensor_parallel_degree: Count = Field(default=1, description="Ranks over which each layer is split.")
     pipeline_parallel_degree: Count = Field(
-        default=1, description="Ranks that have layers one after the other."
+        default=1, description="Pipeline ranks, which hold successive layers."
     )
     expert_parallel_degree: Count = Field(
-        default=1, description="Ranks that share a layer's experts: a divisor of data_parallel_shard_degree."
+        default=1,
+        description="Ranks over which a layer's experts are spread: a divisor of data_parallel_shard_degree.",
     )
     accelerators_per_rank: Count = Field(
         default=1,
-        description="For how many accelerators a rank stands, the innermost ones of the placement. What they send each "
-        "other is not emulated; the run says what it is.",
+        description="Accelerators that one rank represents, the innermost ones of the placement. Traffic between them "
+        "is not emulated; the run reports how much it is.",
     )
     within_rank: IntraNodeSpec | None = Field(
         default=None,
-        description="What that takes, by a formula (`within_rank: {}`); by default nothing.",
+        description="Cost of traffic between the accelerators of a rank, by a formula (`within_rank: {}` for its "
+        "defaults); default: none.",
     )
-    tensor_communication: Annotated[str, choice("a way", TENSOR_PARALLEL_MODES)] = Field(
+    tensor_communication: Annotated[str, choice("a mode", TENSOR_PARALLEL_MODES)] = Field(
         default="all_reduce",
-        description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
-        "share out the sequence, a reduce-scatter and an all-gather, of as many bytes (sequence_parallel, by an "
-        "algorithm of `collectives`); or the same in blocks through windows: by a tree over nodes, the hosts of one "
-        "leaf switch (tree), or, while matrices are multiplied block by block, as they come and go, by a ring or tree "
-        "(overlapped_ring, overlapped_tree).",
+        description="What tensor-parallel ranks do twice per block and direction. all_reduce: an all-reduce. "
+        "sequence_parallel: a reduce-scatter and an all-gather of as many bytes, as the sequence is split too, by an "
+        "algorithm of `collectives`. tree: the same in blocks through windows, by a tree over nodes (the hosts of one "
+        "leaf switch). overlapped_ring, overlapped_tree: blocks by a ring or tree that overlaps with the matrix "
+        "products block by block.",
     )
     routing_skew: Annotated[float, number(0, 10, 0.5)] = Field(
         default=0.0,
-        description="How unevenly routers send tokens: standard deviation of what a rank of experts gets, as a share "
-        "of the even part, drawn for each layer and microbatch by the scenario's seed. Experts that get more compute "
+        description="Imbalance of expert routing: standard deviation of the tokens per rank of experts, as a share of "
+        "the mean, drawn for each layer and microbatch with the scenario's seed. Experts with more tokens compute "
         "longer.",
     )
     placement: Annotated[str | tuple[str, ...], _ORDER] = Field(
         default="production",
-        description="Dimensions, outermost first: which one crosses buildings. A name from data/placements.yaml, or a "
-        "list of all.",
+        description="Order of the dimensions, outermost first: the outermost crosses buildings. A name from "
+        "data/placements.yaml, or a list of all dimensions.",
     )
     mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
         default="consecutive",
-        description="Which rank is at each coordinate of the mesh: consecutive, scattered (each next rank in another "
-        "building), topology_aware (pairs swap as long as that lets fewer bytes cross), by_distance (buildings in the "
-        "order of the shortest way through all of them, which stages of a pipeline then go), by_speed (buildings with "
-        "the quickest accelerators first), or a list of ranks.",
+        description="Which rank sits at each coordinate of the mesh: consecutive; scattered (successive ranks in "
+        "different buildings); topology_aware (pairs swap while that reduces the bytes between buildings); by_distance "
+        "(buildings in the order of the shortest path through all of them, which pipeline stages follow); by_speed "
+        "(buildings with the fastest accelerators first); or a list of ranks.",
     )
 
     collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(
         default={},
-        description="Algorithms of dimensions' collectives, such as {data_parallel_shard: far_first, tensor_parallel: "
-        "ring}. Of those not named: the replicas' is that of `algorithms`, experts' direct, or late_counts with "
-        "routing_skew (padded: each gets as much as the one that gets most), all others' ring.",
+        description="Algorithms of the collectives of each dimension, such as {data_parallel_shard: far_first, "
+        "tensor_parallel: ring}. Defaults: `algorithms` for replicas; direct for experts, or late_counts with "
+        "routing_skew (padded: every rank is sent as much as the busiest one); ring for all others.",
     )
     hierarchy: Annotated[str, choice("a tier", HIERARCHIES)] = Field(
         default=BUILDINGS,
-        description="Whose ranks hierarchical algorithms, and auto, take to be near each other: those of a building, "
-        "or those on one leaf switch, which is a node where each of its accelerators is a rank.",
+        description="Which ranks hierarchical algorithms and auto consider near: those of a building, or those on one "
+        "leaf switch, which is a node if each of its accelerators is a rank.",
     )
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
         default={},
-        description="DSCPs of what dimensions send, such as {pipeline_parallel: 46}, for policies that tell classes of "
-        "traffic apart; 0 of those not named.",
+        description="DSCP of each dimension's traffic, such as {pipeline_parallel: 46}, for policies with traffic "
+        "classes; default: 0.",
     )
     compute_jitter: Fraction = Field(
         default=0.0,
-        description="Standard deviation of each action's computing around its time, as a share of it; normally "
-        "distributed, by the scenario's seed.",
+        description="Standard deviation of the compute time of each action, as a share of it; normally distributed, "
+        "drawn with the scenario's seed.",
     )
     stragglers: tuple[StragglerSpec, ...] = Field(default=(), description="Ranks that compute slowly.")
     faults: FaultsSpec | None = Field(
         default=None,
-        description="What happens when a replica is lost; by default it ends the run. With it each variant is one job "
-        "of all its steps.",
+        description="What happens when a replica is lost; default: the run ends. With it each variant is one job over "
+        "all its steps.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Experts fit in a shard group; algorithms are of the collectives that there are."""
+        """Check that experts fit in a shard group, and that algorithms fit the collectives in use."""
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
         own, in_blocks = f"{self.tensor_communication} with", self.tensor_communication in BLOCKWISE_MODES
         for name in ("context_parallel_degree", "expert_parallel_degree") if in_blocks else ():
             if (degree := getattr(self, name)) > 1:
-                yield Finding(("tensor_communication",), f"{own} {name} {degree}", "1, or another way")
+                yield Finding(("tensor_communication",), f"{own} {name} {degree}", "1, or another mode")
         tensor = "all_reduce" if self.tensor_communication == "all_reduce" else "all_gather"
         experts = "all_to_all_v" if self.routing_skew else "all_to_all"
         for name, collective, why in (
@@ -260,15 +264,15 @@ class ParallelismSpec(StrictModel):
                 continue
             wanted = expected_algorithm(algorithm, [collective])
             if wanted is None and collective == "all_to_all_v" and algorithm == AUTO:
-                wanted = "late_counts, padded or another by name"  # no table is kept of these
+                wanted = "late_counts, padded or another by name"  # there is no tuning table for these
             if in_blocks and name == "tensor_parallel":
-                wanted = "none, or another way"
+                wanted = "none, or another mode"
             if wanted is not None:
                 yield Finding(("collectives",), f"{name}: {algorithm} with {why}", wanted)
 
     @property
     def degrees(self) -> dict[str, int]:
-        """By dimension, experts included."""
+        """Degrees by dimension, experts included."""
         return {name: getattr(self, f"{name}_degree") for name in DEGREES}
 
     @property
@@ -280,74 +284,75 @@ class ParallelismSpec(StrictModel):
 
 
 class ScheduleSpec(StrictModel):
-    """In which order each rank of a pipeline computes."""
+    """The order in which each rank of a pipeline computes."""
 
     renamed: ClassVar[Mapping[str, str]] = {"wan_turns": "wan_send_tokens"}
 
-    name: Annotated[str, named("schedules")] = Field(
+    name: Annotated[str, registered_name("schedules")] = Field(
         default="1F1B",
-        description="Which schedule, under PyTorch's and CrossPipe's names; optimal, which is searched for; or one of "
-        "your own as FILE.py:FUNCTION.",
+        description="A schedule, under PyTorch's or CrossPipe's name; optimal, which is found by search; or your own "
+        "as FILE.py:FUNCTION.",
     )
     file: str | None = Field(
         default=None,
-        description="In place of a name: a CSV file as PyTorch writes them, a line per rank with actions such as 0F1, "
+        description="In place of a name: a CSV file in PyTorch's format, one line per rank with actions such as 0F1, "
         "relative to this file.",
     )
-    microbatches: Count = Field(default=8, description="Microbatches of a step.")
+    microbatches: Count = Field(default=8, description="Microbatches per step.")
     chunks: Count = Field(
         default=1,
-        description="Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal 2 to search with two alone.",
+        description="Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal: 2 to search with two stages "
+        "only.",
     )
     layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = Field(
         default=EVEN,
-        description="How many of the model's blocks each stage has: as many as the others, one more where they do not "
-        "divide (even); as its ranks are quick (by_speed: each next block to the stage that is done with it first), or "
-        "a list.",
+        description="Number of the model's blocks in each stage: even (some have one more if they do not divide); "
+        "by_speed (each next block goes to the stage that would finish it first); or a list.",
     )
     microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = Field(
         default=EVEN,
-        description="How many of all replicas' microbatches each replica has: `microbatches`; as its slowest rank is "
-        "quick (by_speed: each next one to the replica that is done with it first), or a list that adds up to as many.",
+        description="Number of microbatches for each replica: even (`microbatches` each); by_speed (each next one goes "
+        "to the replica that would finish it first, by its slowest rank); or a list with the same total.",
     )
     memory: Annotated[float, number(0.001, 1000, 1.5)] = Field(
         default=1.0,
-        description="What CrossUD, CrossUDSub, CrossWave and optimal may keep alive of activations, in multiples of "
-        "what 1F1B keeps at the most.",
+        description="Activation memory that CrossUD, CrossUDSub, CrossWave and optimal may use, as a multiple of "
+        "1F1B's peak.",
     )
     time_limit_s: Duration = Field(
         default=60.0,
         alias="time_limit",
-        description="How long optimal may search, in seconds of a core, roughly: the effort is counted, so that every "
-        "machine finds the same. What was found is kept. 0: it takes the best that is known, and tells a bound.",
+        description="Search budget of optimal, in approximate seconds of one core. It is counted in search steps, so "
+        "that every machine finds the same schedule. Results are cached. 0: take the best known schedule and report a "
+        "bound.",
     )
     memory_limit_bytes: SizeOrNone = Field(
         default=None,
         alias="memory_limit",
-        description="Activations that a rank can keep alive; a schedule that needs more is refused.",
+        description="Activation memory of a rank; a schedule that needs more is rejected.",
     )
-    receives: Annotated[str, choice("a way", RECEIVES)] = Field(
+    receives: Annotated[str, choice("a mode", RECEIVES)] = Field(
         default="early",
-        description="early: receives are posted in the order in which messages come, which leave at once. in_order: a "
-        "receive is posted when its computing is next, and the message leaves then, as with NCCL.",
+        description="early: receives are posted in the order of the messages, which are sent at once. in_order: a "
+        "receive is posted when its computation is next, and only then is the message sent, as with NCCL.",
     )
     prefetch: CountOrZero = Field(
-        default=1, description="How many layers ahead sharded parameters are gathered."
+        default=1, description="Number of layers ahead that sharded parameters are gathered."
     )
     prefetch_first: Flag = Field(
         default=False,
-        description="Whether, of what sharded ranks have to send in backward, a next layer's parameters go before a "
-        "layer's gradients, as with FSDP2; otherwise after them.",
+        description="In backward, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: "
+        "after them.",
     )
 
     wan_send_tokens: Flag = Field(
         default=False,
-        description="Replicas of a pipeline send to another building one after the other, as a token goes round, each "
-        "with the whole link, in place of all at once (Atlas, arXiv:2411.14458).",
+        description="Replicas of a pipeline send to another building one at a time, when they hold a token, each with "
+        "the whole link, instead of all at once (Atlas, arXiv:2411.14458).",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """The file is there; send tokens are of messages that leave as soon as they may, of replicas that are alike."""
+        """Check that the file exists, and that options do not exclude each other."""
         if self.microbatches_per_replica != EVEN:
             for field, value in (("wan_send_tokens", self.wan_send_tokens), ("file", self.file)):
                 if value:
@@ -359,15 +364,19 @@ class ScheduleSpec(StrictModel):
 
 
 class StageSpec(StrictModel):
-    """What one stage takes for one microbatch, in place of a model. Of several stages per rank each takes its part."""
+    """Times and sizes of a pipeline stage per microbatch, in place of a model. Stages of one rank divide them."""
 
-    forward_s: Duration = Field(alias="forward", description="Forward.")
-    backward_input_s: Duration = Field(alias="backward_input", description="Gradient of its input.")
-    backward_weight_s: Duration = Field(alias="backward_weight", description="Gradient of its weights.")
+    forward_s: Duration = Field(alias="forward", description="Time of forward.")
+    backward_input_s: Duration = Field(
+        alias="backward_input", description="Time of the input's gradient in backward."
+    )
+    backward_weight_s: Duration = Field(
+        alias="backward_weight", description="Time of the weights' gradient in backward."
+    )
     activation_bytes: Size = Field(
         alias="activation",
-        description="Of its output, and of the gradient of its input: what goes to the next rank.",
+        description="Size of the output, and of the input's gradient: what is sent to the next rank.",
     )
     gradient_bytes: Size = Field(
-        default=1, alias="gradients", description="Of its gradients, where there are replicas."
+        default=1, alias="gradients", description="Size of the weights' gradients, where there are replicas."
     )

@@ -1,4 +1,4 @@
-"""Transport policies, as a scenario says them: a name, or a name with options."""
+"""Transport policies in a scenario: a name, or a name with options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from testbed.errors import did_you_mean
 from testbed.plugins import registry, resolve_file_names
-from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, inlined_schema
 from testbed.spec.value_types import (
     OPTIONS,
     CountOrZero,
@@ -19,53 +19,53 @@ from testbed.spec.value_types import (
     Fraction,
     Name,
     Share,
-    named,
-    whole,
+    integer,
+    registered_name,
 )
 
-_NAME = named("policies")
+_NAME = registered_name("policies")
 
 
 class QueueSpec(StrictModel):
-    """Packets with some DSCPs, and what they are guaranteed."""
+    """A traffic class, by DSCP, and its guarantee."""
 
     name: Name = Field(description="Name of the class.")
     dscp: Dscps = Field(description="One DSCP, or a list.")
     share: Fraction = Field(
         default=0.0,
-        description="Guaranteed part of every WAN link's rate, whatever the classes before it do.",
+        description="Share of every WAN link's rate that is guaranteed, whatever the classes before it send.",
     )
 
 
 class LimitSpec(StrictModel):
-    """Packets with some DSCPs, and the most that they get."""
+    """A traffic class, by DSCP, and its rate limit."""
 
     name: Name = Field(description="Name of the class.")
     dscp: Dscps = Field(description="One DSCP, or a list.")
-    limit: Share = Field(description="Most of every WAN link's rate.")
+    limit: Share = Field(description="Highest share of every WAN link's rate.")
 
 
 class JobShareSpec(StrictModel):
-    """Hosts that share a guarantee."""
+    """A job: hosts that share a guarantee."""
 
     name: Name = Field(description="Name of the job.")
-    hosts: tuple[str, ...] = Field(description="Its hosts, such as [east1, west1].")
-    share: Share = Field(description="Guaranteed part of every WAN link's rate.")
+    hosts: tuple[str, ...] = Field(description="Hosts of the job, such as [east1, west1].")
+    share: Share = Field(description="Share of every WAN link's rate that is guaranteed.")
 
 
 class PathSpec(StrictModel):
-    """A path by hand, taken in both directions."""
+    """A pinned path, used in both directions."""
 
-    source: str = Field(alias="from", description="A building or a host.")
-    to: str = Field(description="A building or a host.")
+    source: str = Field(alias="from", description="A building or host at one end.")
+    to: str = Field(description="A building or host at the other end.")
     links: tuple[str, ...] = Field(description="The WAN links on the path, in order, such as [east-west-0].")
-    channel: Annotated[int | None, whole(0)] = Field(
-        default=None, description="Only this connection of each pair of ranks, counted from 0."
+    channel: Annotated[int | None, integer(0)] = Field(
+        default=None, description="Only this connection of each pair of ranks, from 0."
     )
 
 
 KEYS = ("over", "detours", "classes", "jobs", "limits", "paths")
-"""Options that have keys of their own, checked here; a policy says in `known_options` which of them it takes."""
+"""Options with their own keys, which are checked here. A policy lists those it takes in `known_options`."""
 
 
 def _path_policies() -> list[str]:
@@ -78,52 +78,59 @@ def _parse_over(value: object) -> str:
     return str(value)
 
 
-_OVER = Form(_parse_over, lambda: {"enum": _path_policies()})
+_OVER = ValueFormat(_parse_over, lambda: {"enum": _path_policies()})
 
 
-DEFAULT_POLICY = "ecmp"  # of scenarios, commands and the Python API: what most networks do
+DEFAULT_POLICY = "ecmp"  # for scenarios, commands and the Python API: what most networks use
 
 
 class PolicySpec(StrictModel):
-    """How the network treats the traffic: which paths flows take, what waits for what, what happens when links die."""
+    """How the network treats traffic: paths, queues, and the reaction to failed links."""
 
-    name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:NAME.")
+    name: Annotated[str, _NAME] = Field(description="A policy, or your own as FILE.py:NAME.")
     over: Annotated[str | None, _OVER] = Field(
         default=None,
-        description="Which policy the paths are left to, where the policy is about something else (ecmp; failover: "
-        "shortest).",
+        description="The policy that chooses paths, for policies that do not choose them themselves (default: ecmp; "
+        "for failover: shortest).",
     )
     replan: FlagOrNone = Field(
         default=None,
-        description="Whether paths are computed anew when a link dies; by default as the policy has it.",
+        description="Recompute paths when a link fails; default: the policy's own.",
     )
     detours: CountOrZero | None = Field(
-        default=None, description="te: how many links more than the shortest path a path may have (0)."
+        default=None,
+        description="te: how many more links than the shortest path a path may have; default: 0.",
     )
-    classes: tuple[QueueSpec, ...] | None = Field(default=None, description="priority: the first goes first.")
-    jobs: tuple[JobShareSpec, ...] | None = Field(default=None, description="isolate: who has which share.")
-    limits: tuple[LimitSpec, ...] | None = Field(default=None, description="limit: what is held back.")
+    classes: tuple[QueueSpec, ...] | None = Field(
+        default=None, description="priority: traffic classes, highest priority first."
+    )
+    jobs: tuple[JobShareSpec, ...] | None = Field(
+        default=None, description="isolate: jobs and their guaranteed shares."
+    )
+    limits: tuple[LimitSpec, ...] | None = Field(
+        default=None, description="limit: traffic classes and their limits."
+    )
     paths: tuple[PathSpec, ...] | None = Field(
-        default=None, description="pinned: the first that fits counts."
+        default=None, description="pinned: paths; the first match wins."
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
-        default=None, description="What a policy of your own is made with."
+        default=None, description="Options of your own policy."
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Only what says something is given; guarantees add up to at most everything."""
+        """Check that the policy takes the given options, and that guarantees add up to at most 100 %."""
         policies = registry("policies")
-        policy = policies.get(self.name)  # None for one of a file, which says itself what it does not know
+        policy = policies.get(self.name)  # None for one from a file, which checks its options itself
         for key in KEYS:
             if getattr(self, key) is not None and (policy is None or key not in policy.known_options):
                 taking = [name for name, one in policies.items() if key in one.known_options]
-                yield Finding((key,), f"{key} with policy {self.name}", f"it with {' or '.join(taking)} only")
+                yield Finding((key,), f"{key} with policy {self.name}", f"it only with {' or '.join(taking)}")
         if (
             self.options is not None
             and policy is not None
             and not set(policy.known_options) - {*KEYS, "replan"}
         ):
-            expected = "them with a policy of your own only"
+            expected = "them only with a policy of your own"
             yield Finding(("options",), f"options with policy {self.name}", expected)
         for needed in policy.needed_options if policy is not None else ():
             if not getattr(self, needed, None) and needed not in (self.options or {}):
@@ -137,12 +144,12 @@ class PolicySpec(StrictModel):
             for position, entry in enumerate(getattr(self, key) or ()):
                 for dscp in entry.dscp:
                     if dscp in seen:
-                        shown = f"{dscp}, which {seen[dscp]} has"
+                        shown = f"{dscp}, which is in {seen[dscp]}"
                         yield Finding((key, position, "dscp"), shown, "each DSCP in one class only")
                     seen[dscp] = entry.name
 
     def to_choice(self) -> dict[str, Any]:
-        """As the controller takes it: name, options, replan."""
+        """Return name, options and replan in the form that the controller takes."""
         written = self.model_dump(by_alias=True, exclude_none=True, exclude={"name", "replan", "options"})
         return {
             "name": self.name,
@@ -152,7 +159,7 @@ class PolicySpec(StrictModel):
 
     @property
     def label(self) -> str:
-        """For people: the name, of one's own only the class."""
+        """Name for display; for FILE.py:NAME only NAME."""
         return self.name.rpartition(":")[2]
 
 
@@ -167,7 +174,7 @@ def _write_policy(value: PolicySpec) -> Any:
     return value.name if list(written) == ["name"] else written
 
 
-POLICY = Form(
+POLICY = ValueFormat(
     _parse_policy,
     lambda: {"anyOf": [_NAME.json_schema, inlined_schema(PolicySpec)]},
     _write_policy,
@@ -177,7 +184,7 @@ PolicyOrNone = Annotated[PolicySpec | None, POLICY]
 
 
 def parse_policy(text: str) -> PolicySpec:
-    """A policy's name from a command line, for one that needs no options. ValueError says what was expected."""
+    """Return a policy that needs no options, from its name on a command line. A ValueError says what is expected."""
     name = _NAME.parse(resolve_file_names(text, Path()))
     policies = registry("policies")
     if name in policies and policies[name].needed_options:

@@ -1,18 +1,17 @@
-"""What a scenario chooses of a job that was recorded: where its ranks are, how its collectives are done."""
+"""Choices a scenario makes for a recorded job: where its ranks are, and which algorithms its collectives use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from testbed.plugins import registry
-from testbed.spec.base_model import Form
+from testbed.spec.base_model import ValueFormat
 from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
 from testbed.spec.value_types import algorithm_schema, expected_algorithm
 
 AS_RECORDED = "as_recorded"
-RECORDED_MAPPINGS = tuple(
-    way for way in MAPPINGS if way != BY_SPEED
-)  # computing is as it was recorded, wherever it is
+# compute times are as recorded, on any accelerator: speed is no criterion
+RECORDED_MAPPINGS = tuple(name for name in MAPPINGS if name != BY_SPEED)
 RECORDED_JOB_KEYS = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
 
 
@@ -34,21 +33,21 @@ def _parse_algorithms(value: object) -> dict[str, str]:
         raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
     for kind, algorithm in value.items():
         if (expected := expected_algorithm(algorithm, tuple(registry("collectives")))) is not None:
-            raise ValueError(f"of {kind} {expected}")
+            raise ValueError(f"for {kind} {expected}")
     return {str(kind): str(algorithm) for kind, algorithm in value.items()}
 
 
-PLACEMENT = Form(
+PLACEMENT = ValueFormat(
     _parse_placement,
     {"anyOf": [{"const": AS_RECORDED}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
     list,
 )
-MAPPING = Form(
+MAPPING = ValueFormat(
     _parse_mapping,
     {"anyOf": [{"enum": list(RECORDED_MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-KIND_ALGORITHMS = Form(
+KIND_ALGORITHMS = ValueFormat(
     _parse_algorithms,
     lambda: {"type": "object", "additionalProperties": algorithm_schema(tuple(registry("collectives")))},
 )

@@ -14,14 +14,14 @@ from pydantic_core import CoreSchema
 
 from testbed.errors import did_you_mean
 from testbed.plugins import disambiguate_names
-from testbed.spec.base_model import Finding, Form, StrictModel, validate
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, validate
 from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import AllocationSpec, BackgroundTrafficSpec
 from testbed.spec.control_plane import ControlSpec
 from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
 from testbed.spec.failure_processes import FailureSpec, drawn_events
-from testbed.spec.hardware import count_free_hosts
+from testbed.spec.hardware import count_rank_hosts
 from testbed.spec.keywords import PLANNED
 from testbed.spec.overrides import PRESETS, apply_changes, apply_preset
 from testbed.spec.policy import DEFAULT_POLICY, Policy, PolicySpec
@@ -30,7 +30,16 @@ from testbed.spec.search_space import ExploreSpec
 from testbed.spec.topology import Topology, TopologySpec, expected_host
 from testbed.spec.transport import TransportSpec
 from testbed.spec.units import format_duration, parse_duration
-from testbed.spec.value_types import Count, CountOrZero, Factor, Name, Timeout, algorithm, choice, names_of
+from testbed.spec.value_types import (
+    Count,
+    CountOrZero,
+    Factor,
+    Name,
+    Timeout,
+    algorithm,
+    algorithm_names,
+    choice,
+)
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show
 
@@ -59,8 +68,8 @@ def _parse_links(value: object) -> str | tuple[str, ...]:
     raise ValueError("all, or a list of WAN links such as [east-west-0]")
 
 
-_INTERVAL = Form(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
-_LINKS = Form(
+_INTERVAL = ValueFormat(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
+_LINKS = ValueFormat(
     _parse_links,
     {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
     lambda value: value if value == "all" else list(value),
@@ -78,136 +87,143 @@ def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
         )
     for name in value:
         if not isinstance(name, str) or not re.fullmatch(VARIANT_NAME, name):
-            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-'; {show(name)} is none")
+            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-', not {show(name)}")
     return {name: dict(changes) for name, changes in value.items()}
 
 
-_VARIANTS = Form(
+_VARIANTS = ValueFormat(
     _parse_variants,
     {"type": "object", "minProperties": 2, "additionalProperties": {"type": "object"}},
     lambda value: {name: dict(changes) for name, changes in value.items()},
 )
 
 
-WHEN_SLOW, ALWAYS = FLIGHT_KEPT = ("when_slow", "always")
+WHEN_SLOW, ALWAYS = DUMP_POLICIES = ("when_slow", "always")
 
 
 class TelemetrySpec(StrictModel):
-    """What is recorded while steps are measured, beside the ranks' own times."""
+    """Telemetry recorded while steps are measured, in addition to the ranks' own times."""
 
     interval_s: Annotated[float, _INTERVAL] = Field(
         default=0.1,
         alias="interval",
-        description="From one reading of every WAN link's counters to the next: rate, queue, drops, marks.",
+        description="Time between two readings of every WAN link's counters: rate, queue, drops, marks.",
     )
     capture: Annotated[str | tuple[str, ...], _LINKS] = Field(
         default=(),
-        description="WAN links of which each direction is captured to a pcapng file, such as [east-west-0]; or all.",
+        description="WAN links to capture to pcapng files, one file per direction, such as [east-west-0]; or all.",
     )
-    flight_recorder: Annotated[str, choice("when", FLIGHT_KEPT)] = Field(
+    flight_recorder: Annotated[str, choice("a setting", DUMP_POLICIES)] = Field(
         default=WHEN_SLOW,
-        description="When dumps of what every rank's operations did last stay in the run: always, or when_slow, if "
-        "steps took longer than the model predicts by a tenth, or something broke on purpose. Of a run that fails they "
-        "stay anyway.",
+        description="When to keep the flight recorder dumps of every rank in the run directory: always, or when_slow, "
+        "which keeps them if steps took 10 % longer than the model predicts or if the scenario injects a fault. A run "
+        "that fails always keeps them.",
     )
     stalled_after_s: Timeout = Field(
         default=10.0,
         alias="stalled_after",
-        description="Once steps in a row of five times the median of their variant's have lasted so much longer than "
-        "that median together, what the ranks do is dumped and judged while it goes on: who it is is said at "
-        "once, or half as long later where that is not sure.",
+        description="When to diagnose a stall: once consecutive steps of at least five times their variant's median "
+        "have together taken this much longer than usual. The ranks' operations are then dumped and diagnosed while "
+        "the run goes on. A certain diagnosis is printed at once, an uncertain one after half this time again.",
     )
 
 
 class ScaleSpec(StrictModel):
-    """The scale model: how the figures of the network that is modelled become those of the one that is built."""
+    """The scale model: how figures of the real network map to those of the emulated one."""
 
     size_scale: Factor = Field(
         default="auto",
-        description="Divides rates and message sizes, times stay. A number, or auto: the smallest that this host "
-        "carries.",
+        description="Divides rates and message sizes; times are unchanged. A number, or auto: the smallest value at "
+        "which this host can carry the traffic.",
     )
     time_dilation: Factor = Field(
         default=1.0,
         description="Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: "
-        "the smallest that the host carries at the `size_scale` given; 1 if that is auto too, or the clock virtual.",
+        "the smallest value at which this host can carry the traffic with the given `size_scale`. auto is 1 if "
+        "`size_scale` is auto too, or if the clock is virtual.",
     )
 
 
 class Scenario(StrictModel):
     """A scenario as written in a file."""
 
-    computed = frozenset({"ranks"})
+    derived_fields = frozenset({"ranks"})
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
 
     name: Name = Field(description="Name of the scenario.")
     topology: TopologySpec = Field(
-        description="A topology file, relative to this file, or a topology itself."
+        description="A topology file, relative to this file, or an inline topology."
     )
     ranks: Count = Field(
         default=0,
-        description="How many ranks, on consecutive hosts; default: one per host.",
+        description="Number of ranks, on consecutive hosts; default: one per host.",
     )
     hosts: tuple[str, ...] | None = Field(
         default=None,
-        description="Hosts of the ranks, in the ranks' order, such as [east1, west1]; default: the topology's, in its "
-        "order, without those of `background_traffic`.",
+        description="Hosts of the ranks, in rank order, such as [east1, west1]; default: all hosts of the topology, in "
+        "its order, except those of `background_traffic`.",
     )
     allocation: AllocationSpec | None = Field(
-        default=None, description="In place of `hosts`: which ones a scheduler gives the ranks."
+        default=None, description="How a scheduler places the ranks on hosts, in place of `hosts`."
     )
-    workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
+    workload: WorkloadSpec = Field(description="What every rank computes and communicates in a step.")
     algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = Field(
         default=("ring",),
-        description="All-reduce algorithms, by name or as FILE.py:NAME; one variant is run with each.",
+        description="All-reduce algorithms, by name or as FILE.py:NAME. Each one is run as a variant.",
     )
     policy: Policy = Field(
-        # not validated: policies stand above files' models, and are looked up when a scenario is read
+        # not validated: policies live in a higher layer and are looked up when a scenario is read
         default=PolicySpec.model_construct(name=DEFAULT_POLICY),
-        description="How the network treats the traffic: a policy, or its options.",
+        description="How the network routes and queues the traffic: the name of a policy, or a mapping with its "
+        "options.",
     )
     control: ControlSpec = Field(
         default=ControlSpec(),
-        description="How long switches and controller take to notice, to decide, to act.",
+        description="Delays of the control plane: how long switches and controller take to detect, decide and act.",
     )
     preset: Annotated[str | None, choice("a preset", PRESETS)] = Field(
         default=None,
-        description="A library of collectives, whose protocol, connections, costs and algorithms count for all that is "
-        "not said here: data/presets.yaml. In a variant, or with `--set`, they count for all that is not said there.",
+        description="A collectives library from data/presets.yaml. Its protocol, connections, costs and algorithms are "
+        "the defaults for every key that this file does not set. In a variant, or with `--set`, they override this "
+        "file except for keys set in the same place.",
     )
-    transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
+    transport: TransportSpec = Field(default=TransportSpec(), description="How ranks exchange messages.")
     background_traffic: tuple[BackgroundTrafficSpec, ...] = Field(
-        default=(), description="Other jobs, whose traffic shares the network while steps run."
+        default=(), description="Other jobs, which send traffic over the same network while steps run."
     )
     events: tuple[EventSpec, ...] = Field(
         default=(),
-        description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
+        description="Faults and changes to inject while steps run. With events, the trials of each variant run back to "
+        "back.",
     )
     failures: tuple[FailureSpec, ...] = Field(
-        default=(), description="What fails by itself, again and again, beside `events`."
+        default=(),
+        description="Random processes that make components fail repeatedly, in addition to `events`.",
     )
     telemetry: TelemetrySpec = Field(
-        default=TelemetrySpec(), description="What is recorded beside the ranks' own times."
+        default=TelemetrySpec(), description="What to record in addition to the ranks' own times."
     )
     variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = Field(
         default=None,
-        description="What is compared, by name: for each variant the values of this scenario that differ, with the "
-        "paths that `--set` takes, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved, "
-        "each in a network of its own and with a seed of its own.",
+        description="The variants to compare, by name. Each maps `--set` paths to the values that differ from this "
+        "scenario, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved; each has its own "
+        "network and its own seed.",
     )
     explore: ExploreSpec | None = Field(
-        default=None, description="What `testbed explore` searches; `testbed run` takes no notice of it."
+        default=None, description="Search space for `testbed explore`; ignored by `testbed run`."
     )
     trials: Count = Field(default=5, description="Measured steps per variant.")
-    warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
-    seed: CountOrZero = Field(default=1, description="Seed of everything random.")
-    scale: ScaleSpec = Field(default=ScaleSpec(), description="How real figures are mapped onto this host.")
+    warmup: CountOrZero = Field(default=1, description="Steps per variant before measurement starts.")
+    seed: CountOrZero = Field(default=1, description="Seed of all random numbers.")
+    scale: ScaleSpec = Field(
+        default=ScaleSpec(), description="How real figures are scaled to what this host can emulate."
+    )
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """A topology may also be the path of a file, which loading puts in its place."""
+        """Allow the path of a topology file in place of an inline topology."""
         found = super().__get_pydantic_json_schema__(schema, handler)
         topology = handler.resolve_ref_schema(found)["properties"]["topology"]
         inline = {key: topology.pop(key) for key in list(topology) if key != "description"}
@@ -215,24 +231,24 @@ class Scenario(StrictModel):
         return found
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One rank per host unless told otherwise; what a preset says."""
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Apply the preset, and default to one rank per host."""
         data = apply_preset(data)
-        hosts = count_free_hosts(data)
+        hosts = count_rank_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
-        """There is a host for every rank."""
-        hosts, ranks = count_free_hosts(data), data.get("ranks")
+        """Check that there is a host for every rank."""
+        hosts, ranks = count_rank_hosts(data), data.get("ranks")
         if hosts and isinstance(ranks, int) and ranks > hosts:
             whose = "`hosts`" if data.get("hosts") else "the topology"
             yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
 
     def checks(self) -> Iterator[Finding]:
-        """There is something to compare, once."""
+        """Check algorithms, captured links, pacing, variants, search space, hosts, events and background traffic."""
         if not self.algorithms:
-            expected = f"at least one of: {', '.join(names_of(['all_reduce']))}"
+            expected = f"at least one of: {', '.join(algorithm_names(['all_reduce']))}"
             yield Finding(("algorithms",), "an empty list", expected)
         for position, name in enumerate(self.algorithms):
             if name in self.algorithms[:position]:
@@ -246,7 +262,7 @@ class Scenario(StrictModel):
         for position, entry in enumerate(self.transport.sockets):
             if entry.pacing == PLANNED and self.policy.name != "te":
                 key = ("transport", "sockets", position, "pacing")
-                yield Finding(key, f"planned with policy {self.policy.label}", "it with policy te only")
+                yield Finding(key, f"planned with policy {self.policy.label}", "it only with policy te")
         yield from self._variant_findings()
         if self.explore is not None:
             yield from self._explore_findings()
@@ -259,12 +275,12 @@ class Scenario(StrictModel):
             used += other.hosts
 
     def _event_findings(self, topology: Topology, used: Sequence[str]) -> Iterator[Finding]:
-        """What breaks is there, and in time. used: hosts of the ranks, in their order."""
+        """Check targets and steps of events and failures. `used`: hosts of the ranks, in rank order."""
         for position, event in enumerate(self.events):
             for finding in event.target_findings(topology, used):
                 yield replace(finding, location=("events", position, *finding.location))
-            # in variants each trial has a network of its own, and all events
-            steps = self.steps_in_a_network
+            # with variants, every trial has its own network and gets all events
+            steps = self.steps_per_network
             if event.step is not None and event.step >= steps:
                 expected = f"one of {steps} measured steps, from 0 on"
                 yield Finding(("events", position, "step"), str(event.step), expected)
@@ -273,18 +289,18 @@ class Scenario(StrictModel):
                 yield replace(finding, location=("failures", position, *finding.location))
 
     @property
-    def steps_in_a_network(self) -> int:
-        """How many measured steps go on in one network: where variants are named, each trial has one of its own."""
-        return self.trials if self.variants is None or self.with_faults else 1
+    def steps_per_network(self) -> int:
+        """Number of measured steps that share one network: with named variants each trial has its own."""
+        return self.trials if self.variants is None or self.has_faults else 1
 
     @property
-    def with_faults(self) -> bool:
-        """Whether replicas come and go, so that all steps are one job's."""
+    def has_faults(self) -> bool:
+        """Whether replicas can fail and rejoin, so that all steps belong to one job."""
         parallelism = self.workload.parallelism
         return parallelism is not None and parallelism.faults is not None
 
     def _host_findings(self, topology: Topology) -> Iterator[Finding]:
-        """Hosts by name are there, once; a scheduler has as many as it is asked for."""
+        """Check that named hosts exist and are unique, and that a scheduler has enough hosts."""
         if self.allocation is not None:
             taken = self._taken_hosts
             yield from self.allocation.findings(topology, self.ranks, taken, self.seed, self.hosts)
@@ -300,7 +316,7 @@ class Scenario(StrictModel):
         return {name for other in self.background_traffic for name in other.hosts}
 
     def rank_hosts(self, topology: Topology) -> tuple[Host, ...]:
-        """The hosts of the ranks, in the ranks' order; `topology`: this scenario's, resolved."""
+        """Return the hosts of the ranks, in rank order. `topology`: this scenario's, resolved."""
         taken = self._taken_hosts
         if self.allocation is not None:
             return self.allocation.hosts(topology, self.ranks, taken, self.seed)
@@ -312,8 +328,8 @@ class Scenario(StrictModel):
         return tuple(found[: self.ranks])
 
     @property
-    def happenings(self) -> tuple[EventSpec, ...]:
-        """All that breaks or changes: the events, then those that failure processes come to, by the seed."""
+    def all_events(self) -> tuple[EventSpec, ...]:
+        """All events: the listed ones, then those drawn from the failure processes with the seed."""
         if not self.failures:
             return self.events
         topology = self.topology.resolve()
@@ -321,14 +337,16 @@ class Scenario(StrictModel):
         return (*self.events, *drawn_events(self.failures, topology, hosts, self.seed))
 
     def _variant_findings(self) -> Iterator[Finding]:
-        """Each variant is a scenario of its own, with one algorithm, and as many training steps as the others."""
+        """Check that variants are valid, with one algorithm each and equally many training steps."""
         counts: dict[int, str] = {}
         for name, changes in (self.variants or {}).items():
             where = ("variants", name)
             fixed = [path for path in changes if path.split(".")[0] in FIXED_IN_VARIANTS]
             if fixed:
                 yield Finding(
-                    (*where, fixed[0]), f"{fixed[0]} in a variant", "what all variants have alike, left out"
+                    (*where, fixed[0]),
+                    f"{fixed[0]} in a variant",
+                    "only keys that may differ between variants",
                 )
                 continue
             try:
@@ -343,17 +361,17 @@ class Scenario(StrictModel):
                     ("variants",), shown, "one algorithm; name the others in variants, as algorithms: [ring]"
                 )
                 return
-            counts.setdefault(variant.workload.training_steps_of_step, name)
+            counts.setdefault(variant.workload.training_steps_per_step, name)
         if len(counts) > 1:
             shown = ", ".join(f"{count} in {name}" for count, name in counts.items())
             expected = "as many in all variants: workload.training_steps"
             yield Finding(("variants",), f"training steps of a step: {shown}", expected)
 
     def _explore_findings(self) -> Iterator[Finding]:
-        """There is a step to search for, alone, and what differs may differ."""
+        """Check that a search has something to search, and that its paths may differ between configurations."""
         assert self.explore is not None
         if self.variants is not None:
-            yield Finding(("explore",), "a search and variants", "one of the two")
+            yield Finding(("explore",), "a search and variants", "only one of the two")
         for finding in self.explore.findings_of(self.workload):
             yield replace(finding, location=("explore", *finding.location))
         for path in self.explore.space:
@@ -361,29 +379,39 @@ class Scenario(StrictModel):
                 yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")
 
     def variant(self, name: str) -> Scenario:
-        """What a variant runs: this scenario with its changes. ConfigError, KeyError."""
+        """Return the scenario that a variant runs: this one with the variant's changes.
+
+        Raises:
+            ConfigError: a change is invalid.
+            KeyError: there is no variant of this name.
+        """
         if self.variants is None:
             return self.model_copy(update={"algorithms": (self.named_algorithms[name],)})
         return self.changed(self.variants[name], f"variant {name}")
 
     def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
-        """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
+        """Return a copy with other values, by `--set` path. A ConfigError names `name` as the source."""
         return apply_changes(self, changes, name)
 
     @property
     def variant_names(self) -> tuple[str, ...]:
-        """What is compared: the variants, or the algorithms."""
+        """Names of what is compared: the variants, or the algorithms."""
         return tuple(self.variants if self.variants is not None else self.named_algorithms)
 
     @property
     def named_algorithms(self) -> Mapping[str, str]:
-        """By what they are called in results; of FILE.py:NAME FILE:NAME, so that no folder of this machine is shown."""
+        """Algorithms by their name in results. FILE.py:NAME is shown as FILE:NAME, without its folder."""
         return disambiguate_names(self.algorithms)
 
 
 def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
-    """Read a scenario file, or what one would hold; `overrides` are "path=value".
+    """Read a scenario from a file or a mapping.
 
-    ConfigError with all problems of all files.
+    Args:
+        source: path of a scenario file, or its content.
+        overrides: "path=value" strings, as `--set` takes them.
+
+    Raises:
+        ConfigError: lists all problems of all files.
     """
     return validate(Scenario, read_scenario(source, overrides))

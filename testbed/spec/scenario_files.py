@@ -1,4 +1,4 @@
-"""Files of scenarios: with their topology's file grafted in, and what they name found from where they are."""
+"""Scenario files: insert their topology's file, and resolve the paths of other files that they name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from testbed.spec.yaml_loader import OVERRIDES, Document, parse_override, read_d
 
 
 def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
-    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError.
+    """Read a scenario, insert its topology's file, and apply overrides. Raises ConfigError.
 
-    source: a file, or what one would hold; files that it names are then found from the current folder.
+    Args:
+        source: a file, or its content, whose file names are then relative to the current folder.
+        overrides: "path=value" strings.
     """
     given = isinstance(source, Mapping)
     path = Path() if isinstance(source, Mapping) else locate_file(source)
@@ -32,7 +34,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     for override in overrides:
         if override not in parts:
             document.override(override)
-    _root_files(document.data, folder)
+    _resolve_paths(document.data, folder)
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
@@ -42,17 +44,17 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
             raise ConfigError([document.problem(("topology",), show(topology), expected)])
         document.graft("topology", read_topology(file))
     named = [override for override in parts if parse_override(override)[0] == PRESET]
-    for override in named:  # before all others, which may say otherwise
+    for override in named:  # first, so that other overrides win
         for path_set, value in preset_changes(parse_override(override)[1], document.data):
             document.put(path_set, value)
     for override in parts:
         document.override(parse_list_override(override, document))
-    _root_files(document.data, Path())
+    _resolve_paths(document.data, Path())
     return document
 
 
-def _root_files(data: dict[str, Any], folder: Path) -> None:
-    """Files that a scenario names are found from its folder; those named on a command line from this one."""
+def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
+    """Make file names of a scenario absolute, relative to `folder`."""
     data.update(resolve_file_names(data, folder))
     variants = data.get("variants")
     changes = (
@@ -64,19 +66,19 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         if not isinstance(where, dict):
             continue
         for schedule in (look_up(where, "workload", "schedule"), where.get("workload.schedule")):
-            _root(schedule, "file", folder)
-        _root(where, "workload.schedule.file", folder)
+            _resolve_path(schedule, "file", folder)
+        _resolve_path(where, "workload.schedule.file", folder)
         for key in ("tuning", "trace", "chakra"):
-            _root(where.get("workload"), key, folder)
-            _root(where, f"workload.{key}", folder)
-        _root(look_up(where, "workload", "inference"), "trace", folder)
-        _root(where, "workload.inference.trace", folder)
+            _resolve_path(where.get("workload"), key, folder)
+            _resolve_path(where, f"workload.{key}", folder)
+        _resolve_path(look_up(where, "workload", "inference"), "trace", folder)
+        _resolve_path(where, "workload.inference.trace", folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():
-            _root(failure, "trace", folder)
+            _resolve_path(failure, "trace", folder)
 
 
-def _root(data: Any, key: str, folder: Path) -> None:
-    """Make a file's path absolute, in data that is not validated yet."""
+def _resolve_path(data: Any, key: str, folder: Path) -> None:
+    """Make one file name absolute, in data that is not validated yet."""
     if isinstance(data, dict) and isinstance(data.get(key), str):
         data[key] = str((folder / data[key]).resolve())

@@ -1,4 +1,4 @@
-"""What `testbed explore` searches: values of a scenario that may differ, and what a configuration has to fit."""
+"""The search space of `testbed explore`: scenario values that may differ, and what a configuration must fit in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import baselines
 from testbed.spec.recorded_job import RECORDED_JOB_KEYS
 from testbed.spec.value_types import Count, Flag, SizeOrNone, choice
@@ -26,17 +26,17 @@ def _parse_space(value: object) -> dict[str, tuple[Any, ...]]:
     found = {}
     for path, values in value.items():
         if not isinstance(path, str) or not all(path.split(".")):
-            raise ValueError(f"{expected}; {show(path)} is no path")
+            raise ValueError(f"{expected}; {show(path)} is not a path")
         if not isinstance(values, (list, tuple)) or not values:
-            raise ValueError(f"of {path} a list of one or more values; {show(values)} is none")
+            raise ValueError(f"for {path} a list of one or more values, not {show(values)}")
         twice = [one for number, one in enumerate(values) if one in values[:number]]
         if twice:
-            raise ValueError(f"of {path} each value once; {show(twice[0])} is there again")
+            raise ValueError(f"for {path} each value once; {show(twice[0])} is repeated")
         found[path] = tuple(values)
     return found
 
 
-_SPACE = Form(
+_SPACE = ValueFormat(
     _parse_space,
     {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}},
     lambda value: {path: list(values) for path, values in value.items()},
@@ -48,68 +48,71 @@ class ExploreSpec(StrictModel):
 
     space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = Field(
         default={},
-        description="What may differ: paths as `--set` takes them, each with its values. All combinations are looked "
-        "at; those that fit nowhere are left out, and counted. Default: all that there is to choose, with usual values "
+        description="Values to search: `--set` paths, each with a list of values. All combinations are considered; "
+        "infeasible ones are left out and counted. Default: all choices there are, with common values "
         "(docs/how-to/explore.md).",
     )
     whole: Flag = Field(
-        default=False, description="What `space` does not name is searched as well, over its usual values."
+        default=False, description="Also search what `space` does not name, over common values."
     )
     memory_bytes: SizeOrNone = Field(
         default=None,
         alias="memory",
-        description="Of an accelerator, which weights, gradients, optimizer and activations have to fit in. Default: "
-        "what the accelerator has; without one nothing is checked.",
+        description="Memory of an accelerator, in which weights, gradients, optimizer state and activations must fit. "
+        "Default: the accelerator's; without an accelerator memory is not checked.",
     )
     tries: Count = Field(
         default=500,
-        description="How many configurations the model of the step tries: of more, the best by a closed form.",
+        description="Number of configurations to evaluate with the step model. If there are more, a closed form "
+        "selects the best.",
     )
-    confirm: Count = Field(default=3, description="How many of the best are run on the emulated network.")
+    confirm: Count = Field(
+        default=3, description="Number of best configurations to run on the emulated network."
+    )
     candidates: Count = Field(
         default=8,
-        description="Of how many of the best by the model those are chosen, on the emulated network: all are run for "
-        "one trial, the quicker half for three, and so on. Those that the model has a fifth slower than the best are "
-        "left out.",
+        description="Number of best predictions from which those are chosen on the emulated network, by successive "
+        "halving: all run one trial, the faster half three, and so on. Predictions more than 20 % slower than the best "
+        "are left out.",
     )
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
         default=DEFAULT_BASELINES,
-        description="What the best is held against, from data/baselines.yaml; with `trace` or `chakra` the job as "
-        "given. Planners of unlike accelerators (amp, metis, hetccl) have to be named.",
+        description="Baselines to compare the best with, from data/baselines.yaml; with `trace` or `chakra`: the job "
+        "as given. Planners for mixed accelerators (amp, metis, hetccl) must be listed explicitly.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Each baseline once."""
+        """Check that each baseline is listed once."""
         for position, name in enumerate(self.baselines):
             if name in self.baselines[:position]:
                 yield Finding(("baselines", position), f"{name} again", "each baseline once")
 
     def findings_of(self, workload: WorkloadSpec) -> Iterator[Finding]:
-        """What of this search does not go with what ranks do."""
-        if workload.recorded:
+        """Check that the workload can be searched."""
+        if workload.is_recorded:
             yield from self._recorded_findings()
         elif workload.parallelism is None:
-            expected = "a step that has it, or trace, or chakra"
+            expected = "a workload with it, or trace, or chakra"
             yield Finding((), "a search without workload.parallelism", expected)
         if workload.outer or workload.training_steps:
-            yield Finding((), "a search with workload.outer or training_steps", "a step by itself")
+            yield Finding((), "a search with workload.outer or training_steps", "a single training step")
 
     def _recorded_findings(self) -> Iterator[Finding]:
-        """What there is to choose of a job that was recorded: what its ranks do is the trace's."""
+        """Check that the search leaves alone what a recorded trace determines."""
         for path in self.space:
             if path.split(".")[0] == "workload" and not f"{path}.".startswith(_OF_RECORDED):
                 expected = f"with trace or chakra one of {', '.join(name[:-1] for name in _OF_RECORDED)}"
-                yield Finding(("space", path), f"{path}, which the trace says", expected)
+                yield Finding(("space", path), f"{path}, which the trace determines", expected)
         if self.memory_bytes is not None:
-            expected = "it with workload.parallelism: a trace does not say what ranks keep in memory"
+            expected = "it only with workload.parallelism: a trace does not record memory use"
             yield Finding(("memory",), "memory with trace or chakra", expected)
         if self.baselines and self.baselines != DEFAULT_BASELINES:
-            expected = "them with workload.parallelism: what they choose is the trace's"
+            expected = "them only with workload.parallelism: the trace determines what they would choose"
             yield Finding(("baselines",), f"[{', '.join(self.baselines)}] with trace or chakra", expected)
 
     @property
     def size(self) -> int:
-        """How many combinations there are."""
+        """Number of combinations."""
         count = 1
         for values in self.space.values():
             count *= len(values)

@@ -1,4 +1,4 @@
-"""An axis of a sweep, from KEY=RANGE: `topology.wan.0.delay=1ms..80ms:log:8`, `policy=ecmp,te`, `ranks=2..8:2`."""
+"""Axes of a sweep, from KEY=RANGE: `topology.wan.0.delay=1ms..80ms:log:8`, `policy=ecmp,te`, `ranks=2..8:2`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ import yaml
 from testbed.plugins import shorten_names
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.overrides import split_commas
-from testbed.spec.units import convert_unit, number_and_unit, plain, whole_in
+from testbed.spec.units import convert_unit, format_decimal, number_and_unit, round_to_whole_bytes
 
-WHERE = "command line"
-MOST_AXES = 2
-DIGITS = 3  # of values between a range's ends
-LOG_FROM = 16.0  # times its least value that a list's largest is, from where on its axis is logarithmic
+COMMAND_LINE = "command line"
+MAX_AXES = 2
+DIGITS = 3  # significant digits of values between a range's ends
+LOG_FROM = 16.0  # ratio of largest to smallest value from which a list's axis is logarithmic
 EXPECTED = "KEY=A,B,C or KEY=FIRST..LAST:COUNT or KEY=FIRST..LAST:log:COUNT, such as policy=ecmp,te"
 _RANGE = re.compile(r"(?P<first>[^:,]+?)\.\.(?P<last>[^:,]+)(?::(?P<how>log|lin))?(?::(?P<count>\d+))?")
-# what a path's own words leave open
+# path components that make a label specific
 _ABOUT = {"wan": "WAN", "nic": "NIC", "accelerator": "accelerator"}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A path as `--set` takes them, and its values.
+    """One axis of a sweep: a `--set` path and its values.
 
-    texts: as people read them. numbers: where values are on the axis, in `unit`; None where they are words.
-    log: whether the axis is logarithmic.
+    Attributes:
+        path: the path.
+        values: the values.
+        texts: the values for display.
+        numbers: positions of the values on the axis, in `unit`; None if they are words.
+        unit: unit of `numbers`.
+        log: whether the axis is logarithmic.
     """
 
     path: str
@@ -45,29 +50,29 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """What stands at the axis: "WAN delay (ms)"."""
+        """Label of the axis: "WAN delay (ms)"."""
         words = [part for part in self.path.split(".") if not part.isdecimal()]
         about = [_ABOUT[part] for part in words[:-1] if _ABOUT.get(part)]
         name = " ".join([*about, words[-1].replace("_", " ")])
         return f"{name} ({self.unit})" if self.unit else name
 
     def override(self, index: int) -> str:
-        """That value as `--set` takes it."""
+        """Return the override that `--set` takes for a value."""
         return f"{self.path}={json.dumps(self.values[index])}"
 
 
-Place = tuple[int, ...]
-"""A point of a sweep: the position of its value on each axis."""
+GridPoint = tuple[int, ...]
+"""A point of a sweep: the index of its value on each axis."""
 
 
-def places(axes: Sequence[Axis]) -> Iterator[Place]:
-    """All points, the last axis first."""
+def grid_points(axes: Sequence[Axis]) -> Iterator[GridPoint]:
+    """Yield all points, the last axis varying fastest."""
     return itertools.product(*(range(len(axis.values)) for axis in axes))
 
 
 def parse_axes(given: Sequence[str]) -> tuple[Axis, ...]:
-    """One axis or two. ConfigError."""
-    if not 1 <= len(given) <= MOST_AXES:
+    """Parse one or two axes. Raises ConfigError."""
+    if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     axes = tuple(map(parse_axis, given))
     if len({axis.path for axis in axes}) < len(axes):
@@ -76,7 +81,7 @@ def parse_axes(given: Sequence[str]) -> tuple[Axis, ...]:
 
 
 def parse_axis(given: str) -> Axis:
-    """Of KEY=RANGE. ConfigError."""
+    """Parse KEY=RANGE. Raises ConfigError."""
     path, equals, text = (part.strip() for part in given.partition("="))
     if not equals or not text or not all(path.split(".")):
         raise _error(path, repr(given), EXPECTED)
@@ -87,17 +92,17 @@ def parse_axis(given: str) -> Axis:
     return _list(path, [part.strip() for part in split_commas(text)])
 
 
-def axes_of(given: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """As Python has them: by path a range as text, or a list of values. ConfigError."""
-    if not 1 <= len(given) <= MOST_AXES:
+def axes_from_mapping(given: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """Return axes from a mapping of paths to ranges or lists of values. Raises ConfigError."""
+    if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     return tuple(
-        parse_axis(f"{path}={values}") if isinstance(values, str) else _of_values(path, values)
+        parse_axis(f"{path}={values}") if isinstance(values, str) else _axis_from_values(path, values)
         for path, values in given.items()
     )
 
 
-def _of_values(path: str, values: Sequence[Any]) -> Axis:
+def _axis_from_values(path: str, values: Sequence[Any]) -> Axis:
     return _list(path, [value if isinstance(value, str) else json.dumps(value) for value in values])
 
 
@@ -108,12 +113,14 @@ def _range(path: str, text: str, match: re.Match[str]) -> Axis:
     in_unit = convert_unit(last, other, unit)
     if in_unit is None:
         raise _error(
-            path, text, f"two ends of one kind; {other or 'a plain number'} is another than {unit or 'none'}"
+            path,
+            text,
+            f"two ends of one kind, not {unit or 'a plain number'} and {other or 'a plain number'}",
         )
     whole = not unit and first == first.to_integral_value() and last == last.to_integral_value()
     count = int(match["count"] or (abs(int(last) - int(first)) + 1 if whole and match["how"] is None else 0))
     if count < 2:
-        raise _error(path, text, f"how many values, two at least, such as {text.partition(':')[0]}:log:8")
+        raise _error(path, text, f"a count of at least two, such as {text.partition(':')[0]}:log:8")
     log = match["how"] == "log"
     if first >= in_unit or (log and first <= 0):
         raise _error(path, text, "a first value below the last" + (", above 0" if log else ""))
@@ -122,9 +129,9 @@ def _range(path: str, text: str, match: re.Match[str]) -> Axis:
     )
     rounded = (_rounded(number, unit, whole=whole) for number in between)
     numbers = sorted({first, in_unit, *(number for number in rounded if first < number < in_unit)})
-    texts = [f"{plain(number)} {unit}".strip() for number in numbers]
+    texts = [f"{format_decimal(number)} {unit}".strip() for number in numbers]
     if numbers[-1] == in_unit and other != unit:
-        texts[-1] = f"{plain(last)} {other}"
+        texts[-1] = f"{format_decimal(last)} {other}"
     values = tuple(yaml.safe_load(one) for one in texts)
     return Axis(path, values, tuple(texts), tuple(map(float, numbers)), unit, log)
 
@@ -136,10 +143,10 @@ def _between(first: Decimal, last: Decimal, share: Decimal, *, log: bool) -> Dec
 
 
 def _rounded(number: Decimal, unit: str, *, whole: bool) -> Decimal:
-    """To a value that one would write."""
+    """Round a value between a range's ends for readability."""
     if whole:
         return number.to_integral_value()
-    return whole_in(Decimal(f"{number:.{DIGITS}g}"), unit)
+    return round_to_whole_bytes(Decimal(f"{number:.{DIGITS}g}"), unit)
 
 
 def _list(path: str, texts: Sequence[str]) -> Axis:
@@ -149,7 +156,7 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
         values = [yaml.safe_load(text) for text in texts]
     except yaml.YAMLError:
         raise _error(path, repr(",".join(texts)), "values in YAML, separated by commas") from None
-    shown = [_shown(value) for value in values]
+    shown = [_display_text(value) for value in values]
     if twice := next((text for number, text in enumerate(shown) if text in shown[:number]), None):
         raise _error(path, f"{twice} again", "each value once")
     quantities = [
@@ -175,14 +182,16 @@ def _list(path: str, texts: Sequence[str]) -> Axis:
     )
 
 
-def _shown(value: Any) -> str:
+def _display_text(value: Any) -> str:
     if isinstance(value, str):
         quantity = number_and_unit(value)
-        return f"{plain(quantity[0])} {quantity[1]}".strip() if quantity else str(shorten_names(value))
+        return (
+            f"{format_decimal(quantity[0])} {quantity[1]}".strip() if quantity else str(shorten_names(value))
+        )
     if isinstance(value, list):
-        return " + ".join(map(_shown, value))
+        return " + ".join(map(_display_text, value))
     return json.dumps(shorten_names(value))
 
 
 def _error(path: str, found: str, expected: str) -> ConfigError:
-    return ConfigError([Problem(WHERE, None, path, found, expected)])
+    return ConfigError([Problem(COMMAND_LINE, None, path, found, expected)])

@@ -1,4 +1,4 @@
-"""Topologies: buildings with hosts, joined by WAN links. The file form (`...Spec`) and what it resolves to."""
+"""Topologies: buildings with hosts, joined by WAN links. The file form (`...Spec`) and its resolved form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.spec.hardware import count_hosts
 from testbed.spec.links import WanLink, WanSpec, first_given
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_size
-from testbed.spec.value_types import BuildingName, Name, whole
+from testbed.spec.value_types import BuildingName, Name, integer
 from testbed.spec.yaml_loader import Document, Location, read_document, show
 
 MAX_BUILDINGS = 200
@@ -29,7 +29,7 @@ MAX_WAN_LINKS = 256  # each has a probe subnet of its own, 10.254.<link>.0/24
 
 @dataclass(frozen=True)
 class Topology:
-    """A network to build, every figure final and in SI units; `mtu` in bytes."""
+    """A resolved topology: every figure final and in SI units, `mtu` in bytes."""
 
     name: str
     mtu: int
@@ -53,12 +53,12 @@ class Topology:
 
     @property
     def lossy(self) -> bool:
-        """Whether any link between buildings loses packets."""
+        """Whether any WAN link loses packets."""
         return any(direction.mean_loss for link in self.wan for direction in (link.a_to_b, link.b_to_a))
 
     @property
     def pauses(self) -> bool:
-        """Whether the switch at any link's end pauses who sends there."""
+        """Whether any link has Ethernet pause."""
         directions = [direction for link in self.wan for direction in (link.a_to_b, link.b_to_a)]
         for building in self.buildings:
             directions += [host.nic for host in building.hosts]
@@ -67,31 +67,31 @@ class Topology:
         return any(direction.pause for direction in directions)
 
     def host(self, name: str) -> Host:
-        """The host of this name. KeyError if there is none."""
+        """Return the host of this name. Raises KeyError if there is none."""
         return {host.name: host for host in self.hosts}[name]
 
     def building(self, name: str) -> Building:
-        """The building of this name. KeyError if there is none."""
+        """Return the building of this name. Raises KeyError if there is none."""
         return {building.name: building for building in self.buildings}[name]
 
 
 def host_address(building_index: int, number: int) -> str:
-    """IPv4 address of a building's host; `number` counts the building's hosts from 0."""
+    """Return the IPv4 address of a building's host; `number` counts the building's hosts from 0."""
     return f"10.{building_index}.{number // 200}.{number % 200 + 1}"
 
 
 def building_network(building_index: int) -> str:
-    """The IPv4 network of a building's hosts."""
+    """Return the IPv4 network of a building's hosts."""
     return f"10.{building_index}.0.0/16"
 
 
 def probe_address(link_index: int, side: Literal["a", "b"]) -> str:
-    """IPv4 address of one end of a WAN link's probe; `link_index` is the link's position in `Topology.wan`."""
+    """Return the IPv4 address of one end of a WAN link's probe; `link_index` is its position in `Topology.wan`."""
     return f"10.254.{link_index}.{1 if side == 'a' else 2}"
 
 
 def mac_address(ip: str) -> str:
-    """The Ethernet address that belongs to an IPv4 address here: locally administered, 02:00 and the four bytes."""
+    """Return the Ethernet address for an IPv4 address: locally administered, 02:00 and the four bytes."""
     return "02:00:" + ":".join(f"{int(byte):02x}" for byte in ip.split("."))
 
 
@@ -99,15 +99,15 @@ class TopologySpec(StrictModel):
     """A topology as written in a file."""
 
     name: Name = Field(description="Name of the topology.")
-    mtu: Annotated[int, whole(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
+    mtu: Annotated[int, integer(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
     buildings: dict[BuildingName, BuildingSpec] = Field(
-        description="The buildings by name, in the order of their addresses."
+        description="The buildings by name. Their order determines host addresses."
     )
     wan: tuple[WanSpec, ...] = Field(default=(), description="The links between buildings.")
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
-        """Link ends are known buildings, all buildings are connected, host names are unique, there are hosts."""
+        """Check that link ends exist, all buildings are connected, host names are unique, and there are hosts."""
         buildings = data.get("buildings")
         names = list(buildings) if isinstance(buildings, Mapping) else []
         if not names:
@@ -127,16 +127,16 @@ class TopologySpec(StrictModel):
         wrong = list(_wrong_ends(names, ends))
         yield from wrong
         if not wrong and all(isinstance(end, str) for pair in ends for end in pair):
-            apart = _apart(names, ends)
-            if apart:
+            unreachable = _unreachable(names, ends)
+            if unreachable:
                 expected = "WAN links that connect all buildings"
-                yield Finding(("wan",), f"no path from {names[0]} to {', '.join(apart)}", expected)
+                yield Finding(("wan",), f"no path from {names[0]} to {', '.join(unreachable)}", expected)
 
     def checks(self) -> Iterator[Finding]:
-        """There are not too many links; what was given as a queue holds a packet; pauses come in time."""
+        """Check the number of links, that every queue holds a packet, and that pauses take effect in time."""
         links = sum(link.planes for link in self.wan)
         if links > MAX_WAN_LINKS:
-            yield Finding(("wan",), f"{links} links", f"at most {MAX_WAN_LINKS}, all planes counted")
+            yield Finding(("wan",), f"{links} links", f"at most {MAX_WAN_LINKS}, counting every plane")
         queues: list[tuple[Location, Any]] = [
             (("buildings", name, "nic", "queue"), building.nic.queue_bytes)
             for name, building in self.buildings.items()
@@ -171,11 +171,11 @@ class TopologySpec(StrictModel):
 
     @property
     def pauses(self) -> bool:
-        """Whether a switch pauses who sends to it."""
+        """Whether any link has Ethernet pause."""
         return self.resolve().pauses
 
     def resolve(self, scale: Scale = UNSCALED) -> Topology:
-        """The network to build, scaled; the same one for whoever asks again of late."""
+        """Return the scaled network to build. Recent results are cached."""
         return _resolved.of((self,), lambda: self._resolve(scale), scale)
 
     def _resolve(self, scale: Scale) -> Topology:
@@ -217,7 +217,7 @@ _resolved: IdentityCache[Topology] = IdentityCache(16)
 
 
 def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Buildings whose first host is also a host of another: e1's host 1 and e's host 11 are both called e11."""
+    """Report buildings that share a host name: host 1 of e1 and host 11 of e are both called e11."""
     for name in hosts:
         text = str(name)
         stem = text.rstrip("0123456789")
@@ -238,16 +238,16 @@ def _wrong_ends(names: list[Any], ends: list[tuple[Any, Any]]) -> Iterator[Findi
             yield Finding(("wan", number, "b"), show(b), "another building than a")
 
 
-def _apart(names: list[str], ends: list[tuple[str, str]]) -> list[str]:
-    """Buildings that no path connects to the first."""
-    near = {names[0]}
-    for _ in names:  # every round goes one link further
-        near.update(end for pair in ends if near & set(pair) for end in pair)
-    return [name for name in names if name not in near]
+def _unreachable(names: list[str], ends: list[tuple[str, str]]) -> list[str]:
+    """Return the buildings that have no path to the first one."""
+    reached = {names[0]}
+    for _ in names:  # every round adds one hop
+        reached.update(end for pair in ends if reached & set(pair) for end in pair)
+    return [name for name in names if name not in reached]
 
 
 def expected_host(topology: Topology, name: object, known: Sequence[str]) -> str:
-    """Return what an error says was expected in place of a host that there is not."""
+    """Return the "expected" part of an error about an unknown host."""
     expected = f"a host: {did_you_mean(name, known)}"
     place = str(name).rstrip("0123456789")
     if any(building.is_transit and building.name in (place, name) for building in topology.buildings):
@@ -256,7 +256,7 @@ def expected_host(topology: Topology, name: object, known: Sequence[str]) -> str
 
 
 def read_topology(path: Path) -> Document:
-    """A topology file as it stands. ConfigError if it cannot be read, or is a scenario."""
+    """Read a topology file without validating it. Raises ConfigError if it is unreadable or a scenario."""
     document = read_document(path)
     if "topology" in document.data and "buildings" not in document.data:
         raise ConfigError(
@@ -266,7 +266,7 @@ def read_topology(path: Path) -> Document:
 
 
 def load_topology(source: Path | str | Mapping[str, Any]) -> TopologySpec:
-    """Read a topology file, the name of one that comes along, or what one would hold. ConfigError with all problems."""
+    """Read a topology from a file, the name of a bundled one, or a mapping. Raises ConfigError with all problems."""
     if isinstance(source, Mapping):
         return validate(TopologySpec, Document.of(source))
     return validate(TopologySpec, read_topology(locate_file(source, ("topologies",))))

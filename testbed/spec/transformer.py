@@ -1,4 +1,4 @@
-"""A transformer by name or by its dimensions, as files have it."""
+"""A transformer in a scenario, by name or by its dimensions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field
 
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, Form, StrictModel, inlined_schema
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, inlined_schema
 from testbed.spec.catalogue import models
 from testbed.spec.value_types import Count, CountOrZero
 
@@ -15,7 +15,7 @@ MODELS = tuple(models())
 
 
 class ModelSpec(StrictModel):
-    """A decoder-only transformer of the Llama 3 kind, or with experts of the Mixtral kind, by its dimensions."""
+    """Dimensions of a decoder-only transformer, dense like Llama 3 or with experts like Mixtral."""
 
     dim: Count = Field(description="Width of the residual stream.")
     n_layers: Count = Field(description="Transformer blocks.")
@@ -25,12 +25,12 @@ class ModelSpec(StrictModel):
     vocab_size: Count = Field(description="Tokens in the vocabulary.")
     experts: CountOrZero = Field(
         default=0,
-        description="Experts of each feed-forward layer, which has `ffn_dim` then; none in dense models.",
+        description="Experts in each feed-forward layer, each of width `ffn_dim`; 0 in dense models.",
     )
-    experts_per_token: CountOrZero = Field(default=0, description="Experts that work on a token.")
+    experts_per_token: CountOrZero = Field(default=0, description="Experts that process each token.")
 
     def checks(self) -> Iterator[Finding]:
-        """Heads have whole sizes and share keys evenly; tokens go to experts that there are."""
+        """Check that heads divide evenly, and that tokens do not need more experts than there are."""
         if not min(1, self.experts) <= self.experts_per_token <= self.experts:
             expected = (
                 f"1 to {self.experts}, as there are experts" if self.experts else "0, as there are no experts"
@@ -52,7 +52,7 @@ def _parse_model(value: object) -> str | ModelSpec:
     return str(value)
 
 
-MODEL = Form(
+MODEL = ValueFormat(
     _parse_model,
     {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
     lambda value: value.to_data() if isinstance(value, ModelSpec) else value,

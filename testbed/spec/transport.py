@@ -1,4 +1,4 @@
-"""How ranks exchange messages: transport, sockets, datagrams and their loss recovery, and what software costs."""
+"""How ranks exchange messages: transport, sockets, datagrams and their loss recovery, and software costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from testbed.plugins import registry
 from testbed.spec import value_types
-from testbed.spec.base_model import Finding, Form, StrictModel
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.buildings import Host
 from testbed.spec.keywords import BDP, PLANNED
 from testbed.spec.topology import Topology
@@ -22,67 +22,74 @@ from testbed.spec.value_types import (
     Size,
     Timeout,
     choice,
+    integer,
     pattern,
-    whole,
 )
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 CONTROLS = ("window", "credits", "aimd", "dcqcn", "swift", "none")
 SPRAYS = ("none", "packet")
 GO_BACK_N, PACKET = "go_back_n", "packet"
-MOST_GROUP_PACKETS = 256
+MAX_GROUP_PACKETS = 256
 
-Window = Annotated[int | str, value_types.or_word(BDP, value_types.SIZE)]
+Window = Annotated[int | str, value_types.or_keyword(BDP, value_types.SIZE)]
 
 
 class ErasureSpec(StrictModel):
-    """Groups of packets of recoveries erasure and xor; a group ends with its message, its parity in proportion."""
+    """Packet groups of recoveries erasure and xor. A message ends its last group, whose parity is proportional."""
 
-    data: Annotated[int, whole(1, 255)] = Field(default=32, description="Packets of data in a whole group.")
-    parity: Annotated[int, whole(1, 255)] = Field(default=8, description="Packets of parity for these.")
+    data: Annotated[int, integer(1, 255)] = Field(default=32, description="Data packets in a full group.")
+    parity: Annotated[int, integer(1, 255)] = Field(default=8, description="Parity packets in a full group.")
 
     def checks(self) -> Iterator[Finding]:
-        """The code has as many symbols as a byte has values."""
-        if self.data + self.parity > MOST_GROUP_PACKETS:
+        """Check the size of a group: the code has 256 symbols, one per value of a byte."""
+        if self.data + self.parity > MAX_GROUP_PACKETS:
             yield Finding(
                 ("parity",),
                 f"{self.data} + {self.parity}",
-                f"at most {MOST_GROUP_PACKETS} packets of a group",
+                f"at most {MAX_GROUP_PACKETS} packets in a group",
             )
 
 
 class DatagramSpec(StrictModel):
-    """Of `kind: datagram`."""
+    """Options of `kind: datagram`."""
 
     recovery: Annotated[str, choice("a recovery", RECOVERIES)] = Field(
         default="selective_repeat",
-        description="go_back_n: all behind a lost packet is sent again. selective_repeat: what is lost, three round "
-        "trips after it was sent. nack: what is lost, as soon as something sent later has come. erasure: parity goes "
-        "with each group of packets, which mends any `parity` losses of it; xor: one loss in each of `parity` classes; "
-        "what they do not mend is sent again.",
+        description="go_back_n: resend everything from a lost packet on. selective_repeat: resend what is lost, three "
+        "round trips after it was sent. nack: resend what is lost, as soon as something sent later arrives. erasure: "
+        "add parity to each group of packets, which repairs any `parity` losses. xor: parity repairs one loss in each "
+        "of `parity` classes. Losses beyond repair are resent.",
     )
-    erasure: ErasureSpec = Field(default=ErasureSpec(), description="Groups of recoveries erasure and xor.")
+    erasure: ErasureSpec = Field(
+        default=ErasureSpec(), description="Packet groups of recoveries erasure and xor."
+    )
     control: Annotated[str, choice("a control", CONTROLS)] = Field(
         default="window",
-        description="What a sender may have under way. window: so many bytes, see `window`. credits: what the receiver "
-        "grants, all senders together at its card's rate. aimd: TCP Reno's window. dcqcn: a rate, by ECN marks. swift: "
-        "a window, by delay. none: whatever the card takes.",
+        description="How much a sender may have in flight. window: a fixed number of bytes, see `window`. credits: "
+        "what the receiver grants, for all senders together at the rate of its card. aimd: TCP Reno's window. dcqcn: a "
+        "rate controlled by ECN marks. swift: a window controlled by delay. none: as much as the card takes.",
     )
     window: Window = Field(
         default=BDP,
-        description="Of control window. bdp: 1.25 times the product of rate and round trip of the empty path.",
+        description="Window of control `window`. bdp: 1.25 times the product of rate and round trip of the idle path.",
     )
     spray: Annotated[str, choice("a spray", SPRAYS)] = Field(
         default="none",
-        description="packet: each packet takes the next of `paths` source ports, those that lose or mark less often.",
+        description="packet: packets take turns over `paths` source ports, preferring those with fewer losses and "
+        "marks.",
     )
-    paths: Annotated[int, whole(2, 64)] = Field(default=4, description="Source ports that are sprayed over.")
+    paths: Annotated[int, integer(2, 64)] = Field(
+        default=4, description="Number of source ports to spray over."
+    )
 
     def checks(self) -> Iterator[Finding]:
-        """Who takes packets in order only cannot be sprayed at."""
+        """Check that a receiver that needs packets in order is not sprayed."""
         if self.recovery == GO_BACK_N and self.spray == PACKET:
             yield Finding(
-                ("spray",), f"packet with recovery {GO_BACK_N}", "none: its receiver drops what is not next"
+                ("spray",),
+                f"packet with recovery {GO_BACK_N}",
+                "none: its receiver drops packets out of order",
             )
 
 
@@ -90,103 +97,103 @@ POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
 
 
 class RegistrationSpec(StrictModel):
-    """What it takes to register an array with the network card, where messages go straight from and into it."""
+    """Cost of registering arrays with the network card, for protocols that send from and receive into them directly."""
 
     mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = Field(
         default=POOLED,
-        description="pooled: all memory is, before the job begins. lazy: each array when it is first used, which "
-        "operations wait for.",
+        description="pooled: all memory is registered before the job begins. lazy: each array when it is first used, "
+        "while its operation waits.",
     )
     least_s: Duration = Field(
         default=0.1e-3,
         alias="least",
-        description="Of most arrays, evenly drawn by the scenario's seed, at least.",
+        description="Shortest time for most arrays; uniformly drawn with the scenario's seed, up to `most`.",
     )
-    most_s: Duration = Field(default=1e-3, alias="most", description="And at most.")
-    rare_s: Duration = Field(default=0.1, alias="rare", description="Of a few.")
-    rare_share: Fraction = Field(default=0.001, description="How many those are, as a share.")
+    most_s: Duration = Field(default=1e-3, alias="most", description="Longest time for most arrays.")
+    rare_s: Duration = Field(default=0.1, alias="rare", description="Time for a few slow arrays.")
+    rare_share: Fraction = Field(default=0.001, description="Share of arrays that take `rare`.")
 
     def checks(self) -> Iterator[Finding]:
-        """Least is no more than most."""
+        """Check that the range is not empty."""
         if self.least_s > self.most_s:
             yield Finding(("least",), f"{self.least_s:g} s", f"at most `most`, {self.most_s:g} s")
 
 
 class SoftwareCostSpec(StrictModel):
-    """What messages cost the software of a real host, paid at both ends under the virtual clock only.
+    """Cost of messages in the software of a real host, paid at both ends under the virtual clock only.
 
-    There computing takes no time of its own; under the real clock the ranks' own software costs what it costs.
-    The defaults: half of the 9.6 us that NCCL's own tuning model gives for one hop of a ring over a network with its
-    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All else
-    is nothing unless said; `preset` has figures for it.
+    Under the virtual clock computing takes no time of its own; under the real clock the ranks' own software takes real
+    time. The defaults: half of the 9.6 us that NCCL's tuning model gives for one hop of a ring over a network with its
+    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All other
+    costs default to nothing; `preset` has figures for them.
     """
 
     per_message_s: Duration = Field(
         default=4.8e-6,
         alias="per_message",
-        description="For every message, whatever its size; of protocol staged for every chunk. A rank's messages take "
-        "this one after another.",
+        description="Time per message of any size, or per chunk with protocol staged. A rank's messages are processed "
+        "one at a time.",
     )
     per_gigabyte_s: Duration = Field(
-        default=2.2e-3, alias="per_gigabyte", description="For every 10^9 real bytes of a message."
+        default=2.2e-3, alias="per_gigabyte", description="Time per 10^9 real bytes of a message."
     )
     copy_per_gigabyte_s: Duration = Field(
         default=0.0,
         alias="copy_per_gigabyte",
-        description="As much more where the protocol copies (staged).",
+        description="Additional time per 10^9 real bytes if the protocol copies (staged).",
     )
     per_note_s: DurationOrNone = Field(
         default=None,
         alias="per_note",
-        description="For every note of a protocol, that a buffer is ready or a slot free; default: as per_message.",
+        description="Time per control message of a protocol (buffer ready, slot free); default: `per_message`.",
     )
     handover_s: Duration = Field(
         default=0.0,
         alias="handover",
-        description="Until a message is handed over between device and host, while others go on.",
+        description="Time to hand a message over between device and host; other messages proceed meanwhile.",
     )
     launch_s: Duration = Field(
         default=0.0,
         alias="launch",
-        description="For every operation (a collective, one end of a message between two ranks), before it begins: the "
-        "launch of its kernel.",
+        description="Time before every operation begins (a collective, or one end of a point-to-point message): its "
+        "kernel launch.",
     )
     completion_s: Duration = Field(
         default=0.0,
         alias="completion",
-        description="For every operation, from its last message until who waits for it is told.",
+        description="Time from an operation's last message until its waiter is notified.",
     )
     synchronisation_s: Duration = Field(
         default=0.0,
         alias="synchronisation",
-        description="Before an operation for which the host has to read counts from the device.",
+        description="Time before an operation for which the host must read counts from the device.",
     )
     registration: RegistrationSpec = Field(
         default=RegistrationSpec(),
-        description="Of ranks' arrays, where messages go straight into them (rendezvous).",
+        description="Registration of ranks' arrays, for protocols that write into them directly (rendezvous).",
     )
     sm_cost: Fraction = Field(
         default=0.0,
-        description="Share of a rank's speed of computing that is lost while one of its operations is under way, where "
-        "the protocol copies (staged): its kernels take part of the accelerator. By either clock.",
+        description="Share of a rank's compute speed that is lost while one of its operations is in progress, if the "
+        "protocol copies (staged): its kernels occupy part of the accelerator. Applies under either clock.",
     )
 
 
 class StagingSpec(StrictModel):
-    """The window of protocol staged."""
+    """Slots of protocol staged."""
 
     chunk_bytes: Size = Field(
         default=256 * 1024,
         alias="chunk",
-        description="What a slot holds, in real bytes: of NCCLX's copies 128 to 512 KiB.",
+        description="Size of a slot, in real bytes; NCCLX copies 128 to 512 KiB at a time.",
     )
-    slots: Annotated[int, whole(1, 4096)] = Field(
-        default=8, description="Slots of a message; the receiver says when one is free again."
+    slots: Annotated[int, integer(1, 4096)] = Field(
+        default=8, description="Slots per message; the receiver announces when one is free again."
     )
     announced: Flag = Field(
         default=False,
-        description="Whether they are free only once the receiver waits for the message and has said so, as of NCCL's "
-        "network plugins; else from the beginning.",
+        description="Slots are free only once the receiver has posted the receive and announced it, as with NCCL's "
+        "network plugins; default: free from the start.",
     )
 
 
@@ -194,14 +201,15 @@ STRIPE_MODES = ("dqplb", "spray")
 MAX_SUBFLOWS = 8  # the kernel's own limit
 
 
-# how far apart two ranks may be, and what a striped transport goes by
+# distances between two ranks; a striped transport has settings for each
 DISTANCES = ("same_rack", "same_zone", "same_building", "same_region", "other_region")
 
 
 def distance(topology: Topology, one: Host, other: Host) -> str:
-    """One of DISTANCES. Hosts of a building without tiers of switches have no racks: they share a building.
+    """Return how far apart two hosts are, as one of DISTANCES.
 
-    A building of one zone has none: what is not in one rack is in one building.
+    Hosts of a building without switch tiers have no racks, and a building with one zone has no zones: they are
+    `same_building`.
     """
     here, there = topology.building(one.building), topology.building(other.building)
     if here != there:
@@ -216,41 +224,47 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
 
 
 class StripeSpec(StrictModel):
-    """How messages to peers at one distance are cut into segments and dealt out to connections."""
+    """How messages to peers at one distance are cut into segments and spread over connections."""
 
-    connections: Annotated[int, whole(1, 255)] = Field(
+    connections: Annotated[int, integer(1, 255)] = Field(
         default=4, description="Connections per pair of ranks."
     )
     segment_bytes: Size = Field(
-        default=512 * 1024, alias="segment", description="What a connection gets in its turn, at most."
+        default=512 * 1024,
+        alias="segment",
+        description="Maximum size of a segment: what a connection gets in its turn.",
     )
-    outstanding: Annotated[int, whole(1, 65_536)] = Field(
-        default=128, description="Segments of a connection that may wait for their acknowledgement."
+    outstanding: Annotated[int, integer(1, 65_536)] = Field(
+        default=128, description="Segments per connection that may await acknowledgement."
     )
-    together: Annotated[int | None, whole(1, 65_536)] = Field(
+    together: Annotated[int | None, integer(1, 65_536)] = Field(
         default=None,
-        description="Segments of a rank's connections to all peers at this distance that may wait so together; what is "
-        "free goes to peers in turn. Without it each connection's `outstanding` is all.",
+        description="Segments that may await acknowledgement over all of a rank's connections at this distance; free "
+        "slots go to the peers in turn. Default: only each connection's `outstanding` limits them.",
     )
     mode: Annotated[str, choice("a mode", STRIPE_MODES)] = Field(
         default="dqplb",
-        description="dqplb: segments are numbered through, messages end in their order. spray: they are not, and each "
-        "message's end is announced apart.",
+        description="dqplb: segments are numbered, and messages complete in order. spray: they are not, and the end of "
+        "each message is announced separately.",
     )
 
 
 class StripesSpec(StrictModel):
-    """Connections of a striped transport, by how far apart two ranks are."""
+    """Connections of a striped transport, by the distance between two ranks."""
 
-    same_rack: StripeSpec = Field(default=StripeSpec(connections=1), description="On one leaf switch.")
+    same_rack: StripeSpec = Field(
+        default=StripeSpec(connections=1), description="Between ranks on one leaf switch."
+    )
     same_zone: StripeSpec | None = Field(
         default=None,
-        description="In one zone of a building that has several; by default as same_building.",
+        description="Between ranks in one zone of a building with several; default: as same_building.",
     )
-    same_building: StripeSpec = Field(default=StripeSpec(connections=2), description="In one building.")
-    same_region: StripeSpec = Field(default=StripeSpec(), description="In buildings of one region.")
+    same_building: StripeSpec = Field(
+        default=StripeSpec(connections=2), description="Between ranks in one building."
+    )
+    same_region: StripeSpec = Field(default=StripeSpec(), description="Between buildings of one region.")
     other_region: StripeSpec = Field(
-        default=StripeSpec(connections=8), description="In buildings of different regions."
+        default=StripeSpec(connections=8), description="Between buildings of different regions."
     )
 
 
@@ -258,7 +272,7 @@ _CONGESTION_CONTROL = pattern(
     r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
 )
 SOCKET_KEYS = ("congestion_control", "pacing", "buffers")
-_MODEL = value_types.named("congestion_controls")
+_MODEL = value_types.registered_name("congestion_controls")
 
 
 def _parse_models(value: object) -> Mapping[str, str]:
@@ -267,120 +281,124 @@ def _parse_models(value: object) -> Mapping[str, str]:
     return {str(_CONGESTION_CONTROL.parse(name)): str(_MODEL.parse(model)) for name, model in value.items()}
 
 
-_MODELS = Form(_parse_models, lambda: {"type": "object", "additionalProperties": _MODEL.json_schema})
-_PACING = value_types.or_word(PLANNED, value_types.RATE)
-_BUFFERS = value_types.or_word(BDP, value_types.SIZE)
+_MODELS = ValueFormat(_parse_models, lambda: {"type": "object", "additionalProperties": _MODEL.json_schema})
+_PACING = value_types.or_keyword(PLANNED, value_types.RATE)
+_BUFFERS = value_types.or_keyword(BDP, value_types.SIZE)
 
 
 class SocketsSpec(StrictModel):
-    """What the sockets of some connections get, at both ends. Without dscp and distance: of all."""
+    """Socket options of some connections, at both ends. Without dscp and distance: of all connections."""
 
     dscp: DscpsOrNone = Field(
-        default=None, description="Only connections whose packets have this DSCP, or one of a list."
+        default=None, description="Only for connections whose packets have this DSCP, or one of a list."
     )
     distance: Annotated[str | None, choice("a distance", DISTANCES)] = Field(
         default=None,
-        description="Only connections between ranks that are so far apart; same_building: in one zone of it, too.",
+        description="Only for connections between ranks at this distance; same_building includes ranks in one zone of "
+        "it.",
     )
     congestion_control: Annotated[str | None, _CONGESTION_CONTROL] = Field(
-        default=None, description="TCP congestion control by its kernel name."
+        default=None, description="TCP congestion control, by its kernel name."
     )
     pacing: Annotated[float | str | None, _PACING] = Field(
         default=None,
-        description="Most that a connection sends (SO_MAX_PACING_RATE). planned: the rate that policy te has in mind "
-        "for it between buildings, so that all are done when the busiest link is.",
+        description="Highest rate at which a connection sends (SO_MAX_PACING_RATE). planned: the rate that policy te "
+        "assigns to it between buildings, so that all finish together with the busiest link.",
     )
     buffers: Annotated[int | str | None, _BUFFERS] = Field(
         default=None,
-        description="The largest window; send and receive buffer are twice that. bdp: twice the product of rate and "
-        "round trip of the empty path. Without it the kernel sizes them, by the topology's largest product.",
+        description="Largest window; send and receive buffer are twice as large. bdp: twice the product of rate and "
+        "round trip of the idle path. Default: the kernel sizes the buffers, up to the topology's largest product.",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """Something is set."""
+        """Check that at least one option is set."""
         if all(getattr(self, key) is None for key in SOCKET_KEYS):
             yield Finding((), "nothing", "congestion_control, pacing or buffers")
 
 
 class RdmaSpec(StrictModel):
-    """Reliable connections of transport rdma, beside its `stripes`."""
+    """Reliable connections of transport rdma. Their number is set in `stripes`."""
 
     ack_timeout_s: Timeout = Field(
         default=0.067,
         alias="ack_timeout",
-        description="Until a card sends again what nothing was heard of; 8 times without a word, and the peer is lost. "
-        "Cards know powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).",
+        description="Time after which a card resends unacknowledged packets; after 8 timeouts without a response the "
+        "peer is lost. Cards support powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).",
     )
-    window_packets: Annotated[int, whole(1, 1 << 23)] = Field(
+    window_packets: Annotated[int, integer(1, 1 << 23)] = Field(
         default=1 << 22,
         alias="window",
-        description="Packets that a queue pair may have under way, of 4096 bytes each: of all cards under one clock.",
+        description="Packets of 4096 bytes that a queue pair may have in flight; applies to all cards under one clock.",
     )
 
 
 class TransportSpec(StrictModel):
-    """How ranks talk to each other."""
+    """How ranks exchange messages."""
 
-    kind: Annotated[str, value_types.named("transports")] = Field(
+    kind: Annotated[str, value_types.registered_name("transports")] = Field(
         default="tcp",
-        description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: "
-        "docs/reference/rdma.md. datagram: UDP, whose losses the ranks mend and whose pace they keep, as "
-        "`datagram` says. Or one of your own: docs/how-to/plugins/transports.md.",
+        description="tcp: one connection per pair of ranks. striped: several, see `stripes`. mptcp: one, which the "
+        "kernel spreads over its `subflows`. rdma: like striped, over reliable RDMA connections, see "
+        "docs/reference/rdma.md. datagram: UDP with loss recovery and congestion control in the ranks, see `datagram`. "
+        "Or your own, see docs/how-to/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
-        default=None, description="What a transport of your own is made with."
+        default=None, description="Options of your own transport."
     )
-    protocol: Annotated[str, value_types.named("protocols")] = Field(
+    protocol: Annotated[str, value_types.registered_name("protocols")] = Field(
         default="eager",
-        description="eager: messages go out at once. rendezvous: when their receive was announced, straight into it. "
-        "staged: in chunks, copied through a window of slots.",
+        description="eager: messages are sent at once. rendezvous: they are sent once their receive is announced, "
+        "directly into its buffer. staged: they are sent in chunks, copied through a window of slots.",
     )
     staging: StagingSpec = Field(default=StagingSpec(), description="Slots of protocol staged.")
-    bootstrap: Annotated[str, value_types.named("bootstraps")] = Field(
+    bootstrap: Annotated[str, value_types.registered_name("bootstraps")] = Field(
         default="static",
-        description="static: ranks are told all addresses. star: all tell rank 0, which tells all, and everybody "
-        "connects to everybody. ring_hybrid: addresses go round a ring, connections are made when used.",
+        description="How ranks connect. static: ranks know all addresses. star: all send theirs to rank 0, which sends "
+        "the list to all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made "
+        "on first use.",
     )
     stripes: StripesSpec = Field(
-        default=StripesSpec(), description="Connections of a striped transport, queue pairs of rdma."
+        default=StripesSpec(), description="Connections of transport striped, queue pairs of transport rdma."
     )
     rdma: RdmaSpec = Field(default=RdmaSpec(), description="Cards of transport rdma.")
-    subflows: Annotated[int, whole(1, MAX_SUBFLOWS)] = Field(
-        default=4, description="mptcp: TCP connections that one is made of; each has a path of its own."
+    subflows: Annotated[int, integer(1, MAX_SUBFLOWS)] = Field(
+        default=4, description="mptcp: TCP subflows per connection; each has its own path."
     )
-    datagram: DatagramSpec = Field(default=DatagramSpec(), description="Recovery and control of datagrams.")
+    datagram: DatagramSpec = Field(
+        default=DatagramSpec(), description="Loss recovery and congestion control of transport datagram."
+    )
     congestion_control: Annotated[str, _CONGESTION_CONTROL] = Field(
-        default="cubic", description="TCP congestion control of connections for which `sockets` says nothing."
+        default="cubic", description="TCP congestion control of connections that have none in `sockets`."
     )
     congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = Field(
         default=None,
-        description="By what the model of a step knows a congestion control that it does not know by its kernel name: "
-        "one that it knows, or a class of your own: docs/how-to/plugins/congestion-controls.md.",
+        description="Which model predicts a congestion control that the step model does not know by its kernel name: a "
+        "known one, or your own class, see docs/how-to/plugins/congestion-controls.md.",
     )
     sockets: tuple[SocketsSpec, ...] = Field(
         default=(),
-        description="Settings by class of traffic and distance; of the entries that fit a connection the first that "
-        "says something counts, key by key.",
+        description="Socket options by traffic class and distance. For each option, the first entry that matches a "
+        "connection and sets it wins.",
     )
     timeout_s: Timeout = Field(default=30.0, alias="timeout", description="How long to wait for a peer.")
     software_cost: SoftwareCostSpec = Field(
-        default=SoftwareCostSpec(), description="What messages cost their hosts under the virtual clock."
+        default=SoftwareCostSpec(), description="Cost of messages in host software, under the virtual clock."
     )
 
     def checks(self) -> Iterator[Finding]:
-        """What the kernel does not pass on to MPTCP's subflows is not asked of them."""
+        """Check that options and sockets have only keys that the transport supports."""
         if not self.sockets and self.options is None:
             return
         kinds = registry("transports")
-        kind = kinds.get(self.kind)  # None for one of a file, which says itself what it does not know
+        kind = kinds.get(self.kind)  # None for one from a file, which checks its options itself
         if kind is None:
             return
         if self.options is not None and not kind.known_options:
-            yield Finding(("options",), f"options with {self.kind}", "them with a transport that takes some")
+            yield Finding(("options",), f"options with {self.kind}", "a transport that takes options")
         for position, entry in enumerate(self.sockets):
             for key in SOCKET_KEYS:
                 if getattr(entry, key) is not None and key not in kind.socket_keys:
-                    taking = sorted(name for name, one in kinds.items() if key in one.socket_keys)
-                    expected = f"it with {' or '.join(taking)}"
+                    supporting = sorted(name for name, one in kinds.items() if key in one.socket_keys)
+                    expected = f"it only with {' or '.join(supporting)}"
                     yield Finding(("sockets", position, key), f"{key} with {self.kind}", expected)

@@ -1,8 +1,8 @@
-"""Quantities as people write them ("400 Gbit/s", "2.5 ms", "64 MiB", "0.1 %"), converted to SI numbers and back.
+"""Quantities with units ("400 Gbit/s", "2.5 ms", "64 MiB", "0.1 %"), converted to SI numbers and back.
 
-Each kind has a parser, which raises ValueError saying what was expected, and a formatter whose text parses back to
-exactly the same number; the `..._text` functions round for display. A number without a unit is refused everywhere
-except for fractions, which have none. Decimal arithmetic keeps "2.5 ms" at the float nearest to 0.0025.
+Each kind has a parser, which raises ValueError with what is expected, and a formatter whose text parses back to exactly
+the same number. The `..._text` functions round for display. Only fractions may be written without a unit. Decimal
+arithmetic converts "2.5 ms" to the float nearest to 0.0025.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _EXPONENTS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 
 
 def _units(prefixes: str, ending: str) -> dict[str, Decimal]:
-    """The decimal units with these prefixes, smallest first: {"bit/s": 1, "kbit/s": 1000, ...}."""
+    """Return decimal units with these prefixes, smallest first: {"bit/s": 1, "kbit/s": 1000, ...}."""
     return {prefix + ending: Decimal(10) ** _EXPONENTS[prefix] for prefix in ("", *prefixes)}
 
 
 def _spellings(units: Mapping[str, Decimal], *endings: str) -> dict[str, Decimal]:
-    """Also with other endings ("kbps"), and with a capital K for k."""
+    """Add other endings ("kbps"), and a capital K for k."""
     (standard,) = (unit for unit, factor in units.items() if factor == 1)
     found = {
         unit.replace(standard, ending): factor
@@ -39,7 +39,7 @@ _DURATIONS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3"
 _MICRO_SIGNS = {"\N{MICRO SIGN}s": Decimal("1e-6"), "\N{GREEK SMALL LETTER MU}s": Decimal("1e-6")}
 _DURATION_UNITS = _DURATIONS | _MICRO_SIGNS | {"min": Decimal(60), "h": Decimal(3600)}
 FIBRE_S_PER_KM = 4.9e-6
-"""What light needs in fibre, of a refractive index of 1.468."""
+"""Propagation delay of light in fibre with a refractive index of 1.468."""
 _FIBRE = Decimal(str(FIBRE_S_PER_KM))
 _DELAY_UNITS = _DURATIONS | _MICRO_SIGNS | {"km": _FIBRE, "m": _FIBRE / 1000}
 _SIZES = _units("kMGT", "B")
@@ -57,9 +57,7 @@ _KINDS = (
 RATE_EXPECTED = (
     "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; or bps, kbps, ...)"
 )
-FLOP_RATE_EXPECTED = (
-    "a computing speed with its unit, such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)"
-)
+FLOP_RATE_EXPECTED = "a compute speed with its unit, such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)"
 DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s, min, h)"
 DELAY_EXPECTED = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 SIZE_EXPECTED = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
@@ -75,7 +73,7 @@ def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decima
 
 
 def parse_rate(value: object) -> float:
-    """Bits per second, above 0."""
+    """Return a rate above 0 in bit/s."""
     rate_bps = float(_parse(value, _RATE_UNITS, RATE_EXPECTED))
     if rate_bps <= 0:
         raise ValueError("a rate above 0")
@@ -83,15 +81,15 @@ def parse_rate(value: object) -> float:
 
 
 def parse_flop_rate(value: object) -> float:
-    """Floating-point operations per second, above 0."""
+    """Return a compute speed above 0 in flop/s."""
     flops = float(_parse(value, _FLOP_UNITS, FLOP_RATE_EXPECTED))
     if flops <= 0:
-        raise ValueError("a computing speed above 0")
+        raise ValueError("a compute speed above 0")
     return flops
 
 
 def parse_duration(value: object) -> float:
-    """Seconds, not negative."""
+    """Return a duration of at least 0 in seconds."""
     duration_s = float(_parse(value, _DURATION_UNITS, DURATION_EXPECTED))
     if duration_s < 0:
         raise ValueError("a duration of 0 or more")
@@ -99,7 +97,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_delay(value: object) -> float:
-    """Seconds, not negative; a length is what light needs for it in fibre."""
+    """Return a delay of at least 0 in seconds, given as a duration or as a length of fibre."""
     delay_s = float(_parse(value, _DELAY_UNITS, DELAY_EXPECTED))
     if delay_s < 0:
         raise ValueError("a delay of 0 or more")
@@ -107,7 +105,7 @@ def parse_delay(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Whole bytes, not negative."""
+    """Return a size of at least 0 in whole bytes."""
     size = _parse(value, _SIZE_UNITS, SIZE_EXPECTED)
     if size < 0:
         raise ValueError("a size of 0 or more")
@@ -117,7 +115,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_ratio(value: object) -> float:
-    """The second number of "1:2.8". ValueError says what is expected."""
+    """Return the second number of a ratio such as "1:2.8"."""
     if not isinstance(value, str) or not (found := re.fullmatch(r"1:(\d+(?:\.\d+)?)", value.strip())):
         raise ValueError(RATIO_EXPECTED)
     if (ratio := float(found[1])) < 1:
@@ -126,7 +124,7 @@ def parse_ratio(value: object) -> float:
 
 
 def parse_fraction(value: object) -> float:
-    """A share from 0 to 1, written as a number or in percent."""
+    """Return a share from 0 to 1, given as a number or in percent."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = repr(value)
     fraction = float(_parse(value, {"": Decimal(1), "%": Decimal("0.01")}, FRACTION_EXPECTED))
@@ -136,7 +134,7 @@ def parse_fraction(value: object) -> float:
 
 
 def number_and_unit(text: str) -> tuple[Decimal, str] | None:
-    """Of any kind of quantity, or of a plain number, whose unit is empty; None for what is neither."""
+    """Split any quantity into number and unit (empty for a plain number). Return None for other text."""
     match = _QUANTITY.fullmatch(text)
     if match is None or not any(match[2] in units for units in _KINDS):
         return None
@@ -144,49 +142,49 @@ def number_and_unit(text: str) -> tuple[Decimal, str] | None:
 
 
 def convert_unit(number: Decimal, unit: str, other: str) -> Decimal | None:
-    """A quantity in another unit of its kind; None where they are of two kinds."""
+    """Convert a quantity to another unit of the same kind. Return None if the kinds differ."""
     units = next((units for units in _KINDS if unit in units and other in units), None)
     return None if units is None else number * units[unit] / units[other]
 
 
-def whole_in(number: Decimal, unit: str) -> Decimal:
-    """Of a size the nearest whole number of bytes, in the same unit; all else as it is."""
+def round_to_whole_bytes(number: Decimal, unit: str) -> Decimal:
+    """Round a size to whole bytes, in its own unit. Other quantities are returned unchanged."""
     factor = _SIZE_UNITS.get(unit)
     return number if factor is None else (number * factor).to_integral_value() / factor
 
 
 def _format(value: float, units: Mapping[str, Decimal], zero: str) -> str:
-    """`value` in the largest of `units` (given in rising order) that leaves at least 1 of it; lossless."""
+    """Format a value losslessly in the largest of `units` (in ascending order) that gives at least 1."""
     exact = Decimal(repr(value))
     if not exact:
         return f"0 {zero}"
     fitting = [unit for unit, factor in units.items() if abs(exact) >= factor] or [next(iter(units))]
-    return f"{plain(exact / units[fitting[-1]])} {fitting[-1]}"
+    return f"{format_decimal(exact / units[fitting[-1]])} {fitting[-1]}"
 
 
-def plain(number: Decimal) -> str:
-    """Its digits without an exponent or trailing zeros."""
+def format_decimal(number: Decimal) -> str:
+    """Format a number without exponent or trailing zeros."""
     text = format(number, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_rate(rate_bps: float) -> str:
-    """Such as "285.7 Gbit/s"."""
+    """Format a rate losslessly, such as "285.7 Gbit/s"."""
     return _format(rate_bps, _RATES, "bit/s")
 
 
 def format_flop_rate(flops: float) -> str:
-    """Such as "989 Tflop/s"."""
+    """Format a compute speed losslessly, such as "989 Tflop/s"."""
     return _format(flops, _FLOP_RATES, "flop/s")
 
 
 def format_duration(duration_s: float) -> str:
-    """Such as "2.5 ms"."""
+    """Format a duration losslessly, such as "2.5 ms"."""
     return _format(duration_s, _DURATIONS, "ms")
 
 
 def format_size(size_bytes: int) -> str:
-    """Such as "64 MiB" where that is exact, otherwise decimal: "576 kB"."""
+    """Format a size losslessly, in a binary unit such as "64 MiB" if exact, else in a decimal one: "576 kB"."""
     for unit, size in reversed(_BINARY_SIZES.items()):
         if size_bytes and size_bytes % size == 0:
             return f"{size_bytes // size} {unit}"
@@ -194,33 +192,33 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_fraction(fraction: float) -> str:
-    """Such as "0.1 %"."""
-    return f"{plain(Decimal(repr(fraction)) * 100)} %"
+    """Format a share losslessly in percent, such as "0.1 %"."""
+    return f"{format_decimal(Decimal(repr(fraction)) * 100)} %"
 
 
 def _rounded(value: float, digits: int) -> float:
-    """`value` with that many significant digits."""
+    """Round to significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def time_text(seconds: float) -> str:
-    """A duration, to four digits."""
+    """Format a duration with four significant digits."""
     return format_duration(_rounded(seconds, 4))
 
 
 def rate_text(bits_per_second: float) -> str:
-    """A data rate, to four digits."""
+    """Format a data rate with four significant digits."""
     return format_rate(_rounded(bits_per_second, 4))
 
 
 def per_second_text(count: float) -> str:
-    """How many a second, to four digits."""
+    """Format a number of events per second with four significant digits."""
     rounded = _rounded(count, 4)
     return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:g}"
 
 
 def size_text(size_bytes: float) -> str:
-    """A number of bytes, to three digits; always decimal, so that figures in a column compare."""
+    """Format a size with three significant digits, always in decimal units so that columns compare."""
     rounded = _rounded(size_bytes, 3)
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(rounded) >= factor:
@@ -229,11 +227,11 @@ def size_text(size_bytes: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of one in percent, to one decimal, or two digits where that would say 0.0."""
+    """Format a share in percent with one decimal, or two significant digits if it is below 0.1 %."""
     return format_fraction(round(share, 3) if abs(share) >= 0.001 else _rounded(share, 2))
 
 
 def signed_percent_text(share: float, digits: int = 1) -> str:
-    """By how much something is off, in percent with its sign; what rounds to nothing has none: "0.0 %"."""
+    """Format a relative deviation in percent, with a sign unless it rounds to zero."""
     text = f"{100 * share:+.{digits}f}"
     return f"{text[1:] if float(text) == 0 else text} %"

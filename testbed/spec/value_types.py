@@ -1,4 +1,4 @@
-"""The kinds of values that configuration files hold, as types for model fields."""
+"""Value types of configuration files, as types for model fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from testbed.errors import did_you_mean
 from testbed.plugins import OWN_FILE, Registry, registry
 from testbed.spec import units
-from testbed.spec.base_model import Form
+from testbed.spec.base_model import ValueFormat
 from testbed.spec.catalogue import accelerators
 
 
@@ -17,8 +17,8 @@ def _text(example: str, description: str) -> dict[str, Any]:
     return {"type": "string", "examples": [example], "description": description}
 
 
-def whole(minimum: int, maximum: int | None = None) -> Form:
-    """A whole number of at least `minimum`, at most `maximum`."""
+def integer(minimum: int, maximum: int | None = None) -> ValueFormat:
+    """Return the format of an integer from `minimum` to `maximum`."""
     limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(value: object) -> int:
@@ -29,18 +29,18 @@ def whole(minimum: int, maximum: int | None = None) -> Form:
         return value
 
     schema = {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
-    return Form(parse, schema)
+    return ValueFormat(parse, schema)
 
 
-def number(least: float, most: float, example: float) -> Form:
-    """A number in a range, both ends in it."""
+def number(least: float, most: float, example: float) -> ValueFormat:
+    """Return the format of a number from `least` to `most`, inclusive."""
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             raise ValueError(f"a number from {least:g} to {most:g}, such as {example:g}")
         return float(value)
 
-    return Form(parse, {"type": "number", "minimum": least, "maximum": most})
+    return ValueFormat(parse, {"type": "number", "minimum": least, "maximum": most})
 
 
 def _parse_flag(value: object) -> bool:
@@ -49,15 +49,15 @@ def _parse_flag(value: object) -> bool:
     return value
 
 
-def choice(kind: str, known: Sequence[str]) -> Form:
-    """One of a few words."""
+def choice(kind: str, known: Sequence[str]) -> ValueFormat:
+    """Return the format of one of a few words; `kind` names them in errors."""
 
     def parse(value: object) -> str:
         if value not in known:
             raise ValueError(f"{kind}: {did_you_mean(value, known)}")
         return str(value)
 
-    return Form(parse, {"enum": list(known)})
+    return ValueFormat(parse, {"enum": list(known)})
 
 
 ACCELERATORS = tuple(accelerators())
@@ -65,8 +65,8 @@ ACCELERATOR = choice("an accelerator", ACCELERATORS)
 COMPUTE_DTYPES = ("bf16", "fp8")
 
 
-def named(kind: str) -> Form:
-    """A name of a registry, or FILE.py:NAME; kind: one of testbed.plugins.REGISTRIES."""
+def registered_name(kind: str) -> ValueFormat:
+    """Return the format of a name in a registry, or FILE.py:NAME; `kind`: one of testbed.plugins.REGISTRIES."""
 
     def parse(value: object) -> str:
         if (expected := registry(kind).expected(value)) is not None:
@@ -74,7 +74,7 @@ def named(kind: str) -> Form:
         return str(value)
 
     own = {"type": "string", "pattern": OWN_FILE.pattern}
-    return Form(parse, lambda: {"anyOf": [{"enum": list(registry(kind))}, own]})
+    return ValueFormat(parse, lambda: {"anyOf": [{"enum": list(registry(kind))}, own]})
 
 
 def _parse_options(value: object) -> Mapping[str, Any]:
@@ -83,22 +83,22 @@ def _parse_options(value: object) -> Mapping[str, Any]:
     return dict(value)
 
 
-OPTIONS = Form(_parse_options, {"type": "object"})
+OPTIONS = ValueFormat(_parse_options, {"type": "object"})
 
 
-def pattern(expression: str, expected: str) -> Form:
-    """Text of a given shape."""
+def pattern(expression: str, expected: str) -> ValueFormat:
+    """Return the format of a string that matches a regular expression."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(expression, value):
             raise ValueError(expected)
         return value
 
-    return Form(parse, {"type": "string", "pattern": f"^{expression}$"})
+    return ValueFormat(parse, {"type": "string", "pattern": f"^{expression}$"})
 
 
-def or_word(word: str, form: Form) -> Form:
-    """`form`, or a word in its place."""
+def or_keyword(word: str, form: ValueFormat) -> ValueFormat:
+    """Return a format that also takes a word, such as auto."""
 
     def parse(value: object) -> Any:
         if value == word:
@@ -111,7 +111,7 @@ def or_word(word: str, form: Form) -> Form:
     def write(value: Any) -> Any:
         return value if value == word else form.write(value)
 
-    return Form(parse, lambda: {"anyOf": [{"const": word}, form.json_schema]}, write)
+    return ValueFormat(parse, lambda: {"anyOf": [{"const": word}, form.json_schema]}, write)
 
 
 def _factor(value: object) -> float:
@@ -141,42 +141,42 @@ def _dscps(value: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-_DSCP = whole(0, MAX_DSCP).json_schema
-_DSCPS = Form(
+_DSCP = integer(0, MAX_DSCP).json_schema
+_DSCPS = ValueFormat(
     _dscps,
     {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
     lambda value: value[0] if len(value) == 1 else list(value),
 )
-RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
-_DURATION = Form(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
-_DELAY = Form(units.parse_delay, _text("500 km", units.DELAY_EXPECTED), units.format_duration)
+RATE = ValueFormat(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
+_DURATION = ValueFormat(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
+_DELAY = ValueFormat(units.parse_delay, _text("500 km", units.DELAY_EXPECTED), units.format_duration)
 _DISTRIBUTION = choice("a distribution", ("uniform", "normal", "pareto"))
-SIZE = Form(
+SIZE = ValueFormat(
     _positive(units.parse_size, "a size above 0"), _text("64 MiB", units.SIZE_EXPECTED), units.format_size
 )
-_FRACTION = Form(
+_FRACTION = ValueFormat(
     units.parse_fraction,
     {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text("0.1 %", units.FRACTION_EXPECTED)]},
     units.format_fraction,
 )
-_SHARE = Form(
+_SHARE = ValueFormat(
     _positive(units.parse_fraction, "a share above 0, such as 40 % or 0.4"),
     _FRACTION.json_schema,
     units.format_fraction,
 )
-_FLOP_RATE = Form(
+_FLOP_RATE = ValueFormat(
     units.parse_flop_rate, _text("989 Tflop/s", units.FLOP_RATE_EXPECTED), units.format_flop_rate
 )
-_FLAG = Form(_parse_flag, {"type": "boolean"})
-_TIMEOUT = Form(
+_FLAG = ValueFormat(_parse_flag, {"type": "boolean"})
+_TIMEOUT = ValueFormat(
     _positive(units.parse_duration, "a duration above 0"), _DURATION.json_schema, units.format_duration
 )
-_RATIO = Form(
+_RATIO = ValueFormat(
     units.parse_ratio,
     {"type": "string", "pattern": r"^1:[0-9.]+$", "examples": ["1:2.8"], "description": units.RATIO_EXPECTED},
     lambda value: f"1:{value:g}",
 )
-_FACTOR = Form(
+_FACTOR = ValueFormat(
     _factor, {"type": "number", "minimum": 1}, lambda value: int(value) if value.is_integer() else value
 )
 
@@ -200,43 +200,43 @@ FractionOrNone = Annotated[float | None, _FRACTION]
 Share = Annotated[float, _SHARE]
 ShareOrNone = Annotated[float | None, _SHARE]
 FlopRateOrNone = Annotated[float | None, _FLOP_RATE]
-Queue = Annotated[int | Literal["auto"], or_word("auto", SIZE)]
-QueueOrNone = Annotated[int | Literal["auto"] | None, or_word("auto", SIZE)]
+Queue = Annotated[int | Literal["auto"], or_keyword("auto", SIZE)]
+QueueOrNone = Annotated[int | Literal["auto"] | None, or_keyword("auto", SIZE)]
 Ratio = Annotated[float, _RATIO]
-Factor = Annotated[float | Literal["auto"], or_word("auto", _FACTOR)]
+Factor = Annotated[float | Literal["auto"], or_keyword("auto", _FACTOR)]
 Name = Annotated[
     str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")
 ]
 BuildingName = Annotated[
     str, pattern(r"[a-z][a-z0-9]{0,11}", "a lower-case letter, then up to 11 lower-case letters or digits")
 ]
-Count = Annotated[int, whole(1)]
-CountOrNone = Annotated[int | None, whole(1)]
-CountOrZero = Annotated[int, whole(0)]
-Dscp = Annotated[int, whole(0, MAX_DSCP)]
+Count = Annotated[int, integer(1)]
+CountOrNone = Annotated[int | None, integer(1)]
+CountOrZero = Annotated[int, integer(0)]
+Dscp = Annotated[int, integer(0, MAX_DSCP)]
 Dscps = Annotated[tuple[int, ...], _DSCPS]
 DscpsOrNone = Annotated[tuple[int, ...] | None, _DSCPS]
 
 
 AUTO = "auto"
 
-COLLECTIVE = named("collectives")
+COLLECTIVE = registered_name("collectives")
 
 
 def algorithms_of(collective: str) -> Registry[Any]:
-    """The registry of a collective's algorithms; PluginError where a file's collective does not load."""
+    """Return the registry of a collective's algorithms. Raises PluginError if a file's collective does not load."""
     found: Registry[Any] = registry("collectives").find(collective).algorithms
     return found
 
 
-def names_of(collectives: Sequence[str]) -> tuple[str, ...]:
-    """What may be named for one of these collectives, FILE.py:NAME aside."""
+def algorithm_names(collectives: Sequence[str]) -> tuple[str, ...]:
+    """Return the algorithm names that these collectives take, without FILE.py:NAME."""
     return (*dict.fromkeys(name for one in collectives for name in algorithms_of(one)), AUTO)
 
 
 def expected_algorithm(value: object, collectives: Sequence[str]) -> str | None:
-    """What should stand in place of an algorithm's name, for any of these collectives; None where it will do."""
-    known = names_of(collectives)
+    """Return what is expected in place of an algorithm's name, or None if any of the collectives takes it."""
+    known = algorithm_names(collectives)
     if value in known:
         return None
     if isinstance(value, str) and OWN_FILE.fullmatch(value):
@@ -244,18 +244,18 @@ def expected_algorithm(value: object, collectives: Sequence[str]) -> str | None:
     return f"FILE.py:NAME or an algorithm: {did_you_mean(value, known)}"
 
 
-def algorithm(*collectives: str) -> Form:
-    """The name of an algorithm of any of these collectives, or auto, or FILE.py:NAME."""
+def algorithm(*collectives: str) -> ValueFormat:
+    """Return the format of an algorithm's name for any of these collectives, auto, or FILE.py:NAME."""
 
     def parse(value: object) -> str:
         if (expected := expected_algorithm(value, collectives)) is not None:
             raise ValueError(expected)
         return str(value)
 
-    return Form(parse, lambda: algorithm_schema(collectives))
+    return ValueFormat(parse, lambda: algorithm_schema(collectives))
 
 
 def algorithm_schema(collectives: Sequence[str]) -> dict[str, Any]:
-    """Of such a name."""
+    """Return the JSON schema of an algorithm's name."""
     own = {"type": "string", "pattern": OWN_FILE.pattern}
-    return {"anyOf": [{"enum": list(names_of(collectives))}, own]}
+    return {"anyOf": [{"enum": list(algorithm_names(collectives))}, own]}

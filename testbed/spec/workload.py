@@ -1,4 +1,4 @@
-"""What ranks do in a step, as a scenario says it: a model to train, or collectives and messages by themselves."""
+"""What ranks do in a step: a model to train, a recorded job, requests to serve, or bare collectives and messages."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from testbed.spec.value_types import (
     Size,
     choice,
     expected_algorithm,
-    named,
     pattern,
+    registered_name,
 )
 from testbed.spec.yaml_loader import show
 
@@ -51,13 +51,13 @@ WORKLOAD_KEYS = {
     DATA_PARALLEL: ("model",),
     COLLECTIVES: ("collectives", "exchange"),
 }
-"""Names of workloads that go by keys of their own; the first with one of its keys there is what a file describes."""
+"""Workloads that have keys of their own. A file describes the first one that has one of its keys set."""
 
 PLAN_KEYS = (
     *("model", "parallelism", "schedule", "stage", "outer", "training_steps"),
     *("collectives", "exchange", "compute_s"),
 )
-"""Keys of what a plan or a trace says by itself."""
+"""Keys that a plan or a trace replaces."""
 
 
 _ALGORITHM = rf"[a-z][a-z0-9_]*|{OWN_FILE.pattern}"
@@ -67,158 +67,163 @@ class CollectiveSpec(StrictModel):
     """One collective over all ranks."""
 
     collective: Annotated[str, COLLECTIVE] = Field(
-        description="Which one. all_to_all_v: every pair of ranks has another size, from nothing to its part of `size`."
+        description="Which collective. all_to_all_v: every pair of ranks exchanges a different size, from nothing to "
+        "its share of `size`."
     )
     size_bytes: Size = Field(
-        alias="size", description="Of a rank's larger array: what it gathers, has to scatter, or to exchange."
+        alias="size",
+        description="Size of a rank's larger array: the output of a gather, the input of a scatter or exchange.",
     )
     algorithm: Annotated[str, pattern(_ALGORITHM, "the name of an algorithm, such as auto or ring")] = Field(
-        default="auto", description="As `testbed bench` takes them; auto: by size and buildings."
+        default="auto",
+        description="An algorithm, as `testbed bench` takes it; auto: chosen by size and buildings.",
     )
     dscp: Dscp = Field(default=0, description="DSCP of its packets.")
 
 
 class ExchangeSpec(StrictModel):
-    """Small messages that a pipeline of two stages sends, there and back, between the first and the last building."""
+    """Small messages of a two-stage pipeline, there and back, between the first and the last building."""
 
-    messages: Count = Field(description="How many microbatches, one after the other.")
-    size_bytes: Size = Field(alias="size", description="Of an activation, and of its gradient.")
+    messages: Count = Field(description="Number of microbatches, one after the other.")
+    size_bytes: Size = Field(alias="size", description="Size of an activation, and of its gradient.")
     compute_s: Duration = Field(
-        default=0.0, alias="compute", description="Computing of the second stage between the two."
+        default=0.0, alias="compute", description="Compute time of the second stage between the two messages."
     )
     dscp: Dscp = Field(default=0, description="DSCP of the packets.")
 
 
 class WorkloadSpec(StrictModel):
-    """A step: data-parallel training of a model, or collectives and messages by themselves.
+    """A step: training of a model, a recorded job, requests to serve, or bare collectives and messages.
 
-    Collectives are all started at the beginning, in their order; messages go on meanwhile.
+    All collectives start at the beginning, in their order; messages are exchanged meanwhile.
     """
 
-    computed = frozenset({"flops_utilisation"})
+    derived_fields = frozenset({"flops_utilisation"})
 
     model: Annotated[str | ModelSpec | None, MODEL] = Field(
-        default=None, description="A published model, or dimensions."
+        default=None, description="A published model, or its dimensions."
     )
-    plan: Annotated[str | None, named("workloads")] = Field(
+    plan: Annotated[str | None, registered_name("workloads")] = Field(
         default=None,
-        description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
-        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training, trace, "
-        "chakra and inference are what `model`, `collectives`, `parallelism`, `trace`, `chakra` and `inference` "
-        "describe, and need not be named.",
+        description="A workload by name, or your own as FILE.py:FUNCTION, which yields every rank's plan; in place of "
+        "a model or collectives. data_parallel, collectives, parallel_training, trace, chakra and inference follow "
+        "from the keys `model`, `collectives`, `parallelism`, `trace`, `chakra` and `inference` and need not be named.",
     )
     trace: str | None = Field(
         default=None,
-        description="A file that says what every rank of somebody's job did in a step, as `testbed capture` writes it, "
-        "in place of a model or collectives; as many ranks as it has.",
+        description="A recorded step of a real job, written by `testbed capture`, in place of a model or collectives. "
+        "The scenario has as many ranks as the trace.",
     )
     chakra: str | None = Field(
         default=None,
         description="A folder of Chakra execution traces, one NAME.RANK.et per rank, in place of a model or "
-        "collectives; or FOLDER/NAME where it has several. Computing of which they say operations and bytes alone "
-        "takes what it takes on `accelerator`.",
+        "collectives; or FOLDER/NAME if it has several. Compute nodes that give only operations and bytes are timed on "
+        "`accelerator`.",
     )
     placement: Annotated[tuple[str, ...] | None, PLACEMENT] = Field(
         default=None,
-        description="With `trace` or `chakra`: kinds of its communication, outermost first. Ranks that the last one "
-        "joins are next to each other, then those of the one before; so the first one crosses buildings. Default: "
-        "as_recorded, ranks in their own order.",
+        description="With `trace` or `chakra`: kinds of its communication, outermost first. Ranks joined by the last "
+        "kind are adjacent, then those joined by the one before; so the first kind crosses buildings. Default: "
+        "as_recorded, ranks in their recorded order.",
     )
     mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = Field(
         default=None,
-        description="With `trace` or `chakra`: on which of the scenario's ranks those of the trace are, in the order "
-        "of `placement`: consecutive (the default), scattered, topology_aware, by_distance, or a list, as with "
+        description="With `trace` or `chakra`: which rank of the scenario plays each rank of the trace, in the order "
+        "of `placement`: consecutive (the default), scattered, topology_aware, by_distance, or a list, as in "
         "`parallelism.mapping`.",
     )
     algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = Field(
         default=None,
-        description="With `trace` or `chakra`: algorithms of the collectives of a kind, such as {shard: hierarchical}, "
-        "where these have one of that name. Of all others: that of the trace, or else all-reduces by the scenario's "
-        "`algorithms`, and others auto.",
+        description="With `trace` or `chakra`: algorithms by kind of communication, such as {shard: hierarchical}, for "
+        "collectives that have an algorithm of that name. Otherwise the trace's own; failing that, the scenario's "
+        "`algorithms` for all-reduces and auto for the others.",
     )
     inference: InferenceSpec | None = Field(
         default=None,
-        description="Requests that nodes of accelerator cards answer, in place of training: buildings have `nodes`. A "
-        "step is all requests.",
+        description="Requests that nodes of accelerator cards serve, in place of training; needs buildings with "
+        "`nodes`. A step is all requests.",
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
-        default=None, description="What the function of `plan` is called with."
+        default=None, description="Keyword arguments for the function of `plan`."
     )
     parallelism: ParallelismSpec | None = Field(
         default=None,
-        description="How training is spread over ranks; without it each rank trains a replica of the model.",
+        description="How training is spread over ranks; default: each rank trains a replica of the model.",
     )
     schedule: ScheduleSpec | None = Field(
         default=None, description="Microbatches and their order, with `parallelism`; default: 1F1B with 8."
     )
     stage: StageSpec | None = Field(
-        default=None, description="What a pipeline's stage takes, in place of a model, with `parallelism`."
+        default=None,
+        description="Times and sizes of a pipeline stage, in place of a model, with `parallelism`.",
     )
     outer: LocalSgdSpec | None = Field(
         default=None,
-        description="What replicas of `parallelism` exchange once in some steps, in place of gradients in every step.",
+        description="Local SGD: replicas of `parallelism` exchange weight changes once in several steps, in place of "
+        "gradients in every step.",
     )
     training_steps: CountOrNone = Field(
         default=None,
-        description="Training steps in a row that a step of the scenario is, with `parallelism`; default: with `outer` "
-        "from one exchange to the next, otherwise 1. Variants have equally many, so that their times compare.",
+        description="Training steps per step of the scenario, with `parallelism`; default: with `outer` the steps from "
+        "one exchange to the next, otherwise 1. All variants have the same number, so that their times compare.",
     )
     collectives: tuple[CollectiveSpec, ...] | None = Field(
-        default=None, description="What is done in place of training a model."
+        default=None, description="Collectives to run in place of training a model."
     )
     exchange: ExchangeSpec | None = Field(
-        default=None, description="Messages of a pipeline, beside `collectives`."
+        default=None, description="Messages of a pipeline, in addition to `collectives`."
     )
     compute_s: DurationOrNone = Field(
         default=None,
         alias="compute",
-        description="Computing before `collectives` start, where there is no model.",
+        description="Compute time before `collectives` start, where there is no model.",
     )
     tuning: str | None = Field(
         default=None,
-        description="A table that algorithms named auto go by, as `testbed bench --tune` writes it, of sizes at "
-        "`size_scale` 1; default: a rule by size and buildings.",
+        description="A tuning table for algorithm auto, written by `testbed bench --tune`, with sizes at `size_scale` "
+        "1; default: a rule by size and buildings.",
     )
     gradient_dtype: Annotated[str, choice("a type", tuple(ITEMSIZES))] = Field(
-        default="float32", description="Element type of what is reduced or moved."
+        default="float32", description="Data type of the elements that are reduced or moved."
     )
     bucket_cap_bytes: Size = Field(
         default=25 * 1024**2,
         alias="bucket_cap",
-        description="Gradients are reduced in buckets; one is closed when it reaches this size.",
+        description="Gradients are reduced in buckets; a bucket is closed when it reaches this size.",
     )
     first_bucket_cap_bytes: Size = Field(
         default=1024**2,
         alias="first_bucket_cap",
-        description="Cap of the first bucket, smaller so that communication starts early.",
+        description="Size of the first bucket, smaller so that communication starts early.",
     )
-    sequence_length: Count = Field(default=8192, description="Tokens in one sequence.")
-    attention_scores: Annotated[str, choice("a way to count", ATTENTION_SCORES)] = Field(
+    sequence_length: Count = Field(default=8192, description="Tokens per sequence.")
+    attention_scores: Annotated[str, choice("a count", ATTENTION_SCORES)] = Field(
         default="left_out",
-        description="Whether computing has attention's scores beside 6 operations per parameter and token: full, "
-        "another 12 L s d per token of a model of L layers and width d in sequences of s (PaLM, arXiv:2204.02311, "
-        "appendix B); causal, half of these, as kernels have it that skip what the mask hides; recomputed, 14 L s d, "
-        "as PyTorch counts, and so `testbed capture`, where backward finds the scores once more; left_out, none.",
+        description="Operations for attention scores in addition to 6 per parameter and token. full: 12 L s d per "
+        "token for L layers of width d and sequences of s (PaLM, arXiv:2204.02311, appendix B). causal: half of that, "
+        "as in kernels that skip masked scores. recomputed: 14 L s d, which PyTorch and `testbed capture` count, as "
+        "backward recomputes the scores. left_out: none.",
     )
     local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
     accelerator: Annotated[str | None, ACCELERATOR] = Field(
         default=None,
-        description="What computes in each rank: its data sheet's peak, and the part of it that training reaches.",
+        description="Accelerator of each rank: gives the peak of its data sheet and the utilisation that training "
+        "reaches.",
     )
     compute_dtype: Annotated[str, choice("a type", COMPUTE_DTYPES)] = Field(
-        default="bf16", description="In which the accelerator multiplies."
+        default="bf16", description="Data type of the accelerator's matrix products."
     )
     peak_flops: FlopRateOrNone = Field(
-        default=None, description="Peak computing speed of one rank, in place of an accelerator's."
+        default=None, description="Peak compute speed of one rank, in place of an accelerator's."
     )
     flops_utilisation: ShareOrNone = Field(
         default=None,
-        description="Share of the peak that training reaches; default: the accelerator's, or 40 %.",
+        description="Share of peak compute that training reaches; default: the accelerator's, or 40 %.",
     )
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What training reaches on the accelerator."""
+    def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fill in the utilisation that training reaches on the accelerator."""
         if data.get("model") is None and data.get("chakra") is None:
             return data
         name = data.get("accelerator")
@@ -226,59 +231,59 @@ class WorkloadSpec(StrictModel):
         return {"flops_utilisation": float(entry["utilisation"]) if entry else UTILISATION, **data}
 
     def checks(self) -> Iterator[Finding]:
-        """There is something to do, once."""
+        """Check that the keys describe exactly one workload."""
         if self.model is not None and self.peak_flops is None and self.accelerator is None:
             expected = f"an accelerator ({', '.join(ACCELERATORS)}), or peak_flops"
             yield Finding(("accelerator",), "nothing", expected)
         if self.peak_flops is not None and self.accelerator is not None:
-            yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
+            yield Finding(("peak_flops",), "peak_flops with an accelerator", "only one of the two")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
-            yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
-        if not self.recorded:
+            yield Finding(("model",), "a model with collectives, exchange or compute", "only one of the two")
+        if not self.is_recorded:
             for key in RECORDED_JOB_KEYS:
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
+                    yield Finding((key,), f"{key} without trace or chakra", "one of them as well")
         if self.plan is not None and self.plan not in WORKLOAD_KEYS:
-            yield from self._beside("a plan", "trace", "chakra", "inference")
+            yield from self._conflicts("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
-            yield from self._beside("a trace", "options", "chakra", "inference")
+            yield from self._conflicts("a trace", "options", "chakra", "inference")
         elif self.chakra is not None:
-            yield from self._beside("traces", "options", "inference")
+            yield from self._conflicts("traces", "options", "inference")
         elif self.inference is not None:
-            yield from self._beside("requests", "options")
+            yield from self._conflicts("requests", "options")
         else:
             yield from self._described()
 
     def _described(self) -> Iterator[Finding]:
-        """The keys that are there describe a workload, and the one that is named where one is."""
-        if self.plan is not None and self.plan != self.kind_described:
-            yield self._other_keys()
+        """Check a workload that is described by its keys, with or without its name."""
+        if self.plan is not None and self.plan != self.described_kind:
+            yield self._plan_mismatch()
             return
         if self.options is not None:
-            yield Finding(("options",), "options without a plan", "them with a plan")
+            yield Finding(("options",), "options without a plan", "a plan as well")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
             expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces, or inference"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
             for key in ("schedule", "stage", "outer", "training_steps"):
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without parallelism", "it with parallelism")
+                    yield Finding((key,), f"{key} without parallelism", "parallelism as well")
         elif (self.model is None) == (self.stage is None):
-            yield Finding(("parallelism",), "parallelism", "it with a model, or with a stage")
+            yield Finding(("parallelism",), "parallelism", "either a model or a stage with it")
         else:
-            yield from self._rows()
+            yield from self._outer_findings()
         for position, entry in enumerate(self.collectives or ()):
             if (wanted := expected_algorithm(entry.algorithm, [entry.collective])) is not None:
                 yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), wanted)
 
-    def _rows(self) -> Iterator[Finding]:
-        """Steps in a row end where exchanges do, and replicas have something to exchange."""
+    def _outer_findings(self) -> Iterator[Finding]:
+        """Check that training steps are whole exchange periods, and that replicas have something to exchange."""
         parallelism, outer, steps = self.parallelism, self.outer, self.training_steps
         assert parallelism is not None
         if parallelism.faults is not None:
             for key in ("outer", "training_steps"):
                 if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} beside parallelism.faults", "one of both")
+                    yield Finding((key,), f"{key} with parallelism.faults", "only one of the two")
         if outer is None:
             return
         if steps is not None and steps % outer.period:
@@ -293,54 +298,54 @@ class WorkloadSpec(StrictModel):
             expected = "the collective left out, as so few bits are gathered and not reduced; or 16 or 32"
             yield Finding(("outer", "bits"), found, expected)
 
-    def _other_keys(self) -> Finding:
-        """A workload is named whose keys are not there."""
+    def _plan_mismatch(self) -> Finding:
+        """Report that the named workload does not fit the keys."""
         assert self.plan is not None
-        expected = f"it with {' or '.join(WORKLOAD_KEYS[self.plan])}"
+        expected = f"{' or '.join(WORKLOAD_KEYS[self.plan])} with it"
         return Finding(
-            ("plan",), f"{self.plan} with keys of {self.kind_described or 'nothing to do'}", expected
+            ("plan",), f"{self.plan} with keys of {self.described_kind or 'no workload'}", expected
         )
 
-    def _beside(self, what: str, *more: str) -> Iterator[Finding]:
-        """A plan, or a trace, says all that ranks do."""
-        if self.plan in WORKLOAD_KEYS and self.plan != self.kind_described:
-            yield self._other_keys()
+    def _conflicts(self, what: str, *more: str) -> Iterator[Finding]:
+        """Report keys that a plan or a trace replaces."""
+        if self.plan in WORKLOAD_KEYS and self.plan != self.described_kind:
+            yield self._plan_mismatch()
         for key in (*PLAN_KEYS, *more):
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
-                yield Finding((name,), f"{name} beside {what}", "one of both")
+                yield Finding((name,), f"{name} with {what}", "only one of the two")
 
     @property
     def kind(self) -> str:
-        """Which workload this is, by its name in the registry or of a file: `plan`, or what the other keys describe."""
-        kind = self.plan or self.kind_described
+        """Name of the workload in the registry or of its file: `plan`, or what the other keys describe."""
+        kind = self.plan or self.described_kind
         assert kind is not None  # by the checks
         return kind
 
     @property
-    def kind_described(self) -> str | None:
-        """By the keys that are there, `plan` aside; None where they describe none."""
-        there = (name for name, keys in WORKLOAD_KEYS.items() if any(getattr(self, key) for key in keys))
-        return next(there, None)
+    def described_kind(self) -> str | None:
+        """Workload that the keys other than `plan` describe; None if they describe none."""
+        described = (name for name, keys in WORKLOAD_KEYS.items() if any(getattr(self, key) for key in keys))
+        return next(described, None)
 
     @property
-    def training_steps_of_step(self) -> int:
-        """Training steps in a row that a step is."""
+    def training_steps_per_step(self) -> int:
+        """Training steps per step of the scenario."""
         return self.training_steps or (self.outer.period if self.outer else 1)
 
     @property
-    def recorded(self) -> bool:
-        """Whether a trace says what ranks do."""
+    def is_recorded(self) -> bool:
+        """Whether ranks replay a trace."""
         return self.trace is not None or self.chakra is not None
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of what is reduced or moved."""
+        """Bytes per element that is reduced or moved."""
         return ITEMSIZES[self.gradient_dtype]
 
     @property
     def flops(self) -> float:
-        """Computing speed of one rank in flop/s: peak times utilisation. Only where something says the peak."""
+        """Compute speed of one rank in flop/s: peak times utilisation. Requires an accelerator or a peak."""
         peak = self.peak_flops
         if self.accelerator is not None:
             peak = float(accelerators()[self.accelerator]["peak"][self.compute_dtype])
@@ -349,18 +354,18 @@ class WorkloadSpec(StrictModel):
         return peak * self.flops_utilisation
 
     def flops_of(self, hardware: Hardware) -> float:
-        """`flops` of a rank with that in place of its own; likewise. A type of its own needs an accelerator."""
+        """Return a rank's compute speed in flop/s on other hardware. A compute type needs an accelerator."""
         accelerator = hardware.accelerator or self.accelerator
         if accelerator is None:
             return self.flops
         assert self.flops_utilisation is not None
         entry, own = accelerators()[accelerator], accelerators().get(self.accelerator or "")
         usual = float(own["utilisation"]) if own else UTILISATION
-        # by 1 exactly where they are one
+        # the ratio is exactly 1 for the same accelerator
         reached = float(entry["utilisation"]) / usual * self.flops_utilisation
         return float(entry["peak"][hardware.compute_dtype or self.compute_dtype]) * reached
 
     @property
     def gemm_half_rows(self) -> float:
-        """Rows of a matrix at which products run at half the accelerator's speed; 0 where only a peak is said."""
+        """Rows of a matrix at which products run at half the accelerator's speed; 0 if only a peak is given."""
         return float(accelerators()[self.accelerator]["gemm_half_rows"]) if self.accelerator else 0.0

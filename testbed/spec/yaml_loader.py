@@ -1,4 +1,4 @@
-"""YAML files with the place of every key and item; overrides from the command line; problems put in their place."""
+"""YAML files with the line of every key and item, command-line overrides, and problems located in either."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import yaml
 from testbed.spec.catalogue import KINDS, shipped
 from testbed.spec.errors import ConfigError, Problem
 
-Location = tuple[Any, ...]  # keys and list positions that lead from the top to a value
+Location = tuple[Any, ...]  # keys and list positions from the top level to a value
 OVERRIDES = "--set"
-GIVEN = "the mapping given"
+IN_MEMORY = "the mapping given"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written; `top` says how many leading parts of its location lie outside that file."""
+    """Where a value was written; `top`: how many leading parts of its location lie outside that file."""
 
     file: str
     line: int | None
@@ -38,17 +38,17 @@ class Document:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Document:
-        """Of what a file would hold; a copy."""
-        return cls(GIVEN, copy.deepcopy(dict(data)), {(): Origin(GIVEN, None)})
+        """Return a document with a copy of plain data, as if read from a file."""
+        return cls(IN_MEMORY, copy.deepcopy(dict(data)), {(): Origin(IN_MEMORY, None)})
 
     def problem(self, location: Location, value: str, expected: str) -> Problem:
-        """A problem at `location`, or at the closest thing around it that was written anywhere."""
+        """Return a problem at a location, attributed to the closest enclosing place that was written in a file."""
         around = (location[:length] for length in range(len(location), -1, -1))
         origin = next(self.origins[part] for part in around if part in self.origins)
         return Problem(origin.file, origin.line, dotted(location[origin.top :]), value, expected)
 
     def graft(self, key: str, other: Document) -> None:
-        """Put `other` under the top-level `key`; its problems keep naming its own file and fields."""
+        """Insert another document under a top-level key. Its problems still name its own file and fields."""
         self.data[key] = other.data
         self._forget((key,))
         for location, origin in other.origins.items():
@@ -56,11 +56,14 @@ class Document:
             self.origins[here] = Origin(origin.file, origin.line, origin.top + 1)
 
     def override(self, assignment: str) -> None:
-        """Set a value by "path=value", the value in YAML. Keys may be new, list positions must exist. ConfigError."""
+        """Apply a "path=value" override, the value in YAML. Raises ConfigError.
+
+        Keys may be new; list positions must exist.
+        """
         self.put(*parse_override(assignment))
 
     def put(self, path: str, value: Any) -> None:
-        """Set what lies at a path such as topology.wan.0.delay. ConfigError."""
+        """Set the value at a path such as topology.wan.0.delay. Raises ConfigError."""
         *parents, last = path.split(".")
         around: Any = self.data
         location: Location = ()
@@ -82,12 +85,12 @@ class Document:
 
 
 def dotted(location: Location) -> str:
-    """A location as people write it: wan.0.delay."""
+    """Return a location in dotted form: wan.0.delay."""
     return ".".join(map(str, location))
 
 
 def parse_override(assignment: str, source: str = OVERRIDES) -> tuple[str, Any]:
-    """Path and value of "path=value", given in `source`. ConfigError for another form or a value that is not YAML."""
+    """Split "path=value" and parse the value as YAML. `source` is named in a ConfigError."""
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals or not all(path.split(".")):
@@ -101,7 +104,7 @@ def parse_override(assignment: str, source: str = OVERRIDES) -> tuple[str, Any]:
 
 
 def _key(path: str, parent: Location, around: Any, part: str) -> str | int:
-    """The part of an override's path as a key of what is there."""
+    """Return a part of an override's path as a key or position of the value it applies to."""
     if isinstance(around, dict):
         return part
     if isinstance(around, list):
@@ -114,9 +117,9 @@ def _key(path: str, parent: Location, around: Any, part: str) -> str | int:
 
 
 def read_document(path: Path, any_keys: bool = False) -> Document:
-    """Read a YAML file whose top level is a mapping. ConfigError for anything else, with the line.
+    """Read a YAML file whose top level is a mapping. Raises ConfigError, with the line, for anything else.
 
-    any_keys: whether keys that YAML takes for numbers and the like stand for their text, as programs in Go have it.
+    `any_keys`: keep scalar keys that YAML parses as numbers and the like as text, like programs in Go.
     """
     file = str(path)
     try:
@@ -145,7 +148,7 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Builder:
-    """Turns YAML's node tree into plain data, keeping lines and refusing what a plain mapping would swallow."""
+    """Converts YAML's node tree to plain data, records lines, and rejects duplicate and non-text keys."""
 
     def __init__(self, file: str, any_keys: bool) -> None:
         self.file = file
@@ -169,7 +172,7 @@ class _Builder:
             line = text.count("\n", 0, error.position) + 1
             what = f"the character {chr(error.character)!r}"
         except RecursionError:
-            line, what = None, "nesting without end"
+            line, what = None, "infinite nesting"
         self.problems.append(Problem(self.file, line, "", what, "valid YAML"))
         return None
 
@@ -185,7 +188,7 @@ class _Builder:
             return items
         try:
             return loader.construct_object(node)
-        except ValueError as error:  # what looks like a date may be none
+        except ValueError as error:  # an invalid date
             self._problem(node.start_mark.line + 1, location, f"{node.value} ({error})", "valid YAML")
             return None
 
@@ -211,7 +214,7 @@ class _Builder:
     def _with_merged(
         self, node: yaml.MappingNode, location: Location
     ) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-        """A mapping's keys and values; behind its own those that it lacks of what is merged into it (`<<: *anchor`)."""
+        """Yield a mapping's own pairs, then those merged into it (`<<: *anchor`) that it lacks."""
         own = [pair for pair in node.value if pair[0].tag != MERGE]
         yield from own
         taken = {key.value for key, _ in own}
@@ -234,7 +237,7 @@ class _Builder:
 
 
 def show(value: object) -> str:
-    """A value as the user may have written it, short."""
+    """Return a value in short form, as a user may have written it."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

@@ -36,7 +36,7 @@ def main() -> None:
     for file in options.scenarios:
         scenario = load_scenario(file)
         assert scenario.explore is not None
-        if scenario.workload.recorded:
+        if scenario.workload.is_recorded:
             print(f"{file.stem}: left out, a step that was recorded is screened by another closed form")
             continue
         space = scenario.explore.space

@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.python:
         build.COMPILERS = ()
-        build.user_cache = lambda what: Path("/nowhere") / what  # type: ignore[attr-defined]
+        build.user_cache = lambda name: Path("/nowhere") / name  # type: ignore[attr-defined]
     print("by the compiled loop" if build.loop() else "by Python alone")
     for file in options.scenarios:
         here: Any = _Here()

@@ -174,7 +174,7 @@ def test_an_untrusted_run_is_repeated_with_more_dilation_and_its_figures_withhel
         done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", *options)
     assert done.returncode == 3, done.stderr
     said = " ".join(done.stderr.split())
-    assert re.search(r"untrusted \(cpu_headroom.*\): once more, time stretched 2 times", said), said
+    assert re.search(r"untrusted \(cpu_headroom.*\): repeating, time stretched 2 times", said), said
     assert "its figures are not reported. --clock virtual gives exact ones" in said
     shown = json.loads(done.stdout)
     assert shown["scale"]["time_dilation"] == 2

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from testbed.cli import fabric as fabrics
 from testbed.cli import listing as commands
-from testbed.cli.listing import age_s, age_text, few
+from testbed.cli.listing import age_s, age_text, shorten_list
 from testbed.cli.main import app
 from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
@@ -114,8 +114,8 @@ def test_ps_says_whose_networks_are_and_what_is_in_them(monkeypatch: pytest.Monk
 
 
 def test_names_and_ages_are_short() -> None:
-    assert few(["a"]) == "a"
-    assert few(["a1", "a2", "a3"]) == "a1 ... a3 (3)"
+    assert shorten_list(["a"]) == "a"
+    assert shorten_list(["a1", "a2", "a3"]) == "a1 ... a3 (3)"
     assert [age_text(one) for one in (-1.0, 5.0, 119.0, 121.0, 7201.0, 2 * 86400.0)] == [
         "0 s",
         "5 s",
@@ -188,7 +188,7 @@ def test_the_command_removes_only_what_it_was_told_to(runs: Path) -> None:
         return CliRunner().invoke(app, ["runs", "prune", str(runs), *more])
 
     assert isinstance(prune().exception, ConfigError)
-    assert prune("--keep", "1", "--dry-run").stderr.count("would go") == 2
+    assert prune("--keep", "1", "--dry-run").stderr.count("would be removed") == 2
     assert (runs / "old").exists()
     lock = (runs / ".parts" / "abc" / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # a run uses them
@@ -314,7 +314,7 @@ def test_cleaning_names_folders_that_killed_runs_left_and_leaves_them(
     monkeypatch.setattr(fabrics, "need_root", lambda doing: None)
     monkeypatch.setattr(fabrics, "clean_abandoned", lambda everything: {})
     said = CliRunner().invoke(app, ["clean"]).stderr
-    assert "runs/dead.partial: left by a run that was killed" in said
+    assert "runs/dead.partial: left behind by a killed run" in said
     assert "alive.partial" not in said
     assert "nothing to clean" not in said
     assert (runs / "dead.partial").exists()

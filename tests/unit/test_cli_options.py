@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from rich.text import Text
 from typer.testing import CliRunner
 
 import testbed.api
@@ -66,7 +67,13 @@ def test_python_has_the_same_defaults() -> None:
     assert inspect.signature(testbed.api.up).parameters["policy"].default == DEFAULT_POLICY
     # its docstring says why
     assert inspect.signature(testbed.api.run).parameters["clock"].default == MODEL_CLOCK
-    assert "which a notebook seldom has" in (testbed.api.run.__doc__ or "")
+    assert "which notebooks seldom have" in (testbed.api.run.__doc__ or "")
+
+
+def test_help_texts_have_nothing_that_rich_takes_for_markup() -> None:
+    for name, command in commands(typer.main.get_command(app)):
+        for text in (command.help, *(getattr(one, "help", None) for one in command.params)):
+            assert Text.from_markup(text or "").plain == (text or ""), name
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:

@@ -74,7 +74,7 @@ def test_scattered_ranks_go_round_the_racks() -> None:
 
 def test_what_there_is_no_room_for_says_how_much_there_is() -> None:
     with pytest.raises(
-        AllocationError, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are others'"
+        AllocationError, match=r"^got 12 ranks, 4 per_rack, expected at most 4: 0 of 28 hosts are taken"
     ):
         given_hosts(12, per_rack=4)  # the shed alone has racks of four
     with pytest.raises(AllocationError, match="got 29 ranks, expected at most 28"):
@@ -120,7 +120,7 @@ def test_whatever_is_given_is_as_was_asked_for(
     spec = AllocationSpec.model_construct(
         busy=busy, busy_unit=unit, order=order, per_rack=rack, per_zone=zone, per_building=building
     )
-    ranks = next(number for number in range(most, most + 12) if spec.wrong_ranks(number) is None)
+    ranks = next(number for number in range(most, most + 12) if spec.expected_ranks(number) is None)
     others = {host.name for host in busy_hosts(TOPOLOGY, spec, seed)}
     try:
         found = allocate(TOPOLOGY, spec, ranks, (), seed)
@@ -172,7 +172,7 @@ def test_a_scenarios_ranks_are_on_the_hosts_that_they_are_given() -> None:
         ),
         (
             {"ranks": 1, "hosts": ["hall1"], "allocation": {}},
-            "got allocation beside hosts, expected one of both",
+            "got allocation with hosts, expected only one of the two",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def explored(name: str) -> tuple[Scenario, ExploreSpec]:
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are never put together."""
-    monkeypatch.setattr(overrides._Parts, "changed", lambda self, asked: None)
+    monkeypatch.setattr(overrides._ScenarioParts, "changed", lambda self, asked: None)
 
 
 def outcome(scenario: Scenario, changes: Mapping[str, object]) -> object:

@@ -10,7 +10,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.file_formats import expand
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
-from testbed.spec.value_types import names_of
+from testbed.spec.value_types import algorithm_names
 
 TOPOLOGY = """\
 name: pair
@@ -97,12 +97,12 @@ def override_problems(*overrides: str) -> list[str]:
         (
             "delay: 1 ms",
             "delay: 1 ms, loss: 1 %, b_to_a: {loss_bursts: {enter: 1 %, leave: 10 %}}",
-            ":6: wan.0.loss: got 1 % beside loss_bursts, expected one of both",
+            ":6: wan.0.loss: got 1 % with loss_bursts, expected only one of the two",
         ),
         (
             "delay: 1 ms",
             "delay: 1 ms, queue: 1 MB, queue_packets: 9",
-            ":6: wan.0.queue: got 1 MB beside queue_packets, expected one of both",
+            ":6: wan.0.queue: got 1 MB with queue_packets, expected only one of the two",
         ),
         (
             "delay: 1 ms",
@@ -154,7 +154,7 @@ def override_problems(*overrides: str) -> list[str]:
         (
             "delay: 1 ms",
             "delay: 1 ms, planes: 257",
-            ":5: wan: got 257 links, expected at most 256, all planes counted",
+            ":5: wan: got 257 links, expected at most 256, counting every plane",
         ),
         (
             "delay: 1 ms",
@@ -298,7 +298,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "989 Tflop/s",
             "989",
-            "6: workload.peak_flops: got 989, expected a computing speed with its unit, "
+            "6: workload.peak_flops: got 989, expected a compute speed with its unit, "
             "such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)",
         ),
         (
@@ -325,7 +325,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
             "[ring]",
             "[rings]",
             "7: algorithms.0: got 'rings', expected FILE.py:NAME or an algorithm: "
-            + ", ".join(names_of(["all_reduce"]))
+            + ", ".join(algorithm_names(["all_reduce"]))
             + "; did you mean ring?",
         ),
         ("[ring]", "[ring, ring]", "7: algorithms.1: got 'ring' again, expected each algorithm once"),
@@ -333,7 +333,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
             "[ring]",
             "[]",
             "7: algorithms: got an empty list, expected at least one of: "
-            + ", ".join(names_of(["all_reduce"])),
+            + ", ".join(algorithm_names(["all_reduce"])),
         ),
         ("[ring]", "ring", "7: algorithms: got 'ring', expected a list"),
         (
@@ -350,7 +350,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "policy: {name: te, over: ecmp}",
-            "7: policy.over: got over with policy te, expected it with priority or isolate or limit or failover only",
+            "7: policy.over: got over with policy te, expected it only with priority or isolate or limit or failover",
         ),
         (
             "algorithms: [ring]",
@@ -371,7 +371,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "variants: {a: {policy: ecmp}, b: {trials: 3}}",
-            "7: variants.b.trials: got trials in a variant, expected what all variants have alike, left out",
+            "7: variants.b.trials: got trials in a variant, expected only keys that may differ between variants",
         ),
         (
             "algorithms: [ring]",
@@ -447,7 +447,7 @@ def test_mistakes_in_a_topology_inside_a_scenario() -> None:
             b"name: 'a\n",
             ":2: got while scanning a quoted scalar, found unexpected end of stream, expected valid YAML",
         ),
-        (b"a: &x [*x]\n", ": got nesting without end, expected valid YAML"),
+        (b"a: &x [*x]\n", ": got infinite nesting, expected valid YAML"),
         (b"name: pair\nmtu: \x01\n", ":2: got the character '\\x01', expected valid YAML"),
         (b"name: 2024-13-45\n", ":1: name: got 2024-13-45 (month must be in 1..12), expected valid YAML"),
         (b"\xff\xfe", ": got bytes that are not UTF-8, expected a readable YAML file"),

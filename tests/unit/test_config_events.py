@@ -46,13 +46,13 @@ def test_every_action_is_taken_with_what_it_needs(action: str) -> None:
         ({"action": "rank_slow", "target": 0}, "what rank_slow changes, such as factor: 2"),
         (
             {"action": "link_down", "target": "x", "factor": 2},
-            "got factor with link_down, expected it with rank_slow",
+            "got factor with link_down, expected it only with rank_slow",
         ),
         (
             {"action": "nic_down", "target": "x", "loss": "1 %"},
-            "loss with nic_down, expected it with nic_loss only",
+            "loss with nic_down, expected it only with nic_loss",
         ),
-        ({"action": "rank_kill", "target": 0, "what": "size"}, "it with rank_mismatch only"),
+        ({"action": "rank_kill", "target": 0, "what": "size"}, "it only with rank_mismatch"),
         ({"action": "rank_slow", "target": 0, "factor": 0.5}, "a number from 1 to 1000"),
         (
             {"action": "nic_loss", "target": "x", "loss": "1 %", "direction": "a_to_b"},
@@ -66,9 +66,9 @@ def test_every_action_is_taken_with_what_it_needs(action: str) -> None:
             {"action": "nic_degrade", "target": "x", "set": {"jitter": "1 ms"}},
             "jitter of a card, expected one of: rate, delay, loss",
         ),
-        ({"action": "rank_skip", "target": 0, "for": "1 s"}, "rank_skip that is undone or repeated"),
+        ({"action": "rank_skip", "target": 0, "for": "1 s"}, "rank_skip with for or times"),
         ({"action": "nic_down", "target": "x", "random": {"from": "1 s", "to": "2 s"}}, "at and random"),
-        ({"action": "rank_mismatch", "target": 0, "what": "colour"}, "what differs: size, type, order"),
+        ({"action": "rank_mismatch", "target": 0, "what": "colour"}, "a mismatch: size, type, order"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(values: dict[str, Any], said: str) -> None:
@@ -174,7 +174,7 @@ def test_recorded_failures_come_as_recorded(tmp_path: Path) -> None:
         "failures: [{what: nic_down, distribution: trace, trace: log.csv, for: 7 s, until: 10 s}]\n"
         "events: [{at: 1 s, action: link_down, target: east-west-0}]"
     )
-    found = load_scenario(scenario(more, tmp_path)).happenings
+    found = load_scenario(scenario(more, tmp_path)).all_events
     assert [(event.action, event.at_s, event.target, event.for_s) for event in found] == [
         ("link_down", 1.0, "east-west-0", None),
         ("nic_down", 1.5, "west1", 2.0),
@@ -186,9 +186,9 @@ def test_recorded_failures_come_as_recorded(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("when,what\n1,east1\n", "the columns time_s, target"),
-        ("time_s,target\n1,east1\nx,east1\n", "in line 3 too"),
-        ("time_s,target\n-1,east1\n", "in line 2 too"),
-        ("time_s,target\n1,nobody\n", "of 'nobody': a host that has a rank"),
+        ("time_s,target\n1,east1\nx,east1\n", "also in line 3"),
+        ("time_s,target\n-1,east1\n", "also in line 2"),
+        ("time_s,target\n1,nobody\n", "for 'nobody': a host that has a rank"),
     ],
 )
 def test_a_bad_record_is_refused(text: str, said: str, tmp_path: Path) -> None:

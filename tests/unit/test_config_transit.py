@@ -54,8 +54,8 @@ def test_a_building_without_hosts_is_an_edge_switch_alone(written: Path) -> None
         (
             "hosts: 0, region: far",
             "hosts: 0, nic: {rate: 1 Gbit/s}, switching: cut_through",
-            "4: buildings.north.nic: got nic beside hosts: 0, expected hosts, or no nic: a transit site only forwards\n"
-            "FILE:4: buildings.north.switching: got switching beside hosts: 0",
+            "4: buildings.north.nic: got nic with hosts: 0, expected hosts, or no nic: a transit site only forwards\n"
+            "FILE:4: buildings.north.switching: got switching with hosts: 0",
         ),
         (
             "hosts: 1, nic: {rate: 10 Gbit/s}",

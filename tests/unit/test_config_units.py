@@ -90,8 +90,8 @@ def test_a_rate_without_a_known_unit_is_refused_naming_the_units(value: object) 
     [
         (units.parse_rate, "0 bps", "a rate above 0"),
         (units.parse_rate, "-1 Gbit/s", "a rate above 0"),
-        (units.parse_flop_rate, "0 flop/s", "a computing speed above 0"),
-        (units.parse_flop_rate, "3", "a computing speed with its unit, such as 989 Tflop/s"),
+        (units.parse_flop_rate, "0 flop/s", "a compute speed above 0"),
+        (units.parse_flop_rate, "3", "a compute speed with its unit, such as 989 Tflop/s"),
         (units.parse_duration, "-1 ms", "a duration of 0 or more"),
         (units.parse_duration, 5, "a duration with its unit, such as 2.5 ms (ns, us, ms, s, min, h)"),
         (

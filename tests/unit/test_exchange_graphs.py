@@ -41,7 +41,11 @@ def imported(path: Path, text: str, given: ImportDefaults = GIVEN) -> tuple[Topo
 def ways(spec: TopologySpec) -> list[tuple[Any, ...]]:
     """Return each link's ends, and rate, delay, jitter and loss of both of its directions."""
     return [
-        (link.a, link.b, *((way.rate_bps, way.delay_s, way.jitter_s, way.loss) for _, _, way in link.ways))
+        (
+            link.a,
+            link.b,
+            *((way.rate_bps, way.delay_s, way.jitter_s, way.loss) for _, _, way in link.directions),
+        )
         for link in spec.resolve().wan
     ]
 

@@ -39,7 +39,7 @@ def imported(folder: Path, lab: str, script: str = "") -> tuple[TopologySpec, li
 
 def delays(spec: TopologySpec) -> dict[tuple[str, str], float]:
     """Return the delay of each direction of each link."""
-    return {(here, there): way.delay_s for link in spec.resolve().wan for here, there, way in link.ways}
+    return {(here, there): way.delay_s for link in spec.resolve().wan for here, there, way in link.directions}
 
 
 PAIR = """name: lab

@@ -210,7 +210,7 @@ def test_containerlab_comes_back_with_its_rates_and_delays(name: str, tmp_path: 
         assert there.nic.rate_bps == pytest.approx(building.nic.rate_bps, rel=1e-4)
     for one, other in zip(spec.resolve().wan, found.resolve().wan, strict=True):
         assert (one.a, one.b, one.plane) == (other.a, other.b, other.plane)
-        for way, again in zip(one.ways, other.ways, strict=True):
+        for way, again in zip(one.directions, other.directions, strict=True):
             wanted = (way[2].rate_bps, way[2].delay_s, way[2].jitter_s, way[2].mean_loss)
             got = (again[2].rate_bps, again[2].delay_s, again[2].jitter_s, again[2].mean_loss)
             assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
@@ -263,7 +263,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
         "leaf2": (0, None),
         "router": (0, None),
     }
-    up, down = next(link for link in spec.resolve().wan if link.a == "leaf1").ways
+    up, down = next(link for link in spec.resolve().wan if link.a == "leaf1").directions
     assert (up[2].rate_bps, up[2].delay_s, up[2].jitter_s, up[2].loss) == (100e6, 0.005, 0.001, 0.005)
     assert (down[2].rate_bps, down[2].delay_s, down[2].jitter_s, down[2].loss) == (1e9, 1.5, 0, 0)
     assert [(link.a, link.b) for link in spec.wan] == [

@@ -379,13 +379,13 @@ def test_the_first_that_fits_the_bound_and_screening_are_told(tmp_path: Path) ->
 
 def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(tmp_path / "explored")])
-    (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first that fits"))
+    (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first feasible one"))
     assert re.fullmatch(
-        r"first that fits after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
+        r"first feasible one after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
         r"\(no less than [\d.]+ ms by computing alone\)",
         line,
     )
-    assert "first that fits" not in ran.stdout
+    assert "first feasible one" not in ran.stdout
 
 
 def test_a_table_in_a_pipe_breaks_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,8 +535,8 @@ def test_what_is_known_is_not_tried_again(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"space": {}}, "a mapping of paths to lists"),
-        ({"space": {"policy": []}}, "of policy a list of one or more values"),
-        ({"space": {"policy": ["te", "te"]}}, "of policy each value once; 'te' is there again"),
+        ({"space": {"policy": []}}, "for policy a list of one or more values"),
+        ({"space": {"policy": ["te", "te"]}}, "for policy each value once; 'te' is repeated"),
         ({"space": {"ranks": [2]}}, "paths of what configurations may differ in"),
         ({"baselines": ["productoin"]}, "production"),
         ({"baselines": ["atlas", "atlas"]}, "each baseline once"),
@@ -560,7 +560,7 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
         "The best: data_parallel_replicate 2, pipeline_parallel 2, placement crosspipe. ",
         " tokens/s, ",
         " sequences/s, MFU ",
-        "18 combinations, 18 (all) tried on the model, 6 fit",
+        "18 combinations, 18 (all) evaluated with the model, 6 feasible",
         "production",
         "only placement",
         "1.00x",
@@ -690,7 +690,7 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
     (folder / "confirmed/scenario.yaml").write_text((folder / "confirm.yaml").read_text())
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
     ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
-    assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
+    assert "Model error: median 2.0%, worst 2.0%; Kendall's tau" in ran.stdout
     assert "Nothing of it was measured" not in ran.stdout
     first, second = (line for line in ran.stdout.splitlines() if line.startswith("The best: "))
     assert "a step by the model" in first

@@ -145,14 +145,14 @@ def test_by_the_closed_form_a_step_takes_what_its_longest_way_does(tmp_path: Pat
     [
         (
             {"space": {"workload.schedule.microbatches": [1, 2]}},
-            "explore.space.workload.schedule.microbatches: got .* which the trace says, expected with trace or "
+            "explore.space.workload.schedule.microbatches: got .* which the trace determines, expected with trace or "
             "chakra one of workload.placement, workload.mapping, workload.algorithms, workload.tuning",
         ),
         (
             {"space": {"workload.model": ["llama3-8b"]}},
             "explore.space.workload.model: got workload.model, which",
         ),
-        ({"memory": "80 GB"}, "explore.memory: got memory with trace .*a trace does not say what ranks keep"),
+        ({"memory": "80 GB"}, "explore.memory: got memory with trace .*a trace does not record memory"),
         ({"baselines": ["atlas"]}, r"explore.baselines: got \[atlas\] with trace or chakra"),
     ],
 )

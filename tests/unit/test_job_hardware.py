@@ -279,7 +279,7 @@ def test_memory_of_hosts_bounds_a_search(tmp_path: Path) -> None:
         ),
         (
             unlike({"hosts": "3-1", "memory": "1 GB"}),
-            "expected numbers of hosts from 1, such as [1, 2] or 1-4",
+            "expected host numbers from 1, such as [1, 2] or 1-4",
         ),
         (
             unlike({"hosts": [1], "compute_dtype": "int4"}),
@@ -303,7 +303,7 @@ def test_a_type_of_its_own_needs_an_accelerator(tmp_path: Path) -> None:
 
 def test_words_that_are_none_are_refused(tmp_path: Path) -> None:
     for schedule, said in (
-        ({"layers_per_stage": "fair"}, "expected even, by_speed, or a list of how many each has"),
+        ({"layers_per_stage": "fair"}, "expected even, by_speed, or a list with the number of each"),
         ({"microbatches_per_replica": "by_speed", "wan_send_tokens": True}, "microbatches_per_replica even"),
     ):
         with pytest.raises(ConfigError) as caught:

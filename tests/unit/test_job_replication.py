@@ -89,7 +89,7 @@ def test_machines_that_are_lost_are_silent() -> None:
         ("workload.parallelism.faults.detect=200 ms", "at least 300 ms, 3 times `heartbeat`"),
         (
             "workload.parallelism.faults={mode: restart, checkpoint_from: peer}",
-            "storage, as all ranks end with mode restart",
+            "storage, as all ranks stop with mode restart",
         ),
     ],
 )

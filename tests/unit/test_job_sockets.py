@@ -408,7 +408,7 @@ policy: te
 def test_planned_pacing_belongs_to_te(scenario: Path) -> None:
     loaded: Scenario = load_scenario(scenario)
     assert loaded.transport.sockets[0].pacing == "planned"
-    with pytest.raises(Exception, match="planned with policy ecmp, expected it with policy te only"):
+    with pytest.raises(Exception, match="planned with policy ecmp, expected it only with policy te"):
         load_scenario(scenario, ["policy=ecmp"])
 
 
@@ -421,6 +421,6 @@ def test_an_entry_that_sets_nothing_and_pacing_of_mptcp_are_refused(scenario: Pa
     with pytest.raises(Exception, match="expected congestion_control, pacing or buffers") as caught:
         load_scenario(scenario)
     scenario.write_text(text.replace("sockets:", "kind: mptcp\n  sockets:"))
-    with pytest.raises(Exception, match="pacing with mptcp, expected it with striped or tcp") as caught:
+    with pytest.raises(Exception, match="pacing with mptcp, expected it only with striped or tcp") as caught:
         load_scenario(scenario)
     assert "transport.sockets.0.pacing" in str(caught.value)

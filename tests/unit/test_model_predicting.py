@@ -109,7 +109,7 @@ def test_events_background_traffic_and_protocols_of_one_s_own_are_not_the_model_
     overridden = load_scenario(SCENARIOS / "quickstart.yaml", own)
     assert job_of(overridden, Scale()).unmodelled == (f"transport.protocol: {tmp_path / 'own.py'}:Own",)
     said = CliRunner().invoke(app, ["predict", str(SCENARIOS / "quickstart.yaml"), "--set", *own]).output
-    assert "not in these figures, as the model does not know it: transport.protocol: " in said
+    assert "not included, as the model does not cover it: transport.protocol: " in said
     for protocol in ("rendezvous", "staged"):
         known = load_scenario(SCENARIOS / "quickstart.yaml", [f"transport.protocol={protocol}"])
         assert not job_of(known, Scale()).unmodelled

@@ -48,8 +48,8 @@ def built(nic: dict[str, Any] | None = None, **wan: Any) -> Topology:
         (
             {},
             {"pause": {"headroom": "1 MB"}},
-            "wan.0.pause.headroom: got 1 MB, expected auto, or at least 2.527356 MB: what 1 Gbit/s brings in the 20 ms "
-            "there and back after a pause is sent, and three frames",
+            "wan.0.pause.headroom: got 1 MB, expected auto, or at least 2.527356 MB: what arrives at 1 Gbit/s "
+            "in a round trip of 20 ms after a pause is sent, and three frames",
         ),
         (
             {},
@@ -59,14 +59,14 @@ def built(nic: dict[str, Any] | None = None, **wan: Any) -> Topology:
         (
             {},
             {"pause": {"headroom": "2 MB"}, "b_to_a": {"delay": "20 ms"}},
-            "wan.0.pause.headroom: got 2 MB, expected auto, or at least 3.777356 MB: what 1 Gbit/s brings in the 30 ms "
-            "there and back after a pause is sent, and three frames",
+            "wan.0.pause.headroom: got 2 MB, expected auto, or at least 3.777356 MB: what arrives at 1 Gbit/s "
+            "in a round trip of 30 ms after a pause is sent, and three frames",
         ),
         (
             {"pause": {"headroom": "20 kB"}},
             {},
-            "buildings.east.nic.pause.headroom: got 20 kB, expected auto, or at least 27.356 kB: what 1 Gbit/s brings "
-            "in the 0 ms there and back after a pause is sent, and three frames",
+            "buildings.east.nic.pause.headroom: got 20 kB, expected auto, or at least 27.356 kB: what arrives at "
+            "1 Gbit/s in a round trip of 0 ms after a pause is sent, and three frames",
         ),
         (
             {},
@@ -76,7 +76,7 @@ def built(nic: dict[str, Any] | None = None, **wan: Any) -> Topology:
         (
             {},
             {"pause": {}, "jitter": "1 ms"},
-            "wan.0.jitter: got jitter beside pause, expected one of both: what is under way would not be known",
+            "wan.0.jitter: got jitter with pause, expected only one of the two: pause must know what is in flight",
         ),
     ],
 )

@@ -83,8 +83,8 @@ def _written(folder: Path) -> Path:
         (
             "[east2, west2]",
             "[east2, east2, west2]",
-            "background_traffic.0.hosts.1: got east2, which has a rank or background traffic already, "
-            "expected a host that nobody uses",
+            "background_traffic.0.hosts.1: got east2, which already has a rank or background traffic, "
+            "expected an unused host",
         ),
         (
             "background_traffic:",
@@ -94,8 +94,8 @@ def _written(folder: Path) -> Path:
         (
             "background_traffic:",
             "hosts: [east2, west1]\nbackground_traffic:",
-            "background_traffic.0.hosts.0: got east2, which has a rank or background traffic already, "
-            "expected a host that nobody uses",
+            "background_traffic.0.hosts.0: got east2, which already has a rank or background traffic, "
+            "expected an unused host",
         ),
         (
             "background_traffic:",
@@ -113,7 +113,7 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, problem: str) ->
 
 
 def test_the_old_key_says_what_to_write_in_its_place(tmp_path: Path) -> None:
-    renamed = "got a key that has another name now, expected `background_traffic`, which takes the same"
+    renamed = "got a key that was renamed, expected `background_traffic`, which takes the same"
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, SCENARIO.replace("background_traffic:", "neighbours:"))
     assert f"neighbours: {renamed}" in str(caught.value)

@@ -43,7 +43,7 @@ def test_steps_in_a_row_count_all_of_them() -> None:
     file = QUICKSTART.parent / "outer.yaml"
     scenario = load_scenario(file)
     own = scenario.variant(scenario.variant_names[0])
-    many = own.workload.training_steps_of_step
+    many = own.workload.training_steps_per_step
     assert many > 1
     once = step_work(own.changed({"workload.training_steps": many * 2}, "twice as many"))
     work = step_work(own)

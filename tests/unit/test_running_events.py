@@ -35,7 +35,7 @@ def event(**values: Any) -> EventSpec:
 
 
 def test_the_old_key_of_a_direction_says_what_to_write_in_its_place() -> None:
-    with pytest.raises(ValidationError, match="a key that has another name now, expected `direction`"):
+    with pytest.raises(ValidationError, match="a key that was renamed, expected `direction`"):
         event(action="degrade", target="east-west-0", set={"loss": "1 %"}, way="a_to_b")
 
 

@@ -100,8 +100,8 @@ def test_a_node_is_a_host_and_cards_behind_a_switch_of_its_own() -> None:
     ("more", "field", "expected"),
     [
         ({"hosts": 3}, "hosts", "14"),
-        ({"nic": {"rate": "1 Gbit/s"}}, "nic", "one of both"),
-        ({"clos": {"leaves": 2, "spines": 1}}, "clos", "one of both"),
+        ({"nic": {"rate": "1 Gbit/s"}}, "nic", "only one of the two"),
+        ({"clos": {"leaves": 2, "spines": 1}}, "clos", "only one of the two"),
     ],
 )
 def test_nodes_say_all_of_a_building(more: dict[str, Any], field: str, expected: str) -> None:

@@ -24,7 +24,7 @@ from testbed.show.report.sweep import lacking, write_sweep
 from testbed.show.report.sweep_findings import caption, describe_sweep
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.spec.sweep_axes import Axis, axes_of, parse_axes, parse_axis, places
+from testbed.spec.sweep_axes import Axis, axes_from_mapping, grid_points, parse_axes, parse_axis
 from tests.unit.report_run import measured_variant
 
 BARE: dict[str, Any] = {
@@ -96,14 +96,14 @@ def test_words_lists_in_brackets_and_mappings_are_values_each() -> None:
     assert parse_axis("algorithms=[ring, hierarchical],[ring]").values == (["ring", "hierarchical"], ["ring"])
     assert parse_axis("algorithms=[ring, hierarchical],[ring]").texts == ("ring + hierarchical", "ring")
     assert parse_axis("policy={name: te, paths: 2},ecmp").values == ({"name": "te", "paths": 2}, "ecmp")
-    assert axes_of({"trials": [1, 3], "policy": "ecmp,te"})[0].values == (1, 3)
+    assert axes_from_mapping({"trials": [1, 3], "policy": "ecmp,te"})[0].values == (1, 3)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         (("policy",), "KEY=A,B,C or KEY=FIRST..LAST"),
-        (("a.delay=1ms..80ms",), "how many values, two at least, such as 1ms..80ms:log:8"),
+        (("a.delay=1ms..80ms",), "a count of at least two, such as 1ms..80ms:log:8"),
         (("a.delay=1ms..80GB:3",), "two ends of one kind"),
         (("a.delay=9ms..1ms:3",), "a first value below the last"),
         (("a.loss=0%..1%:log:3",), "above 0"),
@@ -134,7 +134,7 @@ def test_the_interval_of_a_median_is_as_the_tables_of_order_statistics_have_it(
 def made(axes: Sequence[Axis], steps: dict[str, Any], measured: Mapping[Any, str] | None = None) -> Sweep:
     """steps: by variant seconds of a place. measured: verdicts by place, of the same seconds."""
     points = []
-    for place in places(axes):
+    for place in grid_points(axes):
         figures = []
         for name, step in steps.items():
             status: Any = (measured or {}).get(place)

@@ -179,7 +179,7 @@ def test_what_is_of_another_job_is_named(workload: dict[str, Any], said: str, tm
         ({"placement": [SHARD, SHARD]}, "expected as_recorded, or kinds of communication"),
         ({"mapping": "scatterd"}, "expected consecutive, scattered"),
         ({"mapping": "by_speed"}, "expected consecutive, scattered, topology_aware, by_distance, or a list"),
-        ({"algorithms": {SHARD: "rin"}}, "of shard FILE.py:NAME or an algorithm: .* did you mean ring"),
+        ({"algorithms": {SHARD: "rin"}}, "for shard FILE.py:NAME or an algorithm: .* did you mean ring"),
     ],
 )
 def test_what_is_no_choice_is_refused(workload: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
             "got 'fec', expected a recovery: go_back_n, selective_repeat, nack, erasure, xor",
         ),
         ({"recovery": "go_back_n", "spray": "packet"}, "got packet with recovery go_back_n, expected none"),
-        ({"erasure": {"data": 250, "parity": 8}}, "got 250 \\+ 8, expected at most 256 packets of a group"),
+        ({"erasure": {"data": 250, "parity": 8}}, "got 250 \\+ 8, expected at most 256 packets in a group"),
         ({"window": "big"}, "expected bdp, or a size with its unit"),
         ({"paths": 1}, "expected a whole number from 2 to 64"),
     ],

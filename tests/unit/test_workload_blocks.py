@@ -313,7 +313,7 @@ def test_what_blocks_do_not_go_with_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"context_parallel_degree": 2, "tensor_parallel_degree": 4},
-            "tree with context_parallel_degree 2, expected 1, or another way",
+            "tree with context_parallel_degree 2, expected 1, or another mode",
         ),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -222,8 +222,8 @@ def test_it_is_what_local_sgd_does(tmp_path: Path, overlap: int, bits: int) -> N
             {"outer": {"every": 4, "bits": 8}},
             "outer.bits: got 8 with collectives.data_parallel_replicate: ring",
         ),
-        ({**HSDP, "faults": {}}, {"outer": {"every": 4}}, "got outer beside parallelism.faults"),
-        ({**HSDP, "faults": {}}, {"training_steps": 4}, "got training_steps beside parallelism.faults"),
+        ({**HSDP, "faults": {}}, {"outer": {"every": 4}}, "got outer with parallelism.faults"),
+        ({**HSDP, "faults": {}}, {"training_steps": 4}, "got training_steps with parallelism.faults"),
     ],
 )
 def test_what_does_not_fit_is_said(
@@ -261,7 +261,7 @@ def test_other_workloads_have_none(tmp_path: Path, keys: dict[str, Any]) -> None
     head = {"name": "none", "topology": str(tmp_path / "pair.yaml")}
     for workload_data, words in (
         ({"model": "llama3-8b", "accelerator": "h100"}, f"{next(iter(keys))} without parallelism"),
-        ({"plan": "local_sgd"}, f"{next(iter(keys))} beside a plan"),
+        ({"plan": "local_sgd"}, f"{next(iter(keys))} with a plan"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_scenario({**head, "workload": {**workload_data, **keys}})

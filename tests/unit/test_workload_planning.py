@@ -591,7 +591,7 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
         (
             {"data_parallel_shard_degree": 8, "dscp": {"pipeline_parallel": 64}},
             {},
-            "expected of pipeline_parallel a DSCP, a whole number from 0 to 63",
+            "expected for pipeline_parallel a DSCP, a whole number from 0 to 63",
         ),
         (
             {"data_parallel_shard_degree": 8},
@@ -601,7 +601,7 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
         (
             {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": "far_fist"}},
             {},
-            "of data_parallel_shard FILE.py:NAME or an algorithm: ring, bidirectional_ring",
+            "for data_parallel_shard FILE.py:NAME or an algorithm: ring, bidirectional_ring",
         ),
         (
             {"tensor_parallel_degree": 8, "collectives": {"tensor_parallel": "far_first"}},

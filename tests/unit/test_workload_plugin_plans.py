@@ -123,9 +123,14 @@ def test_what_keys_describe_is_a_workload_of_the_registry(
 
 def test_a_workload_that_is_named_goes_with_its_own_keys(tmp_path: Path) -> None:
     assert set(WORKLOAD_KEYS) <= set(WORKLOADS)
-    with pytest.raises(ConfigError, match=r"got data_parallel with keys of nothing to do, expected it with"):
+    with pytest.raises(
+        ConfigError, match=r"got data_parallel with keys of no workload, expected model with it"
+    ):
         scenario(tmp_path, {"plan": "data_parallel"})
-    with pytest.raises(ConfigError, match=r"got collectives with keys of data_parallel, expected it with"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got collectives with keys of data_parallel, expected collectives or exchange with it",
+    ):
         scenario(tmp_path, {**MODEL, "plan": "collectives"})
 
 
@@ -141,7 +146,9 @@ def test_a_function_is_told_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_plan_stands_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workload.model: got model beside a plan, expected one of both"):
+    with pytest.raises(
+        ConfigError, match=r"workload.model: got model with a plan, expected only one of the two"
+    ):
         scenario(tmp_path, {"plan": "local_sgd", "model": "llama3-8b"})
     with pytest.raises(ConfigError, match=r"workload.options: got options without a plan"):
         scenario(tmp_path, {"exchange": {"messages": 1, "size": "1 MB"}, "options": {}})

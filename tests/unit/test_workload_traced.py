@@ -150,11 +150,11 @@ def test_ranks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
-        ("{trace: job.json.gz, model: llama3-8b, accelerator: h100}", "model beside a trace"),
-        ("{trace: job.json.gz, plan: local_sgd}", "trace beside a plan"),
+        ("{trace: job.json.gz, model: llama3-8b, accelerator: h100}", "model with a trace"),
+        ("{trace: job.json.gz, plan: local_sgd}", "trace with a plan"),
         ("{trace: job.json.gz, plan: collectives}", "got collectives with keys of trace"),
-        ("{trace: job.json.gz, options: {a: 1}}", "options beside a trace"),
-        ("{plan: trace}", "got trace with keys of nothing to do, expected it with trace"),
+        ("{trace: job.json.gz, options: {a: 1}}", "options with a trace"),
+        ("{plan: trace}", "got trace with keys of no workload, expected trace with it"),
     ],
 )
 def test_a_trace_says_all_that_ranks_do(workload: str, said: str, tmp_path: Path) -> None:

@@ -130,5 +130,5 @@ def test_traces_of_other_ranks_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"workload\.chakra: got .*traces, of 1 ranks, expected a trace of 2 ranks"
     ):
         dry_runs(scenario_of(tmp_path, chakra="traces"), UNSCALED)
-    with pytest.raises(ConfigError, match="model beside traces"):
+    with pytest.raises(ConfigError, match="model with traces"):
         scenario_of(tmp_path, chakra="traces", model="llama3-8b", accelerator="h100")

@@ -1,1 +1,1 @@
-"""What commands and the Python API do alike: run and report, explore and confirm, calibrate, reproduce."""
+"""Experiments shared by commands and the Python API: run, explore and confirm, sweep, calibrate, reproduce."""

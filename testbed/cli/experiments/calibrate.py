@@ -1,4 +1,4 @@
-"""The model's calibration: probes are run, the model is fitted to them, the result is kept where runs look for it."""
+"""Calibration of the step model: run probes, fit the model to them, store the result where runs look for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCENARIO, RUN = "calibration.yaml", "run"
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The probes' run, what fits it, and the file that keeps it."""
+    """A calibration: the run of its probes, the fit, and the file that stores it."""
 
     result: Result
     fit: Fit
@@ -33,18 +33,28 @@ class Calibrated:
 def calibrate(
     clock: str, folder: Path, jobs: int | None, keep: Path | None, listener: Listener
 ) -> Calibrated:
-    """Run the probes in `folder`, which is made, fit, and keep. keep: the file; None: where runs look for it.
+    """Run the probes in a new folder, fit the model, and store the result.
 
-    RunError where too few figures are to be trusted, and all that a run raises; a folder with a run in it then stays.
+    Args:
+        clock: clock to calibrate for, "virtual" or "real".
+        folder: folder to create.
+        jobs: guests to run at once; None: one per core, as memory allows.
+        keep: file for the result; None: where runs look for it.
+        listener: reports progress.
+
+    Raises:
+        RunError: too few results are trusted; and everything that a run raises. A folder with a run in it is kept.
     """
     make_folder(folder)
     try:
-        scenario = probe_scenario(cards=clock == VIRTUAL and _can_have_cards())
+        scenario = probe_scenario(cards=clock == VIRTUAL and _has_rdma_cards())
         file = folder / SCENARIO
         file.write_text(scenario.to_yaml())
         result = run(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs), listener)
         try:
-            found = fit(scenario, measured_probes(result), result.conversion, clock, _made(folder / RUN))
+            found = fit(
+                scenario, measured_probes(result), result.conversion, clock, _provenance(folder / RUN)
+            )
         except ValueError as error:
             raise RunError(str(error)) from None
         kept = write_calibration(clock, found.calibration, keep)
@@ -56,32 +66,35 @@ def calibrate(
     return Calibrated(result, found, kept)
 
 
-def _can_have_cards() -> bool:
-    """Whether hosts of the virtual clock can have network cards with verbs here."""
+def _has_rdma_cards() -> bool:
+    """Return whether hosts under the virtual clock can have RDMA cards here."""
     try:
         import_pyverbs("device")
         return "soft-RoCE" in find_image().checked
-    except (ImportError, NoKernelError):  # that there is none the run says
+    except (ImportError, NoKernelError):  # the run reports a missing kernel
         return False
 
 
 def measured_probes(result: Result) -> list[MeasuredProbe]:
-    """What the probes of a run took; its untrusted ones are not to be fitted to."""
+    """Return the measured time of each probe. Untrusted ones are marked, as they must not be fitted to."""
     return [
         MeasuredProbe(
-            variant.name, variant.step_time_s.median, variant.verdict.status != "untrusted", _mended(variant)
+            variant.name,
+            variant.step_time_s.median,
+            variant.verdict.status != "untrusted",
+            _retransmissions(variant),
         )
         for variant in result.variants
     ]
 
 
-def _mended(variant: Variant) -> int:
-    """Packets that were sent again, or how often cards went back."""
+def _retransmissions(variant: Variant) -> int:
+    """Return the number of retransmitted packets, or how often RDMA cards went back."""
     return sum(one.retransmits if one.went_back is None else one.went_back for one in variant.connections)
 
 
-def _made(folder: Path) -> dict[str, str]:
-    """With which version, on which kernel and link engine, when."""
+def _provenance(folder: Path) -> dict[str, str]:
+    """Return the version, kernel, link engine and date of a run."""
     manifest = Manifest.open(folder)
     return {
         "testbed": manifest.testbed_version,

@@ -1,4 +1,4 @@
-"""From a search to a scenario that runs its best and what they are held against; how right the model was."""
+"""From a search to a scenario that runs its best configurations and baselines; the accuracy of the model."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from testbed.prediction.search.search import Exploration, RankedConfiguration
 from testbed.spec.catalogue import model_errors
 from testbed.spec.parallelism import ScheduleSpec
 from testbed.spec.scenario import Scenario
-from testbed.spec.sweep_axes import Place
+from testbed.spec.sweep_axes import GridPoint
 
-WITHIN = 1.2  # of the best by the model: what it has slower than that is not the quickest on packets
+WITHIN = 1.2  # times the best prediction: slower ones are never the fastest on the network
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """scenario: its variants are what was compared, each configuration once. variants: which, by name."""
+    """A scenario with each compared configuration as a variant. `variants`: variant names by label."""
 
     scenario: Scenario
     variants: Mapping[str, str]
 
 
 def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
-    """The baselines, the best of each dimension alone and of as many at random, and the best of all. ConfigError."""
+    """Return the scenario that compares baselines, ablations, random search and the best. Raises ConfigError."""
     explore = scenario.explore
     assert explore is not None
     variants: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     known: dict[str, str] = {}
-    # what the search found is called so, even if as many tries at random find it, too
+    # a configuration found by both gets the search's name, not that of random search
     for result in sorted(found.compared(explore.confirm), key=lambda one: one.kind == "random"):
         changed = configured(scenario, result.configuration.changes)
         name = known.setdefault(changed.to_yaml(), result.label.replace(" ", "-"))
@@ -48,7 +48,7 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
 
 
 def candidates(scenario: Scenario, found: Exploration) -> list[RankedConfiguration]:
-    """Of which packets choose: the best by the model, that it can tell apart, and none that it has too far behind."""
+    """Return the best distinct predictions, from which runs on the network choose, none much slower than the best."""
     explore = scenario.explore
     assert explore is not None
     most_s = WITHIN * found.best.tried.step_time_s
@@ -56,19 +56,19 @@ def candidates(scenario: Scenario, found: Exploration) -> list[RankedConfigurati
 
 
 def short_run(scenario: Scenario, some: Mapping[str, RankedConfiguration], trials: int) -> Scenario:
-    """The scenario whose variants these are, with so many trials. ConfigError."""
+    """Return a scenario with these configurations as variants. Raises ConfigError."""
     variants = {name: _changes(scenario, one) for name, one in some.items()}
     return _with_variants(scenario.model_copy(update={"trials": trials}), variants)
 
 
 def survivors(ranked: Sequence[RankedConfiguration], least: int) -> Sequence[RankedConfiguration]:
-    """The first half of them (successive halving: Jamieson and Talwalkar 2016), no less than so many."""
+    """Return the better half, but at least `least` (successive halving: Jamieson and Talwalkar 2016)."""
     return ranked[: max(least, math.ceil(len(ranked) / 2))]
 
 
 def _changes(scenario: Scenario, one: RankedConfiguration) -> dict[str, Any]:
-    """A configuration's, with the microbatches that follow from them."""
-    if scenario.workload.recorded:
+    """Return a configuration's changes, with the resulting number of microbatches."""
+    if scenario.workload.is_recorded:
         return dict(one.configuration.changes)
     schedule = configured(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
     return {**one.configuration.changes, MICROBATCHES: schedule.microbatches}
@@ -81,7 +81,7 @@ def _with_variants(scenario: Scenario, variants: Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of predicted and measured step times: errors as parts of what was measured, rank correlation (1: same order)."""
+    """Agreement of predicted and measured step times: relative errors, and rank correlation (1: same order)."""
 
     median_error: float
     worst_error: float
@@ -89,7 +89,7 @@ class Agreement:
 
 
 def agreement(variants: Sequence[Variant]) -> Agreement | None:
-    """Over a run's variants whose figures are to be trusted; None of fewer than two."""
+    """Return the agreement over a run's trusted variants; None if there are fewer than two."""
     pairs = [
         (entry.predicted.step_time_s, entry.step_time_s.median)
         for entry in variants
@@ -102,25 +102,28 @@ def agreement(variants: Sequence[Variant]) -> Agreement | None:
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Part of all pairs that are in the same order in both, less those that are not (Kendall 1938, tau-a)."""
-    # not by SciPy, 143 MB for everybody to install: it has tau-b and tau-c alone, which differ where there are ties
+    """Return the share of concordant pairs minus that of discordant ones (Kendall 1938, tau-a)."""
+    # SciPy (143 MB to install) only has tau-b and tau-c, which differ if there are ties
     orders = [(one[0] - other[0]) * (one[1] - other[1]) for one, other in combinations(pairs, 2)]
     return sum((order > 0) - (order < 0) for order in orders) / len(orders)
 
 
 RUNGS = "rungs"
-LONGER = 3  # times the trials for each half
+LONGER = 3  # factor of trials from one rung to the next
 
 Measure = Callable[[Scenario, Path, Path], Result]
-"""Writes a scenario into a file and runs it into a folder, or opens what it came to there."""
+"""Writes a scenario into a file and runs it into a folder, or opens the run that is there."""
 
 
 def halve_candidates(
     scenario: Scenario, found: Exploration, folder: Path, measure: Measure
 ) -> tuple[Sequence[RankedConfiguration], list[dict[str, Any]]]:
-    """As many as the search confirms, the quickest first; and what each rung, a run in `folder`, has measured.
+    """Choose the fastest candidates by successive halving on the network.
 
-    What is untrusted comes behind all that is not. No rungs where no more are candidates than are confirmed.
+    Untrusted results rank last. There are no rungs unless there are more candidates than `confirm`.
+
+    Returns:
+        The chosen configurations, the fastest first; and the measurements of each rung, a run in `folder`.
     """
     assert scenario.explore is not None
     least, trials = scenario.explore.confirm, 1
@@ -154,68 +157,70 @@ def _entry(one: RankedConfiguration, variant: Variant, goes_on: bool) -> dict[st
     }
 
 
-def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], count: int) -> list[Place]:
-    """So many of those that there are: the corners, both sides of where another variant is the quickest, the gaps.
+def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], count: int) -> list[GridPoint]:
+    """Choose points of a sweep to measure: corners, both sides of changes of the fastest variant, then the widest gaps.
 
-    A gap's point is the one that lies farthest from all that are chosen, by positions along the axes.
+    A gap is filled with the point farthest from all chosen ones, in positions along the axes.
     """
-    there = {point.at: point for point in points if point.misfit is None and point.figures}
-    taken: dict[Place, None] = {}
-    for place in (*_corners(there), *_crossings(axes, there)):
+    valid = {point.at: point for point in points if point.misfit is None and point.figures}
+    taken: dict[GridPoint, None] = {}
+    for place in (*_corners(valid), *_crossings(axes, valid)):
         if len(taken) < count:
             taken.setdefault(place)
-    far = _distance(axes)
-    while len(taken) < min(count, len(there)):
-        left = [place for place in there if place not in taken]
-        taken.setdefault(max(left, key=lambda place: min((far(place, one) for one in taken), default=0.0)))
+    distance = _distance(axes)
+    while len(taken) < min(count, len(valid)):
+        left = [place for place in valid if place not in taken]
+        taken.setdefault(
+            max(left, key=lambda place: min((distance(place, one) for one in taken), default=0.0))
+        )
     return sorted(taken)
 
 
-def quickest(point: SweepPoint) -> str:
-    """The variant with the shortest step."""
+def fastest_variant(point: SweepPoint) -> str:
+    """Return the variant with the shortest step."""
     return min(point.figures, key=lambda figure: figure.step_time_s).variant
 
 
-def _corners(there: dict[Place, SweepPoint]) -> Iterator[Place]:
-    """The least, the largest, then what lies across."""
-    if not there:
+def _corners(valid: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
+    """Yield the smallest and the largest corner, then the other two."""
+    if not valid:
         return
-    lines = list(zip(*there, strict=True))
+    lines = list(zip(*valid, strict=True))
     ends = [(min(line), max(line)) for line in lines]
     first, last = tuple(low for low, _ in ends), tuple(high for _, high in ends)
     corners = [first, last]
     if len(ends) == 2:
         corners += [(first[0], last[1]), (last[0], first[1])]
-    yield from (corner for corner in corners if corner in there)
+    yield from (corner for corner in corners if corner in valid)
 
 
-def _crossings(axes: Sequence[SweepAxis], there: dict[Place, SweepPoint]) -> Iterator[Place]:
-    """Neighbours along an axis of figures of which one has another variant as its quickest than the other has."""
+def _crossings(axes: Sequence[SweepAxis], valid: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
+    """Yield neighbours along a numeric axis that have different fastest variants."""
     for number, axis in enumerate(axes):
         if axis.numbers is None:
             continue
-        for place, point in there.items():
+        for place, point in valid.items():
             after = (*place[:number], place[number] + 1, *place[number + 1 :])
-            if after in there and quickest(point) != quickest(there[after]):
+            if after in valid and fastest_variant(point) != fastest_variant(valid[after]):
                 yield from (place, after)
 
 
-def _distance(axes: Sequence[SweepAxis]) -> Callable[[Place, Place], float]:
+def _distance(axes: Sequence[SweepAxis]) -> Callable[[GridPoint, GridPoint], float]:
     spans = [max(len(axis.texts) - 1, 1) for axis in axes]
 
-    def distance(one: Place, other: Place) -> float:
+    def distance(one: GridPoint, other: GridPoint) -> float:
         return math.hypot(*((a - b) / span for a, b, span in zip(one, other, spans, strict=True)))
 
     return distance
 
 
 def model_errors_of(scenario: Scenario) -> ModelErrors | None:
-    """At points of the scenario's kind; None where none was measured. ConfigError."""
+    """Return the model's errors for scenarios of this kind; None if none were measured. Raises ConfigError."""
     kind = kind_of(scenario)
     return None if kind is None else parse_errors(model_errors()[kind])
 
 
 def indistinguishable_from_best(found: Exploration, errors: ModelErrors) -> Sequence[RankedConfiguration]:
-    """The best, and what the model does not tell from it, the quickest first."""
+    """Return the best configuration and those within the model's error of it, the fastest first."""
     most_s = found.best.tried.step_time_s * (1 + errors.median)
     return [one for one in found.distinct if one.tried.step_time_s <= most_s]

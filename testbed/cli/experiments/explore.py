@@ -1,4 +1,4 @@
-"""A search of configurations in a folder, which goes on where it was stopped; and the run that confirms it."""
+"""A search of configurations in a folder that can be resumed, and the run that confirms it."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.recorded_trace import changed_ns
 
-SHOWN = 5  # of the best, beside what they are held against
+SHOWN = 5  # best configurations shown, in addition to baselines
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What a search found, as its folder has it. document: what `exploration.json` holds; tails_s: see `_tails_s`."""
+    """The result of a search. `document`: content of `exploration.json`; `tails_s`: see `_tails_s`."""
 
     folder: Path
     scenario: Scenario
@@ -61,13 +61,13 @@ class Explored:
 
     @property
     def confirmation(self) -> Path:
-        """The scenario that confirms it."""
+        """File of the scenario that confirms the search."""
         return self.folder / CONFIRMATION
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What the run that confirms a search gave. ran: just now; agreement: None of fewer than two trusted variants."""
+    """The run that confirms a search. `ran`: whether it ran just now; `agreement`: None below two trusted variants."""
 
     result: Result
     ran: bool
@@ -75,9 +75,9 @@ class Confirmed:
 
 
 def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -> None:
-    """Refuse early what would only be refused after the search. confirm_by: the clock; None: it is not confirmed.
+    """Check early what would otherwise fail after the search. `confirm_by`: clock of the confirmation, if any.
 
-    ConfigError, FabricError, VirtualClockError.
+    Raises ConfigError, FabricError or VirtualClockError.
     """
     searched(scenario, file)
     if confirm_by is not None and not (folder / CONFIRMED).exists():
@@ -87,22 +87,30 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
 def explore(
     scenario: Scenario, file: str, folder: Path, progress: Callable[[SearchProgress], None], engine: Executor
 ) -> Explored:
-    """Search, or go on searching, and write the folder. progress: told how far it is; engine: who tries.
+    """Run or resume a search and write its folder.
 
-    ConfigError where nothing fits, or where the folder holds the search of another scenario.
+    Args:
+        scenario: a scenario with `explore`.
+        file: its file, for messages.
+        folder: folder of the search.
+        progress: called with the state of the search.
+        engine: executor that evaluates configurations.
+
+    Raises:
+        ConfigError: no configuration is feasible, or the folder holds another search.
     """
     fresh = not folder.exists()
     try:
-        keeper = SearchLog(folder, scenario)
+        log = SearchLog(folder, scenario)
     except OtherSearch as error:
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
     try:
-        with contextlib.closing(keeper):
-            found = Search(scenario, progress, keeper.known(), keeper.note, engine).run()
+        with contextlib.closing(log):
+            found = Search(scenario, progress, log.known(), log.note, engine).run()
     except NothingFits as error:
         if fresh:
             shutil.rmtree(folder)
-        expected = "a space with one that does, or a constraint that lets one through"
+        expected = "a space, or constraints, with a feasible configuration"
         raise ConfigError([Problem(file, None, "explore", str(error), expected)]) from None
     except ConfigError:
         if fresh:
@@ -120,11 +128,20 @@ def explore(
 def confirm(
     explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Executor | None = None
 ) -> Confirmed:
-    """Let packets choose among the best, run these and what they are held against, unless that was done.
+    """Select among the best configurations on the network, then run these and the baselines, unless done before.
 
-    engine: whose workers carry guests. The page and `exploration.json` then have what was measured, and say how right
-    the model was. ConfigError where the folder holds another run, BadResult where it holds none, and all that a run
-    raises.
+    Adds the measurements and the model's accuracy to the page and to `exploration.json`.
+
+    Args:
+        explored: the search.
+        clock: clock of the runs.
+        jobs: guests to run at once.
+        listener: receives progress of runs.
+        engine: executor that runs guests.
+
+    Raises:
+        ConfigError: the folder holds another run.
+        BadResult: the folder holds no run; and everything that a run raises.
     """
     new: list[Path] = []
 
@@ -158,12 +175,14 @@ def _write(explored: Explored, confirmed: Result | None = None) -> None:
 def _tails_s(
     scenario: Scenario, found: Exploration, engine: Executor, known: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
-    """What 99 of 100 steps of all that is shown do not exceed, by configuration; None where the model cannot say.
+    """Return the 99th percentile of step times by configuration; None where the model has none.
 
-    Of that alone, as it takes as long as many tries. known: what was found out before.
+    Only computed for configurations that are shown, as it is expensive. `known`: earlier results.
     """
     compared, tails_s = found.compared(SHOWN), dict(known or {})
-    tuned = {one.name for one in compared if one.tuned}  # beside which the same as given is only a step time
+    tuned = {
+        one.name for one in compared if one.tuned
+    }  # their untuned versions are only shown as a step time
     shown = [one for one in compared if one.tuned or one.name not in tuned]
     new = {one.configuration.key: one for one in shown if one.configuration.key not in tails_s}
     lossy = {key: (one.configuration, one.tried) for key, one in new.items() if one.tried.tail_s is None}
@@ -180,7 +199,7 @@ def _document(
     tails_s: Mapping[str, float | None],
     folder: Path,
 ) -> dict[str, Any]:
-    """variants: of the scenario that confirms, by what is compared. tails_s: by configuration, beside those known."""
+    """Return the content of `exploration.json`. `variants`: names in the confirming scenario, by label."""
     assert scenario.explore is not None
 
     def entries(results: Sequence[RankedConfiguration]) -> list[dict[str, Any]]:
@@ -231,11 +250,11 @@ SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
 
 class OtherSearch(BadInput):
-    """The folder holds the search of another scenario, or of another trace."""
+    """The folder holds the search of another scenario or trace."""
 
 
 class SearchLog:
-    """A search's folder, made where there is none. OtherSearch."""
+    """The folder of a search, created if necessary. Raises OtherSearch."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder = folder
@@ -251,11 +270,11 @@ class SearchLog:
         self._lines = JsonlLog(lines)
 
     def close(self) -> None:
-        """All is written."""
+        """Close the log."""
         self._lines.close()
 
     def known(self) -> dict[str, Evaluation | Infeasible]:
-        """What earlier searches tried, by configuration."""
+        """Return the results of earlier searches, by configuration."""
         found: dict[str, Evaluation | Infeasible] = {}
         for entry in self._lines.known:
             made = Evaluation(**entry["fits"]) if "fits" in entry else Infeasible(**entry["misfit"])
@@ -263,6 +282,6 @@ class SearchLog:
         return found
 
     def note(self, configuration: Configuration, tried: Evaluation | Infeasible) -> None:
-        """One more."""
+        """Append a result."""
         kind = "fits" if isinstance(tried, Evaluation) else "misfit"
         self._lines.add({"changes": dict(configuration.changes), kind: asdict(tried)})

@@ -1,4 +1,4 @@
-"""What the model says of a scenario's steps, at the scale at which a run of it would be."""
+"""Predictions of the step model, at the scale of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.spec.scenario import Scenario
 
 @dataclass(frozen=True)
 class Predicted:
-    """By name of the variant, or of the algorithm where there are none; by which calibration, at which scale."""
+    """Predictions by variant, or by algorithm if there are no variants; their calibration and scale."""
 
     variants: Predictions
     calibration: Calibration
@@ -22,18 +22,22 @@ class Predicted:
 
 
 def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Predicted:
-    """Nothing is built or sent. clock: "virtual" or "real", whose calibration is taken.
+    """Predict a scenario's step times; nothing is built or sent.
 
-    packets: that are played one by one at the most.
+    With the real clock, an auto scale is taken as 1.
 
-    By the real clock a scale that the scenario leaves to the machine is taken as 1.
+    Args:
+        scenario: the scenario.
+        clock: clock whose calibration is used, "virtual" or "real".
+        packets: maximum number of packets to simulate individually.
 
-    ConfigError, ControllerError, Deadlock.
+    Raises:
+        ConfigError, ControllerError, Deadlock: the scenario is invalid, or its step does not end.
     """
     calibration = find_calibration(clock)
     if clock == VIRTUAL:
         rank_bytes = 0.0
-        # only then the scale goes by them, and plans are made for that
+        # only an auto scale depends on them, and plans are expensive
         if scenario.scale.size_scale == "auto":
             rank_bytes = max(workload.rank_bytes for workload in workloads_of(scenario, Scale()).values())
         scale = choose_virtual_scale(scenario, rank_bytes)

@@ -1,4 +1,4 @@
-"""A run with its report: checked, carried out, again where it may be and must, written, handed over."""
+"""A run with its report: check, execute, repeat if allowed and necessary, write, hand over to the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed.spec.scenario import Scenario, load_scenario
 
 @dataclass(frozen=True)
 class Listener:
-    """Whoever is told meanwhile. begins: before each attempt, with the invariants that the one before did not hold."""
+    """Receives progress. `begins` is called before each attempt, with the failed invariants of the previous one."""
 
     progress: Progress
     begins: Callable[[PreparedRun, Sequence[str]], None] = lambda prepared, reasons: None
@@ -34,17 +34,17 @@ class Listener:
 def run(
     request: Request, listener: Listener, *, strict: bool = False, most_dilation: float | None = None
 ) -> Result:
-    """Check, build, measure, judge, write the folder and its report; the figures may be untrusted.
+    """Check, build, measure, validate, and write the folder and its report. The results may be untrusted.
 
     Args:
         request: What to run, and how.
-        listener: Is told how far it is.
-        strict: No report of untrusted figures.
-        most_dilation: An untrusted run is done again with its time stretched twice as far, up to so many times.
+        listener: Receives progress.
+        strict: Write no report if the results are untrusted.
+        most_dilation: Repeat an untrusted run with doubled time dilation, up to this value.
 
     Raises:
-        ConfigError: For what cannot be run here.
-        RunExists, RunError, FabricError, VirtualClockError: When it could not be brought to its end.
+        ConfigError: The scenario cannot be run here.
+        RunExists, RunError, FabricError, VirtualClockError: The run failed.
     """
     if most_dilation and request.clock == "virtual":
         raise ConfigError(
@@ -67,7 +67,7 @@ def run(
 
 
 def failed_invariants(result: Result) -> list[str]:
-    """The names of those that did not hold in any variant."""
+    """Return the names of invariants that failed in any variant."""
     return sorted({entry.name for variant in result.variants for entry in variant.verdict.failed})
 
 
@@ -80,9 +80,11 @@ def run_or_reopen(
     listener: Listener,
     engine: Executor | None = None,
 ) -> Result:
-    """Write the scenario into `file` and run it into `folder`; or open what it came to there. engine: as runs take it.
+    """Write a scenario into `file` and run it into `folder`, or open the run that is there.
 
-    ConfigError where the folder holds another run, BadResult where it holds none, and all that a run raises.
+    Raises:
+        ConfigError: the folder holds another run.
+        BadResult: the folder holds no run; and everything that a run raises.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(scenario.to_yaml())
@@ -98,7 +100,10 @@ def run_or_reopen(
 def reproduce(
     folder: Path, output: Path | None, jobs: int | None, listener: Listener
 ) -> tuple[Comparison, Path]:
-    """Again by its clock and scale; how both compare, and the new run's folder. BadResult, and what runs raise."""
+    """Repeat a run with its clock and scale. Return the comparison and the new run's folder.
+
+    Raises BadResult, and everything that a run raises.
+    """
     before, manifest = Result.open(folder), Manifest.open(folder)
     scale = [f"scale.{name}={value}" for name, value in before.scale.model_dump().items()]
     file = folder / SCENARIO
@@ -125,7 +130,10 @@ ENGINES = (PROCESSES, DASK)
 
 @contextlib.contextmanager
 def open_executor(name: str, scheduler: str | None, jobs: int | None) -> Iterator[Executor]:
-    """For the length of a block. jobs: how many processes; None: one for each core. ConfigError, ExecutorError."""
+    """Open an executor for the block. `jobs`: number of processes; None: one per core.
+
+    Raises ConfigError or ExecutorError.
+    """
     if name not in ENGINES:
         raise ConfigError([Problem("command line", None, "--engine", name, " or ".join(ENGINES))])
     if scheduler is not None and name != DASK:

@@ -1,4 +1,4 @@
-"""A scenario at all values of one or two of its settings, by the model, then measured; its folder is gone on with."""
+"""Sweeps: a scenario at all values of one or two settings, predicted, then measured, in a resumable folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from testbed.show.report.sweep import write_sweep
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.spec.sweep_axes import Axis, Place, places
+from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
 from testbed.version import VERSION
 from testbed.workload.job.recorded_trace import changed_ns
 
@@ -41,10 +41,16 @@ Source = str | Path | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep that is asked for.
+    """A requested sweep.
 
-    source, overrides: the scenario, as `load_scenario` takes them. clock: by which points are measured; "model": none.
-    confirm: how many of them; None: all. jobs: guests at once.
+    Attributes:
+        source, overrides: the scenario, as `load_scenario` takes it.
+        axes: the axes.
+        folder: folder of the sweep; an existing one is resumed.
+        clock: clock for measuring points; "model": only predict them.
+        confirm: number of points to measure; None: all.
+        jobs: guests to run at once.
+        engine: executor of predictions and runs.
     """
 
     source: Source
@@ -58,45 +64,48 @@ class SweepRequest:
 
     @property
     def file(self) -> str:
-        """The scenario's, for messages."""
+        """Name of the scenario's file, for messages."""
         return "scenario" if isinstance(self.source, Mapping) else str(self.source)
 
     @property
     def model_clock(self) -> str:
-        """Whose calibration the model takes."""
+        """Clock whose calibration the model uses."""
         return VIRTUAL if self.clock == MODEL else self.clock
 
 
-def clock_for(asked: Clock, confirm: int | None) -> Clock:
-    """By which points are measured: those that are to be confirmed by the exact one, where none is asked for."""
+def measuring_clock(asked: Clock, confirm: int | None) -> Clock:
+    """Return the clock for measuring points: the virtual one if only `confirm` asks for measurements."""
     return "virtual" if asked == MODEL and confirm is not None else asked
 
 
-Told = Callable[[int, int, str], None]
-"""Told how many are done of how many, and which is next."""
+PointProgress = Callable[[int, int, str], None]
+"""Called with the number of points done, their total, and a description of the next."""
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep that can begin. scenarios: of each point; in place of one why there is none."""
+    """A checked sweep. `scenarios`: the scenario of each point, or why it is invalid."""
 
     request: SweepRequest
     base: Scenario
-    scenarios: Mapping[Place, Scenario | ConfigError]
+    scenarios: Mapping[GridPoint, Scenario | ConfigError]
 
-    def by(self, engine: Executor) -> SweepPlan:
-        """The same, by these workers."""
+    def with_engine(self, engine: Executor) -> SweepPlan:
+        """Return the same sweep with another executor."""
         return replace(self, request=replace(self.request, engine=engine))
 
 
 def plan_sweep(request: SweepRequest) -> SweepPlan:
-    """Load every point, and refuse what cannot be: ConfigError, FabricError, VirtualClockError.
+    """Load every point, and check that the sweep is possible.
 
-    A point that does not fit stays without figures; where none fits that is an error.
+    Invalid points remain without results, but one must be valid.
+
+    Raises:
+        ConfigError, FabricError, VirtualClockError: the sweep is impossible.
     """
     base = load_scenario(request.source, request.overrides)
     data = base.to_data()
-    axes = [_listed(axis, data) for axis in request.axes]
+    axes = [_wrap_lists(axis, data) for axis in request.axes]
     fixed = {path for changes in (base.variants or {}).values() for path in changes}
     for axis in axes:
         if axis.path in fixed:
@@ -104,8 +113,8 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
             raise ConfigError(
                 [Problem("command line", None, axis.path, "a path that variants set", expected)]
             )
-    scenarios: dict[Place, Scenario | ConfigError] = {}
-    for place in places(axes):
+    scenarios: dict[GridPoint, Scenario | ConfigError] = {}
+    for place in grid_points(axes):
         values = [axis.override(index) for axis, index in zip(axes, place, strict=True)]
         try:
             scenarios[place] = load_scenario(request.source, [*request.overrides, *values])
@@ -118,17 +127,25 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     return SweepPlan(request, base, scenarios)
 
 
-def _listed(axis: Axis, data: Mapping[str, Any]) -> Axis:
-    """With lists of one where the scenario has a list: `algorithms=ring,hierarchical`."""
+def _wrap_lists(axis: Axis, data: Mapping[str, Any]) -> Axis:
+    """Wrap values in lists where the scenario has a list: `algorithms=ring,hierarchical`."""
     if not holds_list(axis.path, data):
         return axis
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
 
 
-def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
-    """The model at all points, runs at those that are to be measured, and the folder, written also when one fails.
+def sweep(planned: SweepPlan, progress: PointProgress, listener: Listener) -> Sweep:
+    """Predict all points, measure the requested ones, and write the folder, even after an error.
 
-    ConfigError where the folder holds another sweep, and all that a run raises; what was done is not done again.
+    Finished points are not repeated.
+
+    Args:
+        planned: the checked sweep.
+        progress: called before each point.
+        listener: receives progress of runs.
+
+    Raises:
+        ConfigError: the folder holds another sweep; and everything that a run raises.
     """
     request = planned.request
     fresh = not request.folder.exists()
@@ -136,16 +153,16 @@ def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
     _check_folder(planned)
     (request.folder / SCENARIO).write_text(planned.base.to_yaml())
     try:
-        points = _predicted(planned, told)
+        points = _predict_points(planned, progress)
     except BaseException:
         if fresh and not (request.folder / PREDICTED).read_text():
             shutil.rmtree(request.folder)
         raise
-    planned = _as_before(planned)
+    planned = _keep_measurements(planned)
     found = _sweep(planned, points)
-    asked = _asked(planned, found)
+    asked = _points_to_measure(planned, found)
     try:
-        for place, result, folder in _measured_points(planned, found, asked, told, listener):
+        for place, result, folder in _measured_points(planned, found, asked, progress, listener):
             points[place] = _with_run(points[place], result, str(folder.relative_to(found.folder)))
     finally:
         found = _sweep(planned, points)
@@ -154,12 +171,12 @@ def sweep(planned: SweepPlan, told: Told, listener: Listener) -> Sweep:
 
 
 def _measured_points(
-    planned: SweepPlan, found: Sweep, asked: Sequence[Place], told: Told, listener: Listener
-) -> Iterator[tuple[Place, Result, Path]]:
-    """Run those that are not there, as many at once as the engine's workers can carry; each as it comes."""
+    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], progress: PointProgress, listener: Listener
+) -> Iterator[tuple[GridPoint, Result, Path]]:
+    """Run or reopen the requested points, as many at once as the executor can; yield each when it is done."""
     request = planned.request
 
-    def measure(place: Place) -> tuple[Place, Result, Path]:
+    def measure(place: GridPoint) -> tuple[GridPoint, Result, Path]:
         scenario = planned.scenarios[place]
         assert isinstance(scenario, Scenario)
         folder = _run_folder(found, place)
@@ -170,23 +187,23 @@ def _measured_points(
     at_once = request.engine.at_once
     if at_once == 1:
         for number, place in enumerate(asked):
-            told(number, len(asked), _words(found, place))
+            progress(number, len(asked), _describe_point(found, place))
             yield measure(place)
         return
     with ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(measure, place) for place in asked]
         try:
             for number, future in enumerate(as_completed(futures)):
-                told(number, len(asked), _words(found, future.result()[0]))
+                progress(number, len(asked), _describe_point(found, future.result()[0]))
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            request.engine.stop()  # whoever waits for workers hears of it
+            request.engine.stop()  # wakes threads that wait for workers
             raise
 
 
-def _as_before(planned: SweepPlan) -> SweepPlan:
-    """By the model only, and measured before: what was measured stays."""
+def _keep_measurements(planned: SweepPlan) -> SweepPlan:
+    """Keep earlier measurements in the folder if only predictions are requested now."""
     request = planned.request
     if request.clock != MODEL or not (request.folder / SWEEP).exists():
         return planned
@@ -194,15 +211,15 @@ def _as_before(planned: SweepPlan) -> SweepPlan:
     return replace(planned, request=replace(request, clock=before, confirm=0))
 
 
-def _asked(planned: SweepPlan, found: Sweep) -> list[Place]:
-    """What is to be measured, and what was."""
+def _points_to_measure(planned: SweepPlan, found: Sweep) -> list[GridPoint]:
+    """Return the points to measure, and those measured before."""
     request = planned.request
     if request.clock == MODEL:
         return []
     count = len(found.points) if request.confirm is None else request.confirm
     wanted = points_to_confirm(found.axes, found.points, count)
-    there = [point.at for point in found.points if point.figures and _run_folder(found, point.at).exists()]
-    return sorted({*wanted, *there})
+    done = [point.at for point in found.points if point.figures and _run_folder(found, point.at).exists()]
+    return sorted({*wanted, *done})
 
 
 def _check_folder(planned: SweepPlan) -> None:
@@ -212,12 +229,12 @@ def _check_folder(planned: SweepPlan) -> None:
     if not other and lines.exists():
         other = changed_ns(planned.base.workload) > lines.stat().st_mtime_ns
     if other or (not file.exists() and any(folder.iterdir())):
-        found = f"{folder}, which holds something else: another scenario, other --set or --trials"
+        found = f"{folder}, which holds something else: another scenario, --set or --trials"
         raise ConfigError([Problem("command line", None, "--output", found, "another folder")])
 
 
-def _predicted(planned: SweepPlan, told: Told) -> dict[Place, SweepPoint]:
-    """By the model; what the folder has of the same scenarios and calibration is not asked again."""
+def _predict_points(planned: SweepPlan, progress: PointProgress) -> dict[GridPoint, SweepPoint]:
+    """Predict all points, except those in the folder with the same scenario and calibration."""
     request = planned.request
     made = find_calibration(request.model_clock).words
     points = {
@@ -230,14 +247,14 @@ def _predicted(planned: SweepPlan, told: Told) -> dict[Place, SweepPoint]:
     with JsonlLog(request.folder / PREDICTED) as lines:
         known = {entry["key"]: entry["point"] for entry in lines.known}
         new = [place for place, key in keys.items() if key not in known]
-        told(0, len(new), "")
+        progress(0, len(new), "")
         with request.engine.workers(predicted_point, request.model_clock) as workers:
             for number, (place, entry) in enumerate(
                 zip(new, workers.map([scenarios[place] for place in new]), strict=True), start=1
             ):
                 known[keys[place]] = entry
                 lines.add({"key": keys[place], "point": entry})
-                told(number, len(new), "")
+                progress(number, len(new), "")
     for place, key in keys.items():
         points[place] = SweepPoint(at=place, **known[key])
     return {place: points[place] for place in planned.scenarios}
@@ -248,17 +265,17 @@ def _key(scenario: Scenario, made: str) -> str:
 
 
 def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
-    """What the model says of all that a scenario compares, as `SweepPoint` has it. Done by an engine's workers."""
+    """Predict all variants of a scenario in the form of `SweepPoint`. Runs in an executor's workers."""
     try:
         found = predict(scenario, clock).variants
-    except TestbedError as error:  # it does not fit, or its step does not end
+    except TestbedError as error:  # it is invalid, or its step does not end
         return {"misfit": str(error)}
     figures = [
         {
             "variant": name,
             "predicted_s": entry.step_time_s,
             "wan_bytes": entry.wan_bytes,
-            "work": _whole_step(scenario.variant(name), entry.step_time_s).document(),
+            "work": _step_work(scenario.variant(name), entry.step_time_s).document(),
             "unmodelled": list(entry.unmodelled),
         }
         for name, entry in found.items()
@@ -266,11 +283,11 @@ def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
     return {"figures": figures}
 
 
-def _whole_step(variant: Scenario, step_time_s: float) -> Work:
+def _step_work(variant: Scenario, step_time_s: float) -> Work:
     return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
-def _sweep(planned: SweepPlan, points: Mapping[Place, SweepPoint]) -> Sweep:
+def _sweep(planned: SweepPlan, points: Mapping[GridPoint, SweepPoint]) -> Sweep:
     request = planned.request
     made = {
         "testbed": VERSION,
@@ -316,14 +333,14 @@ def _measured(variant: Variant) -> Measured:
     )
 
 
-def _words(found: Sweep, place: Place) -> str:
+def _describe_point(found: Sweep, place: GridPoint) -> str:
     return ", ".join(
         f"{axis.label} {axis.texts[index]}" for axis, index in zip(found.axes, place, strict=True)
     )
 
 
-def _run_folder(found: Sweep, place: Place) -> Path:
-    """Of a point's run: `points/delay-5-ms_policy-ecmp`."""
+def _run_folder(found: Sweep, place: GridPoint) -> Path:
+    """Return the folder of a point's run: `points/delay-5-ms_policy-ecmp`."""
     parts = (
         f"{axis.path.split('.')[-1]}-{axis.texts[index]}"
         for axis, index in zip(found.axes, place, strict=True)

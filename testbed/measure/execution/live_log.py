@@ -117,5 +117,5 @@ class ShardLive:
 
 def _work(variant: Scenario) -> dict[str, Any] | None:
     """Of a step, for rates while the run goes on; None where replicas may be missing, or no model is trained."""
-    work = None if variant.with_faults else step_work(variant)
+    work = None if variant.has_faults else step_work(variant)
     return None if work is None else asdict(work)

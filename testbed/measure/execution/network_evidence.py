@@ -77,7 +77,7 @@ class HostEvidence:
     @cached_property
     def events(self) -> Sequence[EventSpec]:
         """All that breaks or changes on purpose."""
-        return self.job.scenario.happenings
+        return self.job.scenario.all_events
 
     @cached_property
     def hosts(self) -> list[str]:
@@ -254,7 +254,9 @@ def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Seque
     """
     whole = PortCounts(job.before, job.samples[0].account), PortCounts(job.after, job.samples[-1].account)
     windows = list(_windows(job.samples, steps))
-    given = set().union(*(spec.buildings[one.name].given_queues(one) for one in topology.buildings))
+    given = set().union(
+        *(spec.buildings[one.name].uplinks_with_given_buffers(one) for one in topology.buildings)
+    )
     found = []
     for cable in cables(topology):
         assert cable.direction is not None

@@ -100,7 +100,7 @@ class RankEvidence:
         nothing can have been lost there is no such excuse.
         """
         job = self.job
-        if not (job.scenario.happenings or job.topology.lossy or self._chance or self.dropped):
+        if not (job.scenario.all_events or job.topology.lossy or self._chance or self.dropped):
             return set()
         announced = {step for step, (start_s, heard_s) in self.clock.starts.items() if heard_s > start_s}
         return announced | {sample["step"] for sample in own if (sample.get("late_s") or 0.0) > EXACT_S}
@@ -160,7 +160,7 @@ class RankEvidence:
             return  # who computes what is decided on the way
         plan, share = self.job.workload.plan, self.job.wiring.software.computing_share
         scenario, scale = self.job.scenario, self.job.scale
-        faults = rank_faults_of(scenario.happenings, plan, scenario.seed, scale)
+        faults = rank_faults_of(scenario.all_events, plan, scenario.seed, scale)
         slowed = {fault.rank for fault in faults if fault.action == SLOW}
         operations = [sample for sample in own if sample["operation"] != "step"]
         begun_s = {
@@ -241,7 +241,7 @@ class RankEvidence:
         reasons = {
             "By the real clock each step takes a little longer or shorter.": not self.exact,
             "Events and background traffic do not meet all steps alike.": bool(
-                job.scenario.happenings or job.scenario.background_traffic
+                job.scenario.all_events or job.scenario.background_traffic
             ),
             "Links lose packets, and what that costs a step is a matter of chance.": job.topology.lossy,
             "Links delay, double, swap or corrupt packets by chance.": self._chance,

@@ -108,7 +108,7 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
         ranks,
         scale.emulated_bytes(workload.rank_bytes),
         exact=True,
-        apart=bool(stopping(own.happenings)),
+        apart=bool(stopping(own.all_events)),
     )
     kind = transport_kind(own.transport.kind, options_of(own.transport, scale))
     by_ranks = (
@@ -230,7 +230,7 @@ def ranks_asked(text: str | None, ranks: int, scenario: Scenario | None = None) 
     if text != ALL and not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise ConfigError([Problem("command line", None, OPTION, text, f"a number from 1 on, or {ALL}")])
     count = ranks if text == ALL else min(int(text), ranks)
-    if scenario is not None and count > 1 and (found := stopping(scenario.happenings)):
+    if scenario is not None and count > 1 and (found := stopping(scenario.all_events)):
         expected = f"1, since {' and '.join(found)} stop the process of one rank"
         raise ConfigError([Problem("command line", None, OPTION, text, expected)])
     return count

@@ -164,7 +164,7 @@ def _here(request: Request, workloads: Iterable[Workload], together: int | None)
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
-    if hosts := beyond_engine(scenario.happenings, scenario.topology.resolve(), backend.link_engine):
+    if hosts := beyond_engine(scenario.all_events, scenario.topology.resolve(), backend.link_engine):
         shown = f"a delay or loss of {', '.join(hosts)} with link engine {backend.link_engine}"
         expected = "cards that have a delay in the topology, another link engine (netem), or --clock virtual"
         raise ConfigError([Problem(request.file, None, "events", shown, expected)])
@@ -202,8 +202,8 @@ def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workl
     if not asked:
         return []
     refused = {
-        "events that stop a rank": bool(stopping(scenario.happenings)),
-        "events that change a card": bool(cards_touched(scenario.happenings)),
+        "events that stop a rank": bool(stopping(scenario.all_events)),
+        "events that change a card": bool(cards_touched(scenario.all_events)),
         "background_traffic": bool(scenario.background_traffic),
         "messages that wait for their receivers": any(
             workload.plan.holds_receivers for workload in workloads

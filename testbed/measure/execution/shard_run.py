@@ -108,7 +108,7 @@ class ShardRun:
             expected = "one machine, as ranks have lines to a coordinator on it"
             raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
         self.hosts, self.workload = self.job.hosts, self.job.workload
-        self.happenings = scenario.happenings
+        self.happenings = scenario.all_events
         self.ranks_per_process = resources.ranks_per_process(
             ranks_per_process,
             len(self.hosts),
@@ -308,7 +308,7 @@ class ShardRun:
             own_evidence = replace(evidence, port_drops=drops)
             variants.append(self._variant(name, algorithm, own, records, own_evidence))
         slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
-        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.happenings and not slow:
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.all_events and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
         manifest = {

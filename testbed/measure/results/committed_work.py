@@ -147,7 +147,7 @@ def _decoded(scenario: Scenario) -> int:
 def workload_words(scenario: Scenario) -> str:
     """Return what a step works on: the same words for all variants whose amounts of work may be compared."""
     workload = scenario.workload
-    if workload.recorded:
+    if workload.is_recorded:
         return f"recorded in {workload.trace or workload.chakra}"
     if workload.model is not None:
         model = workload.model if isinstance(workload.model, str) else _words(workload.model)
@@ -156,7 +156,7 @@ def workload_words(scenario: Scenario) -> str:
         return "requests"
     if workload.kind == DECODE:
         return _of_options(DECODE, workload, METHOD_OPTIONS)
-    if workload.kind != workload.kind_described:
+    if workload.kind != workload.described_kind:
         return f"{_of_options(workload.kind, workload)}, {scenario.ranks} ranks"
     return f"{', '.join(_parts(scenario))}, {scenario.ranks} ranks"
 

@@ -79,7 +79,7 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
     a seed of the trial's; or, where replicas come and go, all trials.
     """
     shards: list[Shard] = []
-    if scenario.variants is not None and scenario.with_faults:
+    if scenario.variants is not None and scenario.has_faults:
         return [
             Shard(number, name, 0, scenario.trials, scenario.seed)
             for number, name in enumerate(scenario.variant_names)
@@ -90,7 +90,7 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
             for name in names if trial % 2 == 0 else names[::-1]:
                 shards.append(Shard(len(shards), name, trial, 1, scenario.seed + trial * SEED_STEP))
         return shards
-    most = scenario.trials if scenario.happenings or scenario.with_faults else TRIALS
+    most = scenario.trials if scenario.all_events or scenario.has_faults else TRIALS
     for name in scenario.variant_names:
         for block, first in enumerate(range(0, scenario.trials, most)):
             trials = min(most, scenario.trials - first)

@@ -80,7 +80,7 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
     write_lines(folder / SOCKETS, records.sockets)
     write_lines(folder / CONTROLLER, _marked(shards, CONTROLLER))
     write_lines(folder / RULES, _marked(shards, RULES))
-    if scenario.happenings or records.events:
+    if scenario.all_events or records.events:
         write_lines(folder / EVENTS, records.events)
     for shard in shards:
         _keep_files(shard, folder)

@@ -22,7 +22,7 @@ def find_pause_cycle(topology: Topology) -> list[str]:
 
     The list is empty if there is no cycle. Within a building packets go up and then down, which makes no cycle.
     """
-    directions = [direction for link in topology.wan for direction in link.ways]
+    directions = [direction for link in topology.wan for direction in link.directions]
     pausing: set[Hop] = {(here, there) for here, there, direction in directions if direction.pause}
     view = View(topology)
     after: dict[Hop, set[Hop]] = {}
@@ -56,6 +56,6 @@ def short_queues(topology: Topology) -> list[ShortQueue]:
     found = [
         ShortQueue(here, there, direction.queue_bytes, round(direction.rate_bps / 8 * link.round_trip_s))
         for link in topology.wan
-        for here, there, direction in link.ways
+        for here, there, direction in link.directions
     ]
     return [one for one in dict.fromkeys(found) if one.queue_bytes < MIN_BDP_SHARE * one.bdp_bytes]

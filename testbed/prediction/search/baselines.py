@@ -55,12 +55,12 @@ def first_of(scenario: Scenario, explore: ExploreSpec) -> Changes | None:
 def list_baselines(scenario: Scenario, explore: ExploreSpec) -> list[Baseline]:
     """Baselines, each as given and, where it chooses something by itself, tuned; then the best of each dimension."""
     given = _given(scenario, explore)
-    dimensions = RECORDED_DIMENSIONS if scenario.workload.recorded else DIMENSIONS
+    dimensions = RECORDED_DIMENSIONS if scenario.workload.is_recorded else DIMENSIONS
     return [*_baselines(explore.space, given), *_singles(explore.space, given, dimensions)]
 
 
 def _given(scenario: Scenario, explore: ExploreSpec) -> dict[str, Entry]:
-    if scenario.workload.recorded:
+    if scenario.workload.is_recorded:
         return {AS_GIVEN: _GIVEN} if explore.baselines else {}
     return {name: baselines()[name] for name in explore.baselines}
 

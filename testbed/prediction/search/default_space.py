@@ -46,7 +46,7 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     Left out: what the model says nothing of (queues' sizes, protocols), and what is given with the job (context
     parallel, accelerators per rank, the network; all that ranks do of a job that was recorded).
     """
-    found = _of_trace(scenario) if scenario.workload.recorded else _of_training(scenario)
+    found = _of_trace(scenario) if scenario.workload.is_recorded else _of_training(scenario)
     found |= _of_network(scenario)
     return {path: tuple(values) for path, values in found.items() if len(values) > 1}
 

@@ -102,7 +102,7 @@ def check_modelled(scenario: Scenario) -> None:
     kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
-    if scenario.workload.recorded:
+    if scenario.workload.is_recorded:
         job_of(scenario, Scale())  # that the trace is of this scenario's ranks, and these of one job
     if asked:
         expected = "a step that the model knows, as nothing else compares configurations"
@@ -124,7 +124,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         # real sizes have more packets than those that a run has
         one = play_cached(prepare_step(job, algorithm, calibration, draws=DRAWS, packets=0))
     except Deadlock as error:
-        field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
+        field = job.scenario.workload.kind if scenario.workload.is_recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
     memory_bytes = _memory_bytes(job, one.alive)
     limits_bytes = _memory_limits_bytes(scenario, job)
@@ -206,7 +206,7 @@ def configured(scenario: Scenario, changes: Changes) -> Scenario:
     Microbatches follow from the degrees where the changes name none; a job that was recorded has its own.
     """
     changed = scenario.changed(changes, "a configuration")
-    if scenario.workload.recorded:
+    if scenario.workload.is_recorded:
         return changed
     whole = sequences(scenario)
     if MICROBATCHES not in changes:

@@ -197,7 +197,9 @@ class Search:
 
     @cached_property
     def _screener(self) -> Screener | RecordedScreener:
-        return RecordedScreener(self.scenario) if self.scenario.workload.recorded else Screener(self.scenario)
+        return (
+            RecordedScreener(self.scenario) if self.scenario.workload.is_recorded else Screener(self.scenario)
+        )
 
     @cached_property
     def _own(self) -> Mapping[str, Any]:

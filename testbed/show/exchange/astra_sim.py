@@ -112,7 +112,7 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
     rates: dict[frozenset[str], float] = {}
     for link in topology.wan:
         pair = frozenset((link.a, link.b))
-        rates[pair] = rates.get(pair, 0.0) + min(way.rate_bps for _, _, way in link.ways)
+        rates[pair] = rates.get(pair, 0.0) + min(way.rate_bps for _, _, way in link.directions)
     pairs = [frozenset((a, b)) for place, a in enumerate(names) for b in names[place + 1 :]]
     around = [frozenset(ends) for ends in zip(names, [*names[1:], names[0]], strict=True)]
     is_ring = len(names) > 3 and set(rates) == set(around)
@@ -125,7 +125,7 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
     found = [rates[pair] for pair in linked] or list(rates.values())
     if len(set(found)) > 1 or len(set(delays)) > 1:
         notes.append("links between buildings differ: the slowest rate and the longest delay stand for all")
-    if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.ways):
+    if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.directions):
         notes.append("loss and jitter of links")
     notes.append("links that ranks of a building share: each rank has its part, though others be silent")
     nics = [host.nic for building in buildings for host in building.hosts]

@@ -96,7 +96,7 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
 def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
     """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
     spec = scenario.workload
-    if spec.recorded:
+    if spec.is_recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
         given = place_trace(recorded_trace(spec), request)
         return given if took_s is None else replace(_timed(given, took_s), origin=origin)

@@ -63,7 +63,7 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
     """By what rates are divided so that none is above this; 1 where none is."""
     topology = spec.resolve()
     rates = [host.nic.rate_bps for host in topology.hosts]
-    rates += [way.rate_bps for link in topology.wan for _, _, way in link.ways]
+    rates += [way.rate_bps for link in topology.wan for _, _, way in link.directions]
     return max(1.0, max(rates) / most_bps)
 
 
@@ -145,7 +145,7 @@ def lost(spec: TopologySpec) -> Iterator[str]:
         yield "what computes in hosts"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "switches that cut through: routers have all of a frame first"
-    ways = [way for link in topology.wan for _, _, way in link.ways]
+    ways = [way for link in topology.wan for _, _, way in link.directions]
     if any(way.duplicate or way.reorder or way.corrupt for way in ways):
         yield "packets that arrive twice, overtake, or are corrupt"
     if any(way.loss_bursts for way in ways):
@@ -180,7 +180,7 @@ def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
     """By building: how long the way there is, and the neighbour that it goes by; of equals the first by name."""
     ways: dict[str, dict[str, float]] = defaultdict(dict)
     for link in topology.wan:
-        for here, there, way in link.ways:
+        for here, there, way in link.directions:
             ways[here][there] = min(way.delay_s, ways[here].get(there, way.delay_s))
     found: dict[str, tuple[float, str]] = {}
     open_ = [(0.0, 0, source, source)]

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from testbed.measure.results.committed_work import Work, same_steps, same_workload
 from testbed.measure.results.sweep_result import Measured, Sweep, SweepAxis, SweepFigure
-from testbed.spec.sweep_axes import Place
+from testbed.spec.sweep_axes import GridPoint
 from testbed.spec.units import per_second_text, percent_text, time_text
 
 Key = TypeVar("Key", bound=Hashable)
@@ -319,7 +319,7 @@ class Panel:
     """A variant at all values of two axes."""
 
     name: str
-    figures: Mapping[Place, SweepFigure]
+    figures: Mapping[GridPoint, SweepFigure]
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def arrange_series(sweep: Sweep) -> Curves | Maps:
     return Curves(axes[along], series)
 
 
-def _figures(sweep: Sweep, variant: str) -> dict[Place, SweepFigure]:
+def _figures(sweep: Sweep, variant: str) -> dict[GridPoint, SweepFigure]:
     return {
         point.at: figure for point in sweep.points for figure in point.figures if figure.variant == variant
     }

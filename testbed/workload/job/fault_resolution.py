@@ -178,7 +178,7 @@ def replication_of(
 
 def _killed_hosts(scenario: Scenario) -> set[str]:
     """Return the hosts that an event kills without closing their connections."""
-    return {str(event.target) for event in scenario.happenings if event.action == "host_kill"}
+    return {str(event.target) for event in scenario.all_events if event.action == "host_kill"}
 
 
 def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:

@@ -303,7 +303,7 @@ def unused_inputs(scenario: Scenario) -> list[str]:
 
 def _unused_of(spec: WorkloadSpec) -> list[str]:
     found: list[str] = []
-    if spec.recorded:
+    if spec.is_recorded:
         found += recorded_trace(spec).left_out
     if spec.schedule is not None and spec.schedule.file is not None:
         file = Path(spec.schedule.file)

@@ -130,7 +130,7 @@ def plan_training(
         itemsize,
         modelled_software(scenario.transport, scale),
         scenario.algorithms[0],
-        workload.training_steps_of_step,
+        workload.training_steps_per_step,
         asked.memory_limit_bytes,
         layers,
         microbatches,
@@ -201,7 +201,7 @@ class _Planner:
             dscps=spec.dscp,
             scale=self.scale,
             within=intra_node_models(workload, self.hosts, self.scale, mesh),
-            training_steps=workload.training_steps_of_step,
+            training_steps=workload.training_steps_per_step,
             outer=_outer_schedule(workload.outer, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, replica_schedules)

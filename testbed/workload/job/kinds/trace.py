@@ -64,7 +64,7 @@ def place_trace(trace: JobTrace, request: JobRequest) -> JobTrace:
 
 def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
     """Return the trace's rank that each rank of a planned scenario replays; None for no trace, or the same order."""
-    if not scenario.workload.recorded:
+    if not scenario.workload.is_recorded:
         return None
     request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)
     trace = recorded_trace(scenario.workload)
