@@ -23,7 +23,7 @@ from testbed.cli.options import (
 )
 from testbed.measure.execution.network_setup import choose_network_without_ranks, command_given
 from testbed.measure.results.run_directory import RUNS
-from testbed.measure.results.run_listing import killed
+from testbed.measure.results.run_listing import list_killed
 from testbed.net import doctor
 from testbed.net.errors import need_root
 from testbed.net.fabric.daemon import take_down
@@ -181,7 +181,7 @@ def clean(
         console.print(
             f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False
         )
-    left = killed(RUNS)
+    left = list_killed(RUNS)
     for entry in left:
         console.print(
             f"{entry.path}: left by a run that was killed, {size_text(entry.size_bytes)}", soft_wrap=True

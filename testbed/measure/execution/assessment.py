@@ -28,8 +28,8 @@ from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import Number, scale_similarity
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error
 from testbed.measure.fidelity.verdict import ORDER
-from testbed.measure.results.replication import begun_s, replication_summary
-from testbed.measure.results.summary import StepResult, undisturbed
+from testbed.measure.results.replication import first_step_start_s, replication_summary
+from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.running_fabric import WanCounters
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.model_accuracy import stated_error
@@ -268,7 +268,7 @@ class ModelCheck:
     def invariant(self, steps: Sequence[StepResult], dropped: int) -> Invariant:
         """Hold a variant's steps against it. dropped: frames that queues dropped, which makes single steps chaos."""
         predicted_s = self.timeline.step_time_s if self.timeline else None
-        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed(steps)]
+        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed_steps(steps)]
         return model_error(
             times, predicted_s, self.stated, clock_here() == "free", self.singly and not dropped
         )
@@ -309,7 +309,7 @@ class ReplicationRecord:
     @property
     def origin_s(self) -> float:
         """When the first measured step began, for the first time: samples have the last."""
-        return begun_s(self.records, self.warmup)
+        return first_step_start_s(self.records, self.warmup)
 
     def summary(self, samples: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
         """What losses cost. samples: ranks'; events: all that came."""

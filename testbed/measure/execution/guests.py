@@ -21,7 +21,7 @@ from typing import Any
 
 from testbed.measure.execution.progress import PartProgress, Progress
 from testbed.measure.execution.resources import Forecast
-from testbed.measure.results.run_directory import surroundings
+from testbed.measure.results.run_directory import describe_environment
 from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards
 from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
 from testbed.measure.results.writer import BackendResult, ShardTimes
@@ -54,7 +54,7 @@ def record_key(scenario: str, others: Any) -> str:
 
 
 def _surroundings() -> Iterator[str]:
-    yield json.dumps(surroundings()["versions"], sort_keys=True)
+    yield json.dumps(describe_environment()["versions"], sort_keys=True)
     yield sys.executable
     yield str(_PACKAGE)
 

@@ -23,7 +23,7 @@ from testbed.measure.fidelity import invariants, link_invariants
 from testbed.measure.fidelity.probe import measure_links
 from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import chown_to_sudo_user
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
@@ -244,7 +244,7 @@ class ProgramFlight:
         NetworkPaths({one.rank: one.host for one in self._endpoints}, one_clock=True).write(
             folder / PATHS_FILE
         )
-        hand_over(self._output)
+        chown_to_sudo_user(self._output)
         self.kept = True
 
 

@@ -24,7 +24,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
     step_ends_witnessed,
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
-from testbed.measure.results.summary import StepResult, undisturbed
+from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
 from testbed.net.links.interfaces import NodeCounts
@@ -231,7 +231,9 @@ class RankEvidence:
         for sample in whole:
             traffic = sample["traffic"] or {}
             resent[sample["step"]] = resent.get(sample["step"], 0) + traffic.get("resent", 0)
-        times = [StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed(steps)]
+        times = [
+            StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed_steps(steps)
+        ]
         return steps_alike(times, self._why_unlike(), self.dropped)
 
     def _why_unlike(self) -> str:

@@ -45,10 +45,16 @@ from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import numbers_of
 from testbed.measure.results.records import EVENTS
-from testbed.measure.results.run_directory import surroundings, write_lines
+from testbed.measure.results.run_directory import describe_environment, write_lines
 from testbed.measure.results.serving_summary import shard_latencies
 from testbed.measure.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
-from testbed.measure.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
+from testbed.measure.results.summary import (
+    StepResult,
+    first_start_s,
+    gather_steps,
+    is_slower_than_predicted,
+    undisturbed_steps,
+)
 from testbed.measure.results.training_summary import training_summary
 from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.capture import Capture
@@ -307,13 +313,15 @@ class ShardRun:
             )
             own_evidence = replace(evidence, port_drops=drops)
             variants.append(self._variant(name, algorithm, own, records, own_evidence))
-        slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
+        slow = any(
+            is_slower_than_predicted(variant["step_time_s"], variant["predicted_s"]) for variant in variants
+        )
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.happenings and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
         manifest = {
             "schema": 1,
-            **surroundings(),
+            **describe_environment(),
             "seed": self.scenario.seed,
             "clock": {"kind": clock, "cpu_time": self.clock or "real"},
             "scale": scale,
@@ -359,7 +367,9 @@ class ShardRun:
         model = check_model(self.job, algorithm, self._calibration)
         missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
         evidence = replace(evidence, missing_share=missing, model=model)
-        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed(steps)]
+        observed = [
+            between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed_steps(steps)
+        ]
         entry = {
             "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
