@@ -152,7 +152,7 @@ def test_what_the_topology_s_queues_drop_or_hold_is_not_missing() -> None:
     found = judged(full)
     assert found.ok is True, found.sentence
     assert found.sentence.endswith(
-        "the queues of cards and switch ports dropped 4, most at switch west-leaf."
+        "the queues of NICs and switch ports dropped 4, most at switch west-leaf."
     )
 
 
@@ -163,9 +163,9 @@ def test_frames_that_change_their_length_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("figures", "where"),
     [
-        ({"in_packets": FRAMES - 7, "delivered": FRAMES - 7}, "between its card and its IP layer"),
+        ({"in_packets": FRAMES - 7, "delivered": FRAMES - 7}, "between its NIC and its IP layer"),
         ({"delivered": FRAMES - 7}, "between its IP layer and its sockets"),
-        ({"out_packets": FRAMES + 7}, "between its sockets and its card"),
+        ({"out_packets": FRAMES + 7}, "between its sockets and its NIC"),
     ],
 )
 def test_what_a_host_loses_is_named_with_the_place(figures: dict[str, int], where: str) -> None:
@@ -186,7 +186,7 @@ def test_what_events_and_corruption_make_of_it() -> None:
     books = list(packet_balances(TWO, lost, left_out=["east"]))
     found = conservation_in_buildings(books, left_out=["east"])
     assert found.ok is True
-    assert "Left out, as events touch them: east" in found.sentence
+    assert "Left out, as events affect them: east" in found.sentence
     assert {building_of(TWO, cable) for cable in cables(TWO)} == {"east", "west"}
     assert conservation_in_buildings([], left_out=["east", "west"]).ok is None
     assert judged(lost, corrupting=True).ok is None
@@ -227,7 +227,7 @@ def step(rank: int = 0, foreign: int = 0, udp: int = 0, opened: int = 0, **more:
 def test_what_others_send_is_named_with_host_way_and_bytes() -> None:
     found = in_steps(HOSTS, [step(0), step(1, foreign=100, udp=100), step(1, foreign=20)], 9000)
     assert found == [
-        Foreign("east2", "out", 120, 120 * 1514, ("100 UDP", "20 TCP of others")),
+        Foreign("east2", "out", 120, 120 * 1514, ("100 UDP", "20 foreign TCP")),
     ]
     assert in_steps(HOSTS, [step(0), {**step(), "traffic": None}], 9000) == []
 
@@ -253,8 +253,8 @@ def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebod
         for entry in outside_steps(seen, ranks, background, HOSTS)
     }
     assert found == {
-        ("east2", "out"): (10, ("past IP",)),
-        ("east4", "out"): (4, ("no rank is there",)),
+        ("east2", "out"): (10, ("bypassing IP",)),
+        ("east4", "out"): (4, ("no rank runs there",)),
         ("west2", "in"): (10, ("not TCP",)),
     }
 
@@ -270,7 +270,7 @@ def test_how_bad_foreign_traffic_is_goes_by_the_time_that_it_takes(
     judged = no_foreign_traffic(found, slowest_bps=8e6, steps_s=1.0)
     assert judged.ok is ok
     if bytes_:
-        assert f"east1 sent 1 packets, some {bytes_} bytes (1 UDP)" in judged.sentence
+        assert f"east1 sent 1 packets, about {bytes_} bytes (1 UDP)" in judged.sentence
     if severity:
         assert judged.severity == severity
     assert no_foreign_traffic([], 8e6, 1.0, known=False).ok is None
@@ -339,7 +339,7 @@ def test_a_rank_that_stood_still_is_named_with_when_and_how_long() -> None:
     assert found.ok is False
     assert found.severity == "untrusted"
     assert (
-        "Rank 1 on east2 stood still in trial 0, 100 ms after its start, for 200 to 220 ms." in found.sentence
+        "Rank 1 on east2 stalled in trial 0, 100 ms after its start, for 200 to 220 ms." in found.sentence
     )
     short = [step(1, stalls=[{"at_s": 0.1, "for_s": 0.009}], looks_s=0.008)]
     assert ranks_awake(stalls(HOSTS, short, {}), 0.02, exact=True).severity == "caution"
@@ -366,7 +366,7 @@ def test_a_pause_that_the_scenario_asks_for_is_no_stall() -> None:
     own = stalls(HOSTS, [step(1, stalls=STILL)], pauses)
     found = ranks_awake(own, 0.02, exact=True, paused=sorted(pauses))
     assert found.ok is True
-    assert found.sentence.endswith("Left out, as the scenario has them stand still: east2.")
+    assert found.sentence.endswith("Left out, as the scenario pauses them: east2.")
     other = stalls(HOSTS, [step(0, stalls=STILL)], pauses)
     assert ranks_awake(other, 0.02, exact=True).ok is False
     open_ended = pauses_of(log[:1])
@@ -461,7 +461,7 @@ def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
     restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
     found = network_as_before(BaselineTimes(attempts(0.1), restless), exact=True)
     assert found.ok is True
-    assert "sent again" in found.sentence
+    assert "retransmitted" in found.sentence
     assert network_as_before(BaselineTimes(attempts(0.1), [Attempt(0.14, 3)]), exact=True).ok is False
     # where some attempts went without, these count
     assert (

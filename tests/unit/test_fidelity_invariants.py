@@ -106,7 +106,7 @@ def test_stolen_time_counts_as_lacking() -> None:
 def test_foreign_load(idle: float, foreign: float, status: str) -> None:
     found = invariants.foreign_load(dataclasses.replace(QUIET, idle=(idle,) * 50, foreign=foreign))
     assert judge([found]).status == status
-    assert ("end them" in found.sentence) is (status != "trusted")
+    assert ("stop them" in found.sentence) is (status != "trusted")
 
 
 def test_a_kernel_that_does_not_tell_whose_work_it_is() -> None:
@@ -165,7 +165,7 @@ def test_payload_correct() -> None:
     assert invariants.payload_correct(0, 10, 10).ok is True
     found = invariants.payload_correct(0, 10, 16)
     assert found.ok is False
-    assert "By the plan there are 16: 6 were not looked at." in found.sentence
+    assert "The plan has 16: 6 were not checked." in found.sentence
 
 
 def test_wan_bytes_as_computed() -> None:

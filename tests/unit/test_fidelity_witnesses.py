@@ -61,9 +61,9 @@ def test_bytes_that_no_kernel_took_in_are_named_with_both_ranks() -> None:
     found = bytes_witnessed(HOSTS, [*honest, step(0, 3_145_728, 160, 1), step(1, 160, 160, 1)])
     assert (found.ok, found.severity) == (False, "untrusted")
     assert found.sentence.startswith(
-        "In trial 1 rank 0 on east1 says that it sent 3145728 bytes to rank 1 on west1,"
+        "In trial 1 rank 0 on east1 reports 3145728 bytes sent to rank 1 on west1,"
     )
-    assert found.sentence.endswith("whose kernel took in 160 from it.")
+    assert found.sentence.endswith("whose kernel received 160 from it.")
 
 
 def test_more_bytes_than_a_rank_reports_are_named_but_headers_are_not() -> None:
@@ -78,7 +78,7 @@ def test_datagrams_may_come_more_than_once_but_none_may_be_missing() -> None:
     found = bytes_witnessed(HOSTS, [*twice, step(0, 1000, 0, 1), step(1, 0, 900, 1)], repeats=True)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert found.sentence == (
-        "In trial 1 rank 0 on east1 says that it sent 1000 bytes to rank 1 on west1, which took in 900 from it."
+        "In trial 1 rank 0 on east1 reports 1000 bytes sent to rank 1 on west1, which received 900 from it."
     )
 
 
@@ -91,7 +91,7 @@ def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     assert bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 1080)]).ok is True
     found = bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 12)])
     assert found.sentence == (
-        "In trial 3 ranks in east say that they sent 1000 bytes to other buildings; the links from there carried 12."
+        "In trial 3 ranks in east report 1000 bytes sent to other buildings; the links from there carried 12."
     )
 
 
@@ -114,7 +114,7 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     found = compute_as_asked([said])
     assert (found.ok, found.measured) == (False, "-20 ms")
     assert found.sentence.endswith(
-        " took 40 ms for forward; the plan asks for 40 ms. What waits for it began after 20 ms."
+        " took 40 ms for forward; the plan asks for 40 ms. The operation that waits for it started after 20 ms."
     )
     assert compute_as_asked([replace(honest, followed_s=0.04)]).ok is True
 
@@ -131,7 +131,7 @@ def test_a_collective_is_begun_as_soon_as_it_can_be() -> None:
     assert begun_at_once([honest], exact=True).ok is True
     found = begun_at_once([honest, late], exact=True)
     assert (found.ok, found.severity) == (False, "untrusted")
-    assert found.sentence == "In trial 2 rank 1 on west1 began all_reduce 2 ms after it could."
+    assert found.sentence == "In trial 2 rank 1 on west1 started all_reduce 2 ms later than it could."
     assert begun_at_once([late], exact=False).ok is None
 
 
@@ -148,9 +148,9 @@ def end(trial: int = 0, **seen: float) -> StepEnd:
     ("seen", "words"),
     [
         ({"operations_s": 5.088}, "8 ms before its last operation ended"),
-        ({"heard_s": 5.088}, "8 ms before its launcher heard so"),
-        ({"heard_s": 5.077}, "3 ms after its launcher heard so"),
-        ({"last_byte_s": 5.088}, "8 ms before its kernel took in the last of its data"),
+        ({"heard_s": 5.088}, "8 ms before its launcher was notified"),
+        ({"heard_s": 5.077}, "3 ms after its launcher was notified"),
+        ({"last_byte_s": 5.088}, "8 ms before its kernel received the last of its data"),
     ],
 )
 def test_an_end_that_another_witness_contradicts_is_named(seen: dict[str, float], words: str) -> None:
@@ -158,7 +158,7 @@ def test_an_end_that_another_witness_contradicts_is_named(seen: dict[str, float]
     found = step_ends_witnessed([end(), end(**seen, trial=2)], exact=True)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert (
-        f"In trial 2 rank 1 on west1 says that its step was over after 80 ms, which is {words}."
+        f"In trial 2 rank 1 on west1 reports that its step ended after 80 ms, which is {words}."
         == found.sentence
     )
 
@@ -244,7 +244,7 @@ def test_the_more_alike_steps_are_the_less_one_may_differ() -> None:
     assert steps_alike(steps(*growing)).ok is True
     found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
     assert (found.ok, found.severity) == (False, "caution")
-    assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
+    assert "The step of trial 2 took 134 ms, the median of 4 steps 72.1" in found.sentence
 
 
 def test_steps_may_drift_while_windows_grow_but_not_far() -> None:

@@ -349,7 +349,7 @@ def test_pacing_and_small_windows_are_part_of_the_model() -> None:
         found = alone.agreement(
             [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
         ).sentence
-        made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", found)
+        made = re.search(r"should take ([0-9.]+)(?: to ([0-9.]+))? ms", found)
         assert made, found
         return float(made[2] or made[1]) / alone.message_bytes
 
@@ -370,7 +370,7 @@ def test_parity_and_grants_are_part_of_the_model() -> None:
         said = baseline.agreement(
             [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
         ).sentence
-        made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", said)
+        made = re.search(r"should take ([0-9.]+)(?: to ([0-9.]+))? ms", said)
         assert made, said
         return float(made[2] or made[1]) / 1e3
 
