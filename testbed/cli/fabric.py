@@ -21,7 +21,7 @@ from testbed.cli.options import (
     PolicyOption,
     SizeScaleOption,
 )
-from testbed.measure.execution.network_setup import choose_network_without_ranks, command_given
+from testbed.measure.execution.network_setup import choose_network_without_ranks, require_command
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import list_killed
 from testbed.net import doctor
@@ -96,7 +96,7 @@ def execute(
     fabric: FabricOption = None,
 ) -> None:
     """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
-    arguments = command_given(context.args)
+    arguments = require_command(context.args)
     state = find_fabric(fabric, (host,))
     command = command_in_host(state, host, arguments, "HOST")
     os.environ[ENVIRONMENT_MARK] = state.id

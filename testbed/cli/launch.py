@@ -26,10 +26,10 @@ from testbed.measure.execution.benchmark_options import congestion_control_for, 
 from testbed.measure.execution.network_setup import choose_network, guest_settings
 from testbed.measure.execution.program_run import (
     TorchOptions,
-    algorithms_of,
     check_program_options,
     guest_bytes,
-    program_given,
+    parse_algorithm_options,
+    require_program,
     run_programs,
 )
 from testbed.measure.results.run_directory import default_path
@@ -112,11 +112,11 @@ def launch(
     MPI programs (MPICH's) need, and in PyTorch the backend "testbed" of torch.distributed. Its lines are shown with the
     rank before them; the exit status is the worst. When a rank fails the others are stopped.
     """
-    command = program_given(context.args)
+    command = require_program(context.args)
     check_program_options(transport, protocol, clock)
     options = TorchOptions(
         TransportSpec(kind=transport, protocol=protocol),
-        algorithms_of(collective or ()),
+        parse_algorithm_options(collective or ()),
         tuning_of(tuning, "command line", "--tuning"),
         congestion_control_for(None, topology),
         torch_default,

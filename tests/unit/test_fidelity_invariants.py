@@ -13,10 +13,10 @@ from testbed.measure.fidelity import invariants
 from testbed.measure.fidelity.cpu_monitor import (
     CpuShares,
     MonitorWindow,
-    family,
     parse_cpu_times,
     parse_process,
     parse_run_time,
+    process_family,
     read_windows,
 )
 from testbed.measure.fidelity.invariants import Conservation
@@ -283,7 +283,7 @@ def test_the_run_is_its_root_and_all_below_and_the_switch() -> None:
         (30, "shell", 1),
         (31, "testbed", 30),
     ]
-    assert family(10, processes) == {10, 12, 13, 20}
+    assert process_family(10, processes) == {10, 12, 13, 20}
 
 
 def test_a_process_from_its_stat() -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.measure.fidelity import cpu_monitor
-from testbed.measure.fidelity.cpu_monitor import OwnProcesses, run_times_kept
+from testbed.measure.fidelity.cpu_monitor import OwnProcesses, has_run_times
 
-pytestmark = pytest.mark.skipif(not run_times_kept(), reason="this kernel keeps no run times")
+pytestmark = pytest.mark.skipif(not has_run_times(), reason="this kernel keeps no run times")
 
 WORK_S = 0.1
 # Says that it is there, works when told to, says that it has.

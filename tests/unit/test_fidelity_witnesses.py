@@ -11,11 +11,11 @@ import pytest
 from testbed.comm.transport.sockets import WireCounts
 from testbed.measure.execution.job_run import LinkSample, StepClock
 from testbed.measure.execution.rank_evidence import RankEvidence
-from testbed.measure.execution.shard_records import shifted
+from testbed.measure.execution.shard_records import shift_times
 from testbed.measure.fidelity.cross_check_invariants import (
-    Begun,
     CardClaim,
-    Computed,
+    CollectiveStart,
+    ComputeTime,
     LinkClaim,
     StepEnd,
     StepStart,
@@ -103,8 +103,8 @@ def test_where_the_kernel_does_not_tell_bytes_are_not_known() -> None:
 
 
 def test_computing_is_to_take_what_the_plan_asks_for() -> None:
-    honest = Computed(0, "east1", 0, "forward", 0.04, 0.04, 0.04)
-    half = Computed(1, "west1", 2, "forward", 0.02, 0.04, 0.04)
+    honest = ComputeTime(0, "east1", 0, "forward", 0.04, 0.04, 0.04)
+    half = ComputeTime(1, "west1", 2, "forward", 0.02, 0.04, 0.04)
     assert compute_as_asked([honest]).ok is True
     found = compute_as_asked([honest, half])
     assert (found.ok, found.severity, found.measured) == (False, "untrusted", "-20 ms")
@@ -123,11 +123,14 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     ("took_s", "most_s", "ok"), [(0.05, 0.05, True), (0.05, 0.04, False), (9, float("inf"), True)]
 )
 def test_computing_may_take_longer_where_it_is_slowed_down(took_s: float, most_s: float, ok: bool) -> None:
-    assert compute_as_asked([Computed(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
+    assert compute_as_asked([ComputeTime(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
 
 
 def test_a_collective_is_begun_as_soon_as_it_can_be() -> None:
-    honest, late = Begun(0, "east1", 0, "all_reduce", 1e-7), Begun(1, "west1", 2, "all_reduce", 0.002)
+    honest, late = (
+        CollectiveStart(0, "east1", 0, "all_reduce", 1e-7),
+        CollectiveStart(1, "west1", 2, "all_reduce", 0.002),
+    )
     assert begun_at_once([honest], exact=True).ok is True
     found = begun_at_once([honest, late], exact=True)
     assert (found.ok, found.severity) == (False, "untrusted")
@@ -204,7 +207,7 @@ def test_a_step_clock_keeps_what_launchers_heard() -> None:
         {"event": "ended", "index": 3, "ranks": 1, "of": 2, "heard_s": {"1": 5.6}},  # of another machine
         {"event": "done"},
     ):
-        clock.hear(event)
+        clock.record(event)
     assert clock.starts == {3: (5.0, 4.9)}
     assert clock.ends == {3: {0: 5.5, 1: 5.6}}
 
@@ -217,7 +220,9 @@ def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> N
     )
     assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
     assert witnesses(HostCounts(host, None), after, 8.0) == {}
-    assert list(shifted([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [{"end_s": 3.0, "last_byte_s": 2.75}]
+    assert list(shift_times([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [
+        {"end_s": 3.0, "last_byte_s": 2.75}
+    ]
 
 
 # ---- siblings and the model

@@ -19,10 +19,18 @@ LIES = {
         "In trial 1 rank 2 on west1 took 20 ms for ",
         "asks for 40 ms.",
     ),
-    "wait 2 ms@2": ("begun_at_once", "In trial 2 rank ", " 2 ms later than it could. The same is true of 3 more of "),
+    "wait 2 ms@2": (
+        "begun_at_once",
+        "In trial 2 rank ",
+        " 2 ms later than it could. The same is true of 3 more of ",
+    ),
     "end 3 % early@3": ("step_ends_witnessed", "In trial 3 rank ", " before its last operation ended."),
     "start 8 ms late@4": ("common_start", "In trial 4 rank ", " reports a start that is 8 ms from the one "),
-    "cork@5": ("steps_alike", "The step of trial 5 took ", ": nothing in the scenario explains the difference."),
+    "cork@5": (
+        "steps_alike",
+        "The step of trial 5 took ",
+        ": nothing in the scenario explains the difference.",
+    ),
     "sockets left marked@6": (
         "nothing_changed",
         ": the connection with rank ",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, without
+from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, left_out_text
 from testbed.measure.fidelity.verdict import Invariant, graded
 from testbed.net.fabric.bridges import NIC, Bridge, Cable, bridges, cables, nic_cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
@@ -63,7 +63,7 @@ def conservation_in_buildings(
         bound=_BOUND,
         measured=f"{total} missing",
         sentence=f"Of {frames} frames that entered switches inside buildings {sentence}; {queues}."
-        + without(left_out),
+        + left_out_text(left_out),
     )
 
 
@@ -105,7 +105,7 @@ class PacketBalance:
         return frames or int(self.bytes_in != self.bytes_out)
 
 
-def grown(before: Counts, after: Counts) -> dict[str, NodeCounts]:
+def subtract_counts(before: Counts, after: Counts) -> dict[str, NodeCounts]:
     """Return the growth of all counters between two readings, by node."""
     found = {}
     for node, late in after.items():
@@ -230,7 +230,7 @@ def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Invariant
     return Invariant("lossless", "0 frames dropped", f"{dropped} dropped", dropped == 0, f"{sentence}.")
 
 
-def no_circle(circle: Sequence[str]) -> Invariant:
+def no_pause_cycle(circle: Sequence[str]) -> Invariant:
     """Check that links cannot pause each other in a cycle; `circle` names its buildings, the first again at the end."""
     sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
     if circle:

@@ -162,7 +162,7 @@ def parse_run_time(text: bytes) -> float:
     return int(ran_ns) / 1e9
 
 
-def run_times_kept() -> bool:
+def has_run_times() -> bool:
     """Return whether this kernel keeps run times; without CONFIG_SCHED_INFO they are zero or missing."""
     try:
         return parse_run_time(Path("/proc/self/schedstat").read_bytes()) > 0
@@ -176,7 +176,7 @@ def parse_process(text: bytes) -> tuple[str, int]:
     return text[opening + 1 : closing].decode(errors="replace"), int(text[closing + 1 :].split()[1])
 
 
-def family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
+def process_family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
     """Return `root`, its descendants and the switch's daemon, out of (process id, name, parent process id)."""
     children: dict[int, list[int]] = {}
     found = {root}
@@ -223,7 +223,7 @@ class OwnProcesses:
 
     def refresh(self) -> None:
         """Add new processes; their time counts from the next reading on."""
-        for pid in family(self._root, _all_processes()):
+        for pid in process_family(self._root, _all_processes()):
             if pid not in self._files:
                 with contextlib.suppress(OSError):  # it has already ended
                     self._files[pid] = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

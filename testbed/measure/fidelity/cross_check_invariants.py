@@ -90,13 +90,19 @@ def bytes_witnessed(
     for claim in cards:
         off = claim.claimed_bytes - claim.carried_bytes
         if off > worst[0]:
-            sentence = f"The rank on {claim.host} reports {claim.claimed_bytes} bytes {claim.direction} in the "
-            sentence += f"measured steps; in the whole run its host's NIC {claim.direction} {claim.carried_bytes}."
+            sentence = (
+                f"The rank on {claim.host} reports {claim.claimed_bytes} bytes {claim.direction} in the "
+            )
+            sentence += (
+                f"measured steps; in the whole run its host's NIC {claim.direction} {claim.carried_bytes}."
+            )
             worst = off, sentence
     for crossed in links:
         off = crossed.claimed_bytes - crossed.carried_bytes
         if off > worst[0]:
-            sentence = f"In trial {crossed.trial} ranks in {crossed.building} report {crossed.claimed_bytes} bytes "
+            sentence = (
+                f"In trial {crossed.trial} ranks in {crossed.building} report {crossed.claimed_bytes} bytes "
+            )
             sentence += f"sent to other buildings; the links from there carried {crossed.carried_bytes}."
             worst = off, sentence
     name, bound = "bytes_witnessed", "no payload missing"
@@ -110,7 +116,7 @@ def bytes_witnessed(
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputeTime:
     """One compute or pause operation of a rank in a step: its time, and the time in the plan.
 
     `most_s` includes all slowdowns of the scenario; it is infinite for a rank that is slowed on purpose. `followed_s`
@@ -135,7 +141,7 @@ class Computed:
         return self.took_s - self.most_s if self.took_s > self.most_s + ROUNDING_S else 0.0
 
 
-def compute_as_asked(found: Sequence[Computed]) -> Invariant:
+def compute_as_asked(found: Sequence[ComputeTime]) -> Invariant:
     """Compare the compute times that ranks report with the plan, which timed waits meet exactly."""
     name, bound = "compute_as_asked", "as planned"
     if not found:
@@ -158,7 +164,7 @@ def compute_as_asked(found: Sequence[Computed]) -> Invariant:
 
 
 @dataclass(frozen=True)
-class Begun:
+class CollectiveStart:
     """A collective that a rank started `late_s` after its plan allowed it."""
 
     rank: int
@@ -168,14 +174,16 @@ class Begun:
     late_s: float
 
 
-def begun_at_once(found: Sequence[Begun], exact: bool) -> Invariant:
+def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Invariant:
     """Check that ranks started each collective as soon as its dependencies were done.
 
     `exact` is true under the virtual clock, where no rank starts late for lack of a core.
     """
     name, bound = "begun_at_once", f"within {EXACT_S * 1e3:g} ms"
     if not exact or not found:
-        sentence = "With the real clock, a rank without a core starts late; ranks_awake and cpu_headroom cover that."
+        sentence = (
+            "With the real clock, a rank without a core starts late; ranks_awake and cpu_headroom cover that."
+        )
         sentence = sentence if found else "There are no collectives with a known start time."
         return Invariant(name, bound, "not applicable", None, sentence)
     worst = max(found, key=lambda entry: entry.late_s)
@@ -312,7 +320,9 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
         for who, begun_s in entry.first_s.items()
     ]
     if early and (found := max(early, key=lambda one: one[0]))[0] > ROUNDING_S:
-        sentence = f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms "
+        sentence = (
+            f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms "
+        )
         sentence += "before the start that all ranks had agreed on."
         return Invariant(name, bound, f"{found[0] * 1e3:.4g} ms before", ok=False, sentence=sentence)
     late = max(starts, key=lambda entry: entry.heard_s - entry.announced_s)

@@ -60,7 +60,7 @@ class Stall:
     step_s: float
 
 
-def stalls(
+def find_stalls(
     hosts: Sequence[str],
     steps: Sequence[Mapping[str, Any]],
     pauses: Mapping[str, Sequence[tuple[float, float]]],
@@ -195,7 +195,7 @@ class Foreign:
         return f"{self.host} {verb} {self.packets} packets, about {self.bytes_} bytes{kinds}"
 
 
-def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int) -> list[Foreign]:
+def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int) -> list[Foreign]:
     """Return the foreign traffic that ranks saw on their hosts while steps were measured.
 
     Args:
@@ -229,7 +229,7 @@ def _kinds(packets: int, udp: int, icmp: int) -> tuple[str, ...]:
     return tuple(f"{count} {name}" for name, count in known if count > 0)
 
 
-def outside_steps(
+def foreign_outside_steps(
     counted: Mapping[str, NodeCounts],
     ranks: Collection[str],
     background: Collection[str],

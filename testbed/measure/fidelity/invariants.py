@@ -270,7 +270,7 @@ def conservation(
             else "every one arrived or is accounted for, and the edge switches lost none"
         )
         + f"; the links' own queues dropped {dropped}."
-        + without(left_out),
+        + left_out_text(left_out),
     )
 
 
@@ -285,7 +285,7 @@ def no_wan(name: str, bound: str, left_out: Sequence[str] = ()) -> Invariant:
     return Invariant(name, bound, "not applicable", None, sentence)
 
 
-def without(left_out: Sequence[str]) -> str:
+def left_out_text(left_out: Sequence[str]) -> str:
     """Return a sentence that names what a check leaves out; empty if nothing."""
     return f" Left out, as events affect them: {', '.join(left_out)}." if left_out else ""
 

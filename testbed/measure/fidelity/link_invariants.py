@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.measure.fidelity.invariants import DELAY_BOUND, DELAY_BOUND_S, Conservation, no_wan, without
+from testbed.measure.fidelity.invariants import (
+    DELAY_BOUND,
+    DELAY_BOUND_S,
+    Conservation,
+    left_out_text,
+    no_wan,
+)
 from testbed.measure.fidelity.probe import (
     SPREAD_BOUND,
     SPREAD_BOUND_S,
@@ -63,7 +69,7 @@ def loss_accuracy(
         ok=_loss_tail(link, direction) >= LOSS_TAIL,
         sentence=f"Of all WAN links, {link.name} deviates most from its loss: of {travelled} frames on its fibre "
         f"{lost} did not arrive, where {travelled * direction.mean_loss:.4g} were expected."
-        + without(left_out),
+        + left_out_text(left_out),
     )
 
 
@@ -231,7 +237,7 @@ def nothing_changed(changes: Sequence[tuple[float, str]], left_out: Sequence[str
         bound="no change",
         measured=f"{len(changes) or 'no'} change{'s' * (len(changes) > 1)}",
         ok=not changes,
-        sentence=sentence + without(left_out),
+        sentence=sentence + left_out_text(left_out),
     )
 
 

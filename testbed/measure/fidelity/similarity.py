@@ -199,7 +199,7 @@ def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:
     )
 
 
-def numbers_of(
+def run_numbers(
     scenario: Scenario, topology: Topology, workload: Workload, scale: Scale, overhead_s: float
 ) -> list[Number]:
     """Return the dimensionless numbers of a run.
