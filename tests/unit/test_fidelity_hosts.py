@@ -31,7 +31,7 @@ from testbed.measure.fidelity.host_invariants import (
     ranks_awake,
 )
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, traffic
+from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, host_traffic
 from testbed.net.fabric.bridges import NIC, bridges, cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocol_counts, read_protocol_counts
@@ -277,7 +277,7 @@ def test_how_bad_foreign_traffic_is_goes_by_the_time_that_it_takes(
 def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
     before = HostCounts(protocols(100, 50), WireCounts(3, 90, 40, 9000, 4000))
     after = HostCounts(protocols(300, 150), WireCounts(4, 250, 140, 90_000, 44_000))
-    found = traffic(before, after)
+    found = host_traffic(before, after)
     assert found is not None
     assert found["opened"] == 1
     assert (found["out"]["packets"], found["out"]["own_packets"], found["out"]["own_bytes"]) == (
@@ -291,12 +291,12 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
         40_000,
     )
     broken = dataclasses.replace(after, host=dataclasses.replace(after.host, in_errors=4))
-    found = traffic(before, broken)
+    found = host_traffic(before, broken)
     assert found is not None
     assert found["in"]["packets"] == 96
-    assert traffic(before, dataclasses.replace(after, own=None)) is None
+    assert host_traffic(before, dataclasses.replace(after, own=None)) is None
     # a connection that has gone takes its counts with it
-    assert traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
+    assert host_traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
 
 
 @dataclasses.dataclass

@@ -26,7 +26,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
     step_ends_witnessed,
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error, steps_alike
-from testbed.measure.ranks.telemetry import HostCounts, witnesses
+from testbed.measure.ranks.telemetry import HostCounts, kernel_observations
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
@@ -218,8 +218,8 @@ def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> N
     after = HostCounts(
         host, None, {1: WireCounts(bytes_in=1500, quiet_s=0.25), 2: WireCounts(bytes_in=9, quiet_s=0.1)}
     )
-    assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
-    assert witnesses(HostCounts(host, None), after, 8.0) == {}
+    assert kernel_observations(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
+    assert kernel_observations(HostCounts(host, None), after, 8.0) == {}
     assert list(shift_times([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [
         {"end_s": 3.0, "last_byte_s": 2.75}
     ]

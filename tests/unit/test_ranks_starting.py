@@ -11,7 +11,7 @@ import pytest
 from testbed.comm.transport.wire import HELLO_BYTES
 from testbed.measure.execution.benchmark_options import STARTUP_METHODS, bootstrap_trials, parse_dimensions
 from testbed.measure.execution.bootstrap_benchmark import BootstrapOptions, make_spec
-from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, group_kinds, partners
+from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, exchange_peers, group_kinds
 from testbed.prediction.startup_cost import RING, SoftwareCosts, connections_of, estimate_startup
 from testbed.spec.errors import ConfigError
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
@@ -33,7 +33,7 @@ def test_groups_are_those_of_each_dimension_and_of_all() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 32])
 def test_partners_hear_from_each_other_and_are_as_many_as_the_model_counts(size: int) -> None:
-    rounds = [list(partners(rank, size)) for rank in range(size)]
+    rounds = [list(exchange_peers(rank, size)) for rank in range(size)]
     sent = {(rank, peer) for rank in range(size) for to, _ in rounds[rank] for peer in to}
     heard = {(peer, rank) for rank in range(size) for _, of in rounds[rank] for peer in of}
     assert sent == heard

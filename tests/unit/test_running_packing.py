@@ -12,7 +12,7 @@ from testbed.measure.execution.resources import (
     parse_ranks_per_process,
     ranks_per_process,
 )
-from testbed.measure.ranks.process import ProcessRole, in_processes
+from testbed.measure.ranks.process import ProcessRole, group_into_processes
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.endpoints import RankEndpoint
@@ -81,7 +81,7 @@ def endpoints(ranks: int) -> list[RankEndpoint]:
 
 
 def test_ranks_that_follow_each_other_share_a_process_and_the_last_has_what_is_left() -> None:
-    found = in_processes(endpoints(8), 3)
+    found = group_into_processes(endpoints(8), 3)
     assert [[endpoint.rank for endpoint in carried.ranks] for carried in found] == [
         [0, 1, 2],
         [3, 4, 5],
