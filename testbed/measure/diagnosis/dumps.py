@@ -166,7 +166,7 @@ def dump_running(run: Path) -> list[Path]:
         found.append(folder)
     if not found:
         ended = f"; its remains are in {failed_path(run)}" if failed_path(run).exists() else ""
-        raise RunError(f"{run}: no rank of it is running here with the real clock{ended}")
+        raise RunError(f"{run}: no rank of this run is running here with the real clock{ended}")
     return found
 
 

@@ -34,20 +34,20 @@ MOST_TRIED = 200_000  # combinations of parts; beyond that, the search is greedy
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the network, or one direction of it: `way` is "" for both, or such as "from switch a-edge"."""
+    """A part of the network, or one direction of it: `direction` is "" for both, or such as "from switch a-edge"."""
 
     name: str
-    way: str = ""
+    direction: str = ""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
         """Sort key: which part wins among equal explanations."""
         kind = self.name.split(" ", 1)[0]
         rank = SPECIFICITY.index(kind) if kind in SPECIFICITY else len(SPECIFICITY)
-        return bool(self.way), rank, self.name, self.way
+        return bool(self.direction), rank, self.name, self.direction
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.way}" if self.way else self.name
+        return f"{self.name}, {self.direction}" if self.direction else self.name
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def explain(
     """
     found: list[Explanation] = []
     left = [pair for pair in dict.fromkeys(bad) if crossed.get(pair)]
-    for ways in (False, True):
-        parts = _candidates(left, healthy, crossed, tolerated, ways)
+    for directed in (False, True):
+        parts = _candidates(left, healthy, crossed, tolerated, directed)
         chosen = _fewest(parts)
         covered = {pair for own in chosen for pair in parts[own][0]}
         for own in chosen:
@@ -123,8 +123,8 @@ def _contains(crossed: Crossed, large: Part, small: Part) -> bool:
     """Return whether all paths across the small part cross the large one: a link's plane, a host's leaf."""
     return all(
         large.name in components
-        for ways in crossed.values()
-        for components in ways
+        for paths in crossed.values()
+        for components in paths
         if small.name in components
     )
 
@@ -133,9 +133,9 @@ def _order(part: Part) -> tuple[bool, int, str, str]:
     return part.order
 
 
-def parts_of(components: Sequence[str], ways: bool) -> set[Part]:
+def parts_of(components: Sequence[str], directed: bool) -> set[Part]:
     """Return the parts on a path, or the directions of them; planes and switches have no directions."""
-    if not ways:
+    if not directed:
         return set(map(Part, components))
     found = set()
     for place, name in enumerate(components):
@@ -149,7 +149,7 @@ def parts_of(components: Sequence[str], ways: bool) -> set[Part]:
 
 
 def _candidates(
-    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, ways: bool
+    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, directed: bool
 ) -> dict[Part, tuple[set[Pair], set[Pair]]]:
     """Return the parts that are not exonerated, with the bad pairs they cover and the healthy ones across them."""
     covers: dict[Part, set[Pair]] = {}
@@ -157,7 +157,7 @@ def _candidates(
     for pairs, found in ((bad, covers), (healthy, crossing)):
         for pair in pairs:
             for components in crossed.get(pair, ()):
-                for part in parts_of(components, ways):
+                for part in parts_of(components, directed):
                     found.setdefault(part, set()).add(pair)
     kept = {}
     for part, own in covers.items():
@@ -263,8 +263,8 @@ def _by_part(graph: Graph, own: Explanation, stuck: StuckPairs, since_s: float, 
     lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
     lines.append(f"it explains {len(own.covers)} of {len(stuck)} pairs with messages in flight")
     lines += own.doubts
-    if own.part.way:
-        lines.append(f"only {own.part.way}: healthy pairs cross it in the other direction")
+    if own.part.direction:
+        lines.append(f"only {own.part.direction}: healthy pairs cross it in the other direction")
     waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
     return Verdict(
         STUCK_IN_NETWORK,

@@ -115,8 +115,7 @@ def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkP
 
 def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
     felt = {
-        ranks[0]: own
-        for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.STANDS_STILL)).items()
+        ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.STOPPED)).items()
     }
     verdicts = []
     for ranks, host in _by_host(graph, paths, felt):

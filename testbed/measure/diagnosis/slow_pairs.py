@@ -302,8 +302,8 @@ def slow_network(
             f"it explains {len(own.covers)} of {len(slow)} slow pairs; {len(healthy)} other pairs are healthy"
         )
         lines += own.doubts
-        if own.part.way:
-            lines.append(f"only {own.part.way}")
+        if own.part.direction:
+            lines.append(f"only {own.part.direction}")
         verdicts.append(
             Verdict(
                 SLOW_NETWORK,

@@ -28,7 +28,7 @@ from testbed.measure.diagnosis.thresholds import SAME_STALL_SHARE
 NETWORK = "network"  # from the first rank to the second
 NOT_JOINED = "not joined"
 GONE = "gone"
-STANDS_STILL = "stands still"
+STOPPED = "stopped"
 CONTROL = "control"  # its operation is still in its control part
 SHORT = "short"  # it has completed but sent less than expected
 UNEXPLAINED = "unexplained"  # all have joined, and there are no message counts
@@ -160,7 +160,7 @@ class _Follower:
         if rank in self.gone:
             return [Cause(GONE, (rank,), key)]
         if rank in self.stopped:
-            return [Cause(STANDS_STILL, (rank,), key)]
+            return [Cause(STOPPED, (rank,), key)]
         return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
 
     def _of_collective(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
@@ -182,9 +182,7 @@ class _Follower:
                 found += self._behind(peer, key, node)
             elif theirs.missing:
                 stopped = peer in self.stopped
-                found.append(
-                    Cause(STANDS_STILL, (peer,), key) if stopped else Cause(NETWORK, (rank, peer), key)
-                )
+                found.append(Cause(STOPPED, (peer,), key) if stopped else Cause(NETWORK, (rank, peer), key))
             elif graph.entry(there).state != "completed":
                 found.append(there)
         if found:
@@ -219,7 +217,7 @@ class _Follower:
         if peer in self.gone:
             return [Cause(GONE, (peer,), key)]
         if peer in self.stopped:
-            return [Cause(STANDS_STILL, (peer,), key)]
+            return [Cause(STOPPED, (peer,), key)]
         return [Cause(NETWORK, (sender, target), key)]
 
     def _towards(self, node: Node, entry: Entry, key: Key, peer: int) -> list[Node | Cause]:
@@ -233,7 +231,7 @@ class _Follower:
             if peer in self.gone:
                 return [Cause(GONE, (peer,), key)]
             if peer in self.stopped:  # its last messages may not have left its transport
-                return [Cause(STANDS_STILL, (peer,), key)]
+                return [Cause(STOPPED, (peer,), key)]
             if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
                 return [Cause(NETWORK, (peer, rank), key)]
             return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]
@@ -246,7 +244,7 @@ class _Follower:
         if peer not in self.graph.dumps or peer in self.gone:
             return [Cause(GONE, (peer,), key)]
         if peer in self.stopped:
-            return [Cause(STANDS_STILL, (peer,), key)]
+            return [Cause(STOPPED, (peer,), key)]
         if key[1] and self.graph.left_out(peer, key):
             return [Cause(NOT_JOINED, (peer,), key)]
         nodes = [node for node in self.graph.open_nodes(peer) if node != waiter and node not in self.harmless]

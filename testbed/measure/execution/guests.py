@@ -91,7 +91,7 @@ def measure_in_guest(
     folder: Path,
     *,
     core: int | None = None,
-    told: EventCallback = lambda event: None,
+    on_event: EventCallback = lambda event: None,
     meanwhile: Callable[[Guest], None] = lambda guest: None,
 ) -> GuestExit:
     """Measure a shard in a guest, into a new directory.
@@ -103,7 +103,7 @@ def measure_in_guest(
         scenario: The shard's own scenario.
         folder: The directory to make.
         core: The CPU core to pin the guest to; None: any.
-        told: Called with each progress report.
+        on_event: Called with each progress report.
         meanwhile: Called regularly while the guest runs; may raise to stop it.
 
     Raises:
@@ -124,7 +124,7 @@ def measure_in_guest(
     }
     (folder / "task.json").write_text(json.dumps(task))
     settings = replace(work.settings, core=core, seed=shard.seed, writable=(folder,))
-    ended = _run_guest(Guest(image, settings), shard, folder, told, meanwhile)
+    ended = _run_guest(Guest(image, settings), shard, folder, on_event, meanwhile)
     mark_finished(folder, ended)
     return ended
 
@@ -165,7 +165,7 @@ def read_ended(file: Path) -> GuestExit:
 
 
 def _run_guest(
-    guest: Guest, shard: Shard, folder: Path, told: EventCallback, meanwhile: Callable[[Guest], None]
+    guest: Guest, shard: Shard, folder: Path, on_event: EventCallback, meanwhile: Callable[[Guest], None]
 ) -> GuestExit:
     errors: list[str] = []
     pending = ""
@@ -174,7 +174,7 @@ def _run_guest(
         nonlocal pending
         *lines, pending = (pending + text).split("\n")
         for line in lines:
-            told(json.loads(line))
+            on_event(json.loads(line))
 
     command = [
         sys.executable,
@@ -356,7 +356,7 @@ class _GuestPool:
                 shard.scenario(self.scenario),
                 folder,
                 core=core,
-                told=lambda event: self._event(shard, event),
+                on_event=lambda event: self._event(shard, event),
                 meanwhile=meanwhile,
             )
         finally:

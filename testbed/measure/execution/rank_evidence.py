@@ -112,7 +112,7 @@ class RankEvidence:
 
     @property
     def _is_random(self) -> bool:
-        """Whether links treat packets randomly in any other way than by losing them."""
+        """Whether links treat packets randomly, other than by losing them."""
         links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
         return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
 

@@ -76,12 +76,12 @@ def sent_elements(collective: str, numel: int, ranks: int) -> float:
 
 
 class BenchRank:
-    """A rank of a collective benchmark; `tell(event)` is called with a result for each case."""
+    """A rank of a collective benchmark; `emit(event)` is called with a result for each case."""
 
-    def __init__(self, spec: BenchSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, spec: BenchSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
         self.rank = rank
-        self.tell = tell
+        self.emit = emit
         self.size = len(spec.wiring.ranks)
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class BenchRank:
         arrays.start(communicator, case.algorithm)
         wrong = arrays.count_wrong()
         result = {"time_s": took_s, "wrong": wrong, "sent_bytes": sent / self.spec.iterations}
-        self.tell({"event": "result", "case": index, "rank": self.rank, **result})
+        self.emit({"event": "result", "case": index, "rank": self.rank, **result})
 
 
 FIRST_PORT = 20_000
@@ -206,12 +206,12 @@ class BootstrapSpec:
 
 
 class BootstrapRank:
-    """A rank of a bootstrap benchmark; `tell(event)` is called with its times by activity, sockets, bytes, memory."""
+    """A rank of a bootstrap benchmark; `emit(event)` is called with its times by activity, sockets, bytes, memory."""
 
-    def __init__(self, spec: BootstrapSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, spec: BootstrapSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
         self.rank = rank
-        self.tell = tell
+        self.emit = emit
         self.transports: list[TcpTransport] = []
         self.doors: dict[int, socket.socket] = {}
         self.listeners: list[socket.socket] = []
@@ -234,7 +234,7 @@ class BootstrapRank:
             sockets = sum(transport.connections for transport in self.transports)
             event = {"event": "result", "rank": self.rank, "time_s": ended_s - spec.begin_s, "late_s": late_s}
             memory = {"before_bytes": before_bytes, "after_bytes": resident_bytes()}
-            self.tell(
+            self.emit(
                 {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
             )
             self._barrier(self.transports[0])  # until all ranks have reported

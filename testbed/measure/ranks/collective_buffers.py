@@ -133,14 +133,14 @@ class BlockWindows:
         }
 
     def start(
-        self, block: Block, salt: int, timeout_s: float, told: Checked
+        self, block: Block, salt: int, timeout_s: float, on_checked: Checked
     ) -> tuple[Work, Callable[[], None]]:
         """Start sending or receiving a block; return its Work and what to do when that is complete."""
         own = self._of[block.group]
         if block.sends:
             return own.send(block, salt, timeout_s), lambda: None
         work = own.windows[block.window].wait_signal(own.member(block.peer), True, timeout_s)
-        return work, lambda: own.receive(block, salt, told)
+        return work, lambda: own.receive(block, salt, on_checked)
 
 
 class _GroupWindows:
@@ -172,7 +172,7 @@ class _GroupWindows:
         window.signal(peer, True, timeout_s)
         return work
 
-    def receive(self, block: Block, salt: int, told: Checked) -> None:
+    def receive(self, block: Block, salt: int, on_checked: Checked) -> None:
         """Record a received block, and check the whole window after the last one."""
         size = self.group.size
         self._begin(block, salt)
@@ -185,7 +185,7 @@ class _GroupWindows:
         else:
             whole, collective = self._parts[place * numel : (place + 1) * numel].copy(), REDUCE_SCATTER
             self._add(whole, block, place)
-        told(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
+        on_checked(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
 
     def _begin(self, block: Block, salt: int) -> None:
         """Fill this rank's data of a call, if not done yet."""

@@ -82,9 +82,9 @@ class Launcher:
             (self.work.dumps / LAUNCHER_PID).write_text(f"{os.getpid()}\n")
         self._start_coordinator()
         pids: dict[str, int] = {}
-        for carried in group_into_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
-            pid = self._fork(carried)
-            pids |= {str(endpoint.rank): pid for endpoint in carried.ranks}
+        for role in group_into_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
+            pid = self._fork(role)
+            pids |= {str(endpoint.rank): pid for endpoint in role.ranks}
         _emit({"event": "started", "pids": pids})
 
     def _start_coordinator(self) -> None:
@@ -94,15 +94,15 @@ class Launcher:
             made = fork_coordinator(job.replication.replicas, policy, Path(job.output))
             self.coordinator, self.switchboard = made
 
-    def _fork(self, carried: ProcessRole) -> int:
+    def _fork(self, role: ProcessRole) -> int:
         """Fork a process for a role and return its id."""
         read_end, write_end = os.pipe()
         if self.switchboard is not None:
             lines = {
-                endpoint.rank: self.switchboard.connect(endpoint.rank, carried.incarnation)
-                for endpoint in carried.ranks
+                endpoint.rank: self.switchboard.connect(endpoint.rank, role.incarnation)
+                for endpoint in role.ranks
             }
-            carried = replace(carried, lines=lines)
+            role = replace(role, lines=lines)
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
@@ -110,11 +110,11 @@ class Launcher:
                 self.switchboard.close()
             for line in self.held.values():
                 line.close()
-            run_process(carried, self.work, write_end)
+            run_process(role, self.work, write_end)
         os.close(write_end)
-        for rank, line in carried.lines.items():
+        for rank, line in role.lines.items():
             self._release(rank, line)
-        self.children[pid] = carried
+        self.children[pid] = role
         self.buffers[read_end] = b""
         self.selector.register(read_end, selectors.EVENT_READ)
         return pid
@@ -134,7 +134,7 @@ class Launcher:
     @property
     def ranks_left(self) -> bool:
         """Whether any rank is still running."""
-        return any(carried.ranks for carried in self.children.values())
+        return any(role.ranks for role in self.children.values())
 
     @property
     def over(self) -> bool:
@@ -184,11 +184,11 @@ class Launcher:
         if not self.work.survives_kills:
             return
         for endpoint in (endpoint for endpoint in self.work.endpoints if endpoint.rank in ranks):
-            for pid, carried in list(self.children.items()):
-                if endpoint in carried.ranks:
+            for pid, role in list(self.children.items()):
+                if endpoint in role.ranks:
                     os.kill(pid, signal.SIGKILL)
                     self._handle_exit(pid, os.waitpid(pid, 0)[1])
-            if not any(endpoint in carried.ranks for carried in self.children.values()):
+            if not any(endpoint in role.ranks for role in self.children.values()):
                 self._restart(endpoint)
 
     def _restart(self, endpoint: RankEndpoint) -> None:
@@ -258,20 +258,20 @@ class Launcher:
                 self._handle_exit(pid, status)
 
     def _handle_exit(self, pid: int, status: int) -> None:
-        carried = self.children.pop(pid)
+        role = self.children.pop(pid)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == LEFT:
-            for endpoint in carried.ranks:
+            for endpoint in role.ranks:
                 self._restart(endpoint)
         if not os.WIFSIGNALED(status):
             return
-        ranks = [endpoint.rank for endpoint in carried.ranks]
+        ranks = [endpoint.rank for endpoint in role.ranks]
         if ranks and self.work.survives_kills:
             self.killed |= set(ranks) - self.finished
         else:
             self.failed = True
         how = f"killed by signal {os.WTERMSIG(status)}"
         self.ended |= dict.fromkeys(ranks, how)
-        _emit({"event": "killed", **carried.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
+        _emit({"event": "killed", **role.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
     def dump(self, name: str = "") -> None:
         """Dump every rank's flight recorder and how the rank ended, if known.

@@ -84,7 +84,7 @@ def parse_work(line: str) -> Work:
         start = BootstrapSpec.from_json(line)
         return Work(
             start.ranks,
-            lambda rank, tell, carried: BootstrapRank(start, rank, tell),
+            lambda rank, emit, role: BootstrapRank(start, rank, emit),
             ranks_per_process=start.ranks_per_process,
         )
     if task == "bench":
@@ -92,20 +92,20 @@ def parse_work(line: str) -> Work:
         bench.wiring.look_up()
         return Work(
             bench.wiring.ranks,
-            lambda rank, tell, carried: BenchRank(bench, rank, tell),
+            lambda rank, emit, role: BenchRank(bench, rank, emit),
             ranks_per_process=bench.ranks_per_process,
         )
     job = JobSpec.from_json(line)
     job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
 
-    def make(rank: int, tell: EventCallback, carried: ProcessRole) -> RankTask:
-        ring, line = carried.rings.get(rank), carried.lines.get(rank)
+    def make(rank: int, emit: EventCallback, role: ProcessRole) -> RankTask:
+        ring, line = role.rings.get(rank), role.lines.get(rank)
         if line is not None:
-            return ReplicaRank(job, rank, tell, line, carried.incarnation, ring)
+            return ReplicaRank(job, rank, emit, line, role.incarnation, ring)
         if job.dispatching is not None:
-            return ServingRank(job, rank, tell, sockets, ring, carried.incarnation)
-        return Rank(job, rank, tell, sockets, ring, carried.incarnation)
+            return ServingRank(job, rank, emit, sockets, ring, role.incarnation)
+        return Rank(job, rank, emit, sockets, ring, role.incarnation)
 
     return Work(
         job.wiring.ranks,
@@ -153,12 +153,12 @@ def group_into_processes(
     ]
 
 
-def run_process(carried: ProcessRole, work: Work, pipe: int) -> None:
+def run_process(role: ProcessRole, work: Work, pipe: int) -> None:
     """Run a role in this process, which then exits; events go to a pipe as JSON lines."""
     status = 1
     lock = threading.Lock()
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         with lock:
             os.write(pipe, (json.dumps(event) + "\n").encode())
 
@@ -166,12 +166,12 @@ def run_process(carried: ProcessRole, work: Work, pipe: int) -> None:
         set_parent_death_signal(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only for the launcher
-        if carried.background is not None:
-            good = _guarded(carried.who, tell, partial(_background, carried.background, tell))
-        elif len(carried.ranks) == 1:
-            good = _run_rank(carried.ranks[0], carried, work, tell)
+        if role.background is not None:
+            good = _guarded(role.who, emit, partial(_background, role.background, emit))
+        elif len(role.ranks) == 1:
+            good = _run_rank(role.ranks[0], role, work, emit)
         else:
-            good = _run_threads(carried, work, tell)
+            good = _run_threads(role, work, emit)
         status = 0 if good else 1
     except RankDismissed:
         status = LEFT
@@ -179,14 +179,14 @@ def run_process(carried: ProcessRole, work: Work, pipe: int) -> None:
         os._exit(status)
 
 
-def _run_threads(carried: ProcessRole, work: Work, tell: EventCallback) -> bool:
+def _run_threads(role: ProcessRole, work: Work, emit: EventCallback) -> bool:
     """Run every rank in a thread, and return whether all succeeded."""
-    endpoints = carried.ranks
+    endpoints = role.ranks
     raise_open_file_limit()
     good: list[int] = []
 
     def run(endpoint: RankEndpoint) -> None:
-        if _run_rank(endpoint, carried, work, tell):
+        if _run_rank(endpoint, role, work, emit):
             good.append(endpoint.rank)
 
     threads = [
@@ -199,27 +199,27 @@ def _run_threads(carried: ProcessRole, work: Work, tell: EventCallback) -> bool:
     return len(good) == len(endpoints)
 
 
-def _run_rank(endpoint: RankEndpoint, carried: ProcessRole, work: Work, tell: EventCallback) -> bool:
+def _run_rank(endpoint: RankEndpoint, role: ProcessRole, work: Work, emit: EventCallback) -> bool:
     """Run one rank in this thread, and return whether it succeeded; a failure is reported as an event."""
 
     def act() -> None:
         _enter(endpoint)
         try:
-            work.make(endpoint.rank, tell, carried).run()
+            work.make(endpoint.rank, emit, role).run()
         except RankDismissed as left:
             if not left.over:
                 raise
-        tell({"event": "finished", "rank": endpoint.rank})
+        emit({"event": "finished", "rank": endpoint.rank})
 
-    return _guarded({**_who(endpoint), "rank": endpoint.rank}, tell, act)
+    return _guarded({**_who(endpoint), "rank": endpoint.rank}, emit, act)
 
 
-def _background(host: BackgroundHost, tell: EventCallback) -> None:
+def _background(host: BackgroundHost, emit: EventCallback) -> None:
     _enter(host)
-    tell({"event": "background_traffic", **BackgroundTraffic(host).run()})
+    emit({"event": "background_traffic", **BackgroundTraffic(host).run()})
 
 
-def _guarded(who: Event, tell: EventCallback, act: Callable[[], None]) -> bool:
+def _guarded(who: Event, emit: EventCallback, act: Callable[[], None]) -> bool:
     """Call `act`, report a failure as an event, and return whether it succeeded; RankDismissed passes through."""
     try:
         act()
@@ -228,7 +228,7 @@ def _guarded(who: Event, tell: EventCallback, act: Callable[[], None]) -> bool:
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         with contextlib.suppress(OSError):
-            tell({"event": "failed", **who, "message": f"{error}", "trace": trace})
+            emit({"event": "failed", **who, "message": f"{error}", "trace": trace})
         return False
     return True
 
