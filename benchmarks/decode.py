@@ -21,8 +21,8 @@ import numpy as np
 
 import testbed
 from testbed.measure.results.serving_result import Decoding
+from testbed.measure.results.serving_summary import find_token_ends
 from testbed.measure.results.serving_summary import token_times as times_of
-from testbed.measure.results.serving_summary import tokens_of
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.routes import route_network
 from testbed.prediction.simulation import simulate
@@ -81,7 +81,7 @@ def token_times(ranks: int, way: Way, **options: Any) -> list[float]:
     software = calibration.software(loaded.transport, Scale())
     plan = job.workload.plan.with_algorithm("ring")
     spans = simulate(plan, route_network(job, "ring", calibration), job.workload.itemsize, software).spans
-    return times_of(tokens_of(plan), spans)
+    return times_of(find_token_ends(plan), spans)
 
 
 def cells(tokens: int) -> None:

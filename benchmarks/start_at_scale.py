@@ -7,7 +7,7 @@ Prints the table of docs/reference/transports.md.
 
 from __future__ import annotations
 
-from testbed.measure.execution.benchmark_options import WAYS
+from testbed.measure.execution.benchmark_options import STARTUP_METHODS
 from testbed.prediction.startup_cost import (
     FIGURE_21,
     PUBLISHED,
@@ -31,7 +31,7 @@ def main() -> None:
     """Print."""
     print("| | " + " | ".join(f"{size:,}" for size in SIZES) + " | grows as | connections | rank 0 sends |")
     print("|" + "---|" * (len(SIZES) + 4))
-    for name, way in WAYS.items():
+    for name, way in STARTUP_METHODS.items():
         found = [estimate_startup(size, usual_groups(size), way, PUBLISHED) for size in SIZES]
         own = growth_exponent(
             [(size, one.seconds) for size, one in zip(SIZES, found, strict=True) if size in FIGURE_21]

@@ -33,21 +33,21 @@ from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, coll
 from testbed.measure.execution.benchmark_options import (
     USUAL_KIND,
     USUAL_PROTOCOL,
+    benchmark_guest,
     check_bench_options,
-    collective_named,
     congestion_control_for,
     guest_bytes,
-    guest_for,
     parse_algorithms,
+    parse_transport,
+    resolve_collective,
     sizes_between,
-    transport_asked,
     wants_guest,
     write_rows,
     write_tuning_table,
 )
 from testbed.measure.execution.collective_benchmark import BenchOptions, BenchRun, Row
 from testbed.measure.execution.network_setup import choose_network
-from testbed.measure.execution.resources import ranks_asked
+from testbed.measure.execution.resources import parse_ranks_per_process
 from testbed.plugins import registry, short_name
 from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
@@ -121,14 +121,14 @@ def bench(
     The last column is the share of what its most loaded link allows, without headers. Exit status 1 if any element was
     wrong.
     """
-    collective = collective_named(collective)
+    collective = resolve_collective(collective)
     check_bench_options(dtype, op, transport, protocol, clock)
-    spec = transport_asked(transport, protocol, preset)
+    spec = parse_transport(transport, protocol, preset)
     algorithms = parse_algorithms(collective, algorithm, tune is not None)
     sizes = sizes_between(least, most, factor)
     if wants_guest(clock):
         needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
-        rerun_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
+        rerun_in_guest(benchmark_guest(needed, memory, seed, stall_timeout, [json_file, tune]))
     options = BenchOptions(
         collective,
         sizes,
@@ -144,7 +144,7 @@ def bench(
     )
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks)
-    options = replace(options, ranks_per_process=ranks_asked(packing, count))
+    options = replace(options, ranks_per_process=parse_ranks_per_process(packing, count))
     run = BenchRun(options, network, count, lambda line: console.print(f"  {line}"))
     where = topology.name if topology else "loopback"
     scale = "" if run.scale.is_one else f"; {run.scale}"

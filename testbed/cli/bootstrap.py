@@ -15,11 +15,11 @@ from testbed.cli.console import print_rows
 from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, JsonFileOption, SeedOption
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, rerun_in_guest
 from testbed.measure.execution.benchmark_options import (
-    WAYS,
+    STARTUP_METHODS,
+    benchmark_guest,
     bootstrap_trials,
     connection_buffers_bytes,
     guest_bytes_for,
-    guest_for,
     wants_guest,
 )
 from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
@@ -58,7 +58,7 @@ def bootstrap(
     ] = "64,256",
     way: Annotated[
         str,
-        typer.Option(help=f"{', '.join(WAYS)}, with commas between, or all."),
+        typer.Option(help=f"{', '.join(STARTUP_METHODS)}, with commas between, or all."),
     ] = "baseline,scalable",
     groups: Annotated[
         str,
@@ -85,7 +85,7 @@ def bootstrap(
     tries = bootstrap_trials(ranks, way, groups, costs, clock)
     if wants_guest(clock):
         needed = guest_bytes_for(tries)
-        rerun_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
+        rerun_in_guest(benchmark_guest(needed, memory, seed, stall_timeout, [json_file]))
     console = Console(stderr=True, highlight=False)
     network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
     run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
@@ -101,7 +101,7 @@ def bootstrap(
 
 
 def _cells(row: BootstrapRow) -> tuple[Any, ...]:
-    name = next((name for name, way in WAYS.items() if way == row.way), "")
+    name = next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
     parts = [f"{row.parts.get(part, 0.0):.3f}" for part in ("finding", "topology", "connecting")]
     sizes = (row.memory_bytes, row.sockets * connection_buffers_bytes(), row.bytes_sent)
     shown = [format_size(round(float(f"{size:.3g}"))) for size in sizes]
@@ -111,7 +111,7 @@ def _cells(row: BootstrapRow) -> tuple[Any, ...]:
 def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
     """Describe how time grows with the number of ranks, for each method with several sizes."""
     found = []
-    for name, way in WAYS.items():
+    for name, way in STARTUP_METHODS.items():
         points = [(row.ranks, row.time_s) for row in rows if row.way == way]
         if len(points) > 1:
             own = [(row.ranks, row.predicted.seconds) for row in rows if row.way == way]

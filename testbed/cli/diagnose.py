@@ -16,7 +16,7 @@ from testbed.measure.diagnosis import diagnose as judge
 from testbed.measure.diagnosis import read_evidence
 from testbed.measure.diagnosis.dumps import dump_running
 from testbed.measure.diagnosis.verdicts import diagnosis_lines
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import chown_to_sudo_user
 from testbed.show.report.diagnosis_page import write_diagnosis
 from testbed.spec.units import parse_duration
 
@@ -62,7 +62,7 @@ def diagnose(
         for note in own.notes:
             notes.print(f"note: {own.name + ': ' if own.name else ''}{note}", markup=False, soft_wrap=True)
     page = write_diagnosis(run, found)
-    hand_over(run)
+    chown_to_sudo_user(run)
     if as_json:
         documents = {name: own.to_document() for name, own in found.items()}
         print(json.dumps(documents[""] if list(documents) == [""] else documents, indent=1))

@@ -21,9 +21,9 @@ from testbed.cli.options import (
     PolicyOption,
     SizeScaleOption,
 )
-from testbed.measure.execution.network_setup import choose_network_without_ranks, command_given
+from testbed.measure.execution.network_setup import choose_network_without_ranks, require_command
 from testbed.measure.results.run_directory import RUNS
-from testbed.measure.results.run_listing import killed
+from testbed.measure.results.run_listing import list_killed
 from testbed.net import doctor
 from testbed.net.errors import need_root
 from testbed.net.fabric.daemon import take_down
@@ -96,7 +96,7 @@ def execute(
     fabric: FabricOption = None,
 ) -> None:
     """Run a program inside a host: testbed exec HOST -- COMMAND... Exits with the program's status."""
-    arguments = command_given(context.args)
+    arguments = require_command(context.args)
     state = find_fabric(fabric, (host,))
     command = command_in_host(state, host, arguments, "HOST")
     os.environ[ENVIRONMENT_MARK] = state.id
@@ -181,7 +181,7 @@ def clean(
         console.print(
             f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False
         )
-    left = killed(RUNS)
+    left = list_killed(RUNS)
     for entry in left:
         console.print(
             f"{entry.path}: left behind by a killed run, {size_text(entry.size_bytes)}", soft_wrap=True

@@ -15,7 +15,7 @@ from testbed.cli.experiments import run as experiment
 from testbed.cli.options import JobsOption, JsonOption, OutputOption
 from testbed.cli.run_output import show_progress
 from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import chown_to_sudo_user
 from testbed.show.report import write_report
 from testbed.show.report.run_comparison import Comparison, compare_runs, unequal_words
 from testbed.spec.units import time_text
@@ -41,7 +41,7 @@ def report(
     """Render a run's report and timeline again, from its files."""
     Result.open(run)
     path = write_report(run, panels or ())
-    hand_over(run)
+    chown_to_sudo_user(run)
     Console(highlight=False).print(f"Report: {path}", soft_wrap=True)
 
 

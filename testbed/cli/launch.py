@@ -26,10 +26,10 @@ from testbed.measure.execution.benchmark_options import congestion_control_for, 
 from testbed.measure.execution.network_setup import choose_network, guest_settings
 from testbed.measure.execution.program_run import (
     TorchOptions,
-    algorithms_of,
     check_program_options,
     guest_bytes,
-    program_given,
+    parse_algorithm_options,
+    require_program,
     run_programs,
 )
 from testbed.measure.results.run_directory import default_path
@@ -120,11 +120,11 @@ def launch(
     variables that MPICH programs need, and the backend "testbed" of torch.distributed. Output lines are prefixed with
     their rank. The exit status is the worst of all ranks. If a rank fails, the others are stopped.
     """
-    command = program_given(context.args)
+    command = require_program(context.args)
     check_program_options(transport, protocol, clock)
     options = TorchOptions(
         TransportSpec(kind=transport, protocol=protocol),
-        algorithms_of(collective or ()),
+        parse_algorithm_options(collective or ()),
         tuning_of(tuning, "command line", "--tuning"),
         congestion_control_for(None, topology),
         torch_default,

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption
 from testbed.measure.results.run_directory import RUNS
-from testbed.measure.results.run_listing import Entry, entries, remove, to_prune
+from testbed.measure.results.run_listing import Entry, list_entries, remove, select_prunable
 from testbed.net.fabric.fabric_state import FabricState, host_names, link_names, load_all
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.units import parse_duration, size_text
@@ -99,7 +99,7 @@ def _network(state: FabricState) -> Network:
 
 def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> None:
     """List runs with their verdicts, sweeps, searches, and failed or killed runs, oldest first."""
-    found = entries(folder)
+    found = list_entries(folder)
     if as_json:
         print(json.dumps([{**asdict(entry), "path": str(entry.path)} for entry in found], indent=1))
         return
@@ -129,7 +129,7 @@ def prune(
         expected = "--keep N, --older-than AGE or --left"
         raise ConfigError([Problem("command line", None, "runs prune", "no criterion", expected)])
     older_s = None if older_than is None else age_s(older_than)
-    chosen = to_prune(entries(folder), time.time(), keep=keep, older_s=older_s, left=left)
+    chosen = select_prunable(list_entries(folder), time.time(), keep=keep, older_s=older_s, left=left)
     console = Console(stderr=True, highlight=False)
     for entry in chosen:
         if not dry:

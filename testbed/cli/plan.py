@@ -15,7 +15,7 @@ from rich.table import Table
 from testbed.cli.console import show_schedule_search, warn_unused_inputs
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.measure.results.serving_summary import predicted_latencies
-from testbed.measure.results.training_summary import limited_words, prediction
+from testbed.measure.results.training_summary import describe_time_split, summarise_prediction
 from testbed.prediction.dry_run import dry_runs, schedule_csv
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.terminal import print_not_emulated, print_training_steps
@@ -52,7 +52,8 @@ def plan(
         print(schedule_csv(tried, as_csv), end="")
         return
     found = {
-        name: {**prediction(one, Scale()), **predicted_latencies(one, Scale())} for name, one in tried.items()
+        name: {**summarise_prediction(one, Scale()), **predicted_latencies(one, Scale())}
+        for name, one in tried.items()
     }
     if as_json:
         print(json.dumps(found, indent=1))
@@ -82,9 +83,8 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     for name, entry in found.items():
         if words := work_words(name, step_work(own[name]), entry["step_time_s"]):
             console.print(words)
-        console.print(
-            f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
-        )
+        waiting = "pipeline bubbles" if "schedule" in entry else "waiting for others"
+        console.print(f"{name}: {describe_time_split(entry, waiting)}.")
         if words := _latency_words(entry):
             console.print(f"{name}: {words}.")
         for what, key in (

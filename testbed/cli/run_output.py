@@ -90,4 +90,4 @@ def print_result(result: Result, console: Console, *, strict: bool = False, as_j
         output = Console(highlight=False)
         print_summary(result, output)
         if result.clock == "virtual" and (found := Manifest.open(Path(result.run_dir)).fingerprint):
-            output.print(f"Fingerprint: {found.words}", soft_wrap=True)
+            output.print(f"Fingerprint: {found.label}", soft_wrap=True)

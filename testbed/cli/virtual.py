@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.console import progress_bar
-from testbed.measure.execution.network_setup import command_given, guest_settings
+from testbed.measure.execution.network_setup import guest_settings, require_command
 from testbed.net.virtual.guest import STALL_TIMEOUT_S, Guest, GuestExit, GuestSettings
 from testbed.net.virtual.kernel_build import build as build_kernel
 from testbed.net.virtual.kernel_image import find_image
@@ -95,7 +95,7 @@ def execute(
 
     It sees this machine's files, but its changes to them stay in the guest's memory. All its processes end with it.
     """
-    command = command_given(context.args)
+    command = require_command(context.args)
     settings = guest_settings(
         memory, cpu_time, seed, stall_timeout, timeout, writable or [], open_vswitch=open_vswitch
     )

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from testbed.measure.results.training_summary import prediction
+from testbed.measure.results.training_summary import summarise_prediction
 from testbed.prediction.dry_run import dry_runs
 from testbed.show.report.svg import Drawing
 from testbed.spec.scale import Scale
@@ -162,7 +162,7 @@ def played(
     topology = str(SCENARIO.parents[1] / CENTERS[where[0]])
     settings = {"topology": topology, "variants": variants, **overrides, **links_of(*where)}
     scenario = load_scenario(SCENARIO, [f"{path}={json.dumps(value)}" for path, value in settings.items()])
-    return {name: prediction(one, Scale()) for name, one in dry_runs(scenario, Scale()).items()}
+    return {name: summarise_prediction(one, Scale()) for name, one in dry_runs(scenario, Scale()).items()}
 
 
 def links_of(centers: int, latency: float, time: float) -> dict[str, str]:

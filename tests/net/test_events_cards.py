@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from testbed.clock import clock_here
-from testbed.measure.execution.event_player import changed_by, condition
+from testbed.measure.execution.event_player import network_condition, parts_changed_by
 from testbed.net.fabric.faults import HEALTHY, Condition, Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.links import LinkError
@@ -101,7 +101,7 @@ class Network:
     def event(self, **values: Any) -> None:
         """Have one thing happen, and nothing else."""
         made = EventSpec.model_validate({"at": "0 s", **values})
-        self.faults.apply(condition([made], self.fabric.topology, UNSCALED))
+        self.faults.apply(network_condition([made], self.fabric.topology, UNSCALED))
 
     def whole(self) -> None:
         """Undo all; it is as it was."""
@@ -236,7 +236,7 @@ def test_what_events_change_is_theirs_and_seen_where_it_is_nobodys(
     carried = values["target"] in ("west1", "east-west-0") and values["action"] != "nic_down"
     told = network.fabric.link_engine == "netem" or not carried  # the other engine's settings are no kernel's
     for excused in (True, False) if told else (True,):
-        watch = network.fabric.watch(*(changed_by([event], network.fabric.topology) if excused else ()))
+        watch = network.fabric.watch(*(parts_changed_by([event], network.fabric.topology) if excused else ()))
         try:
             network.event(**values)
             watch.look(thorough=True)

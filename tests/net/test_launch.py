@@ -182,7 +182,7 @@ def test_without_a_topology_ranks_are_on_loopback_and_need_no_root() -> None:
 def test_a_command_that_there_is_not_is_refused() -> None:
     done = launch("--", "no-such-program")
     assert done.returncode == 2
-    assert "COMMAND: got no-such-program, expected a program that there is" in done.stderr
+    assert "COMMAND: got no-such-program, expected an executable program" in done.stderr
     done = launch("--ranks", 7, "--", "true")
     assert done.returncode == 2
-    assert "--ranks: got 7, expected 1 to 6, as there are hosts" in done.stderr
+    assert "--ranks: got 7, expected 1 to 6, the number of hosts" in done.stderr

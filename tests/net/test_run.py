@@ -207,7 +207,7 @@ def test_ranks_at_work_are_dumped_when_somebody_asks(tmp_path: Path) -> None:
             assert [dump.ended for dump in dumps] == [""] * len(dumps)
             assert all(dump.entries and dump.groups for dump in dumps)
             assert len({dump.time_s for dump in dumps}) == len(dumps)
-        with pytest.raises(RunError, match="other: no rank of it is at work"):
+        with pytest.raises(RunError, match="other: no rank of this run is running here"):
             dump_running(tmp_path / "other")
     finally:
         end(run)

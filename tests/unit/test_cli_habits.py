@@ -24,7 +24,7 @@ from testbed.cli.main import app
 from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
 from testbed.measure.results.run_directory import OWNER, RunDirectory, RunExists
-from testbed.measure.results.run_listing import entries, killed, to_prune
+from testbed.measure.results.run_listing import list_entries, list_killed, select_prunable
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.net.errors import FabricError, UnknownHost
 from testbed.net.fabric.fabric_state import FabricState, select_fabric
@@ -154,7 +154,8 @@ def runs(tmp_path: Path) -> Path:
 
 def test_what_lies_in_a_folder_is_listed_with_its_verdict(runs: Path) -> None:
     found = {
-        entry.path.name: (entry.kind, entry.scenario, entry.status, entry.clock) for entry in entries(runs)
+        entry.path.name: (entry.kind, entry.scenario, entry.status, entry.clock)
+        for entry in list_entries(runs)
     }
     assert found == {
         "old": ("run", "one", "trusted", "virtual"),
@@ -165,16 +166,16 @@ def test_what_lies_in_a_folder_is_listed_with_its_verdict(runs: Path) -> None:
         ".parts": ("parts", "", "", ""),
         "alive.partial": ("going on", "alive", "", ""),
     }
-    assert [entry.path.name for entry in killed(runs)] == ["dead.partial"]
-    assert entries(runs / "none") == []
+    assert [entry.path.name for entry in list_killed(runs)] == ["dead.partial"]
+    assert list_entries(runs / "none") == []
 
 
 def test_pruning_keeps_the_newest_and_what_goes_on(runs: Path) -> None:
-    found = entries(runs)
+    found = list_entries(runs)
 
     def names(**asked: Any) -> set[str]:
         options: dict[str, Any] = {"keep": None, "older_s": None, "left": False, **asked}
-        return {entry.path.name for entry in to_prune(found, 2001.5, **options)}
+        return {entry.path.name for entry in select_prunable(found, 2001.5, **options)}
 
     assert names(keep=1) == {"old", "swept"}
     assert names(keep=0) == {"old", "swept", "new"}

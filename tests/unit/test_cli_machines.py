@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.run import machines_of
+from testbed.measure.execution.run import parse_machines
 from testbed.prediction.dry_run import workloads_of
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -16,7 +16,7 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def asked_of(asked: str | None, scenario: Scenario) -> list[str]:
-    return machines_of(asked, scenario, workloads_of(scenario, Scale()).values())
+    return parse_machines(asked, scenario, workloads_of(scenario, Scale()).values())
 
 
 def test_names_are_one_for_each_building_in_their_order() -> None:

@@ -44,7 +44,7 @@ def test_as_few_parts_as_any_and_none_that_a_healthy_pair_crosses(
 ) -> None:
     bad, healthy, crossed = network
     found, left = explain(bad, healthy, crossed)
-    whole = [own for own in found if not own.part.way]
+    whole = [own for own in found if not own.part.direction]
     fewest, able = brute_force(bad, healthy, crossed)
     assert len(whole) == fewest
     assert {pair for own in whole for pair in own.covers} == able

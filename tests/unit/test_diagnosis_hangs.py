@@ -86,7 +86,7 @@ def test_a_rank_that_has_gone_on_without_an_operation_left_it_out() -> None:
     gone_on = dump(3, before(2), entry(2, 3, peers=waits(2, sent=0)))
     (verdict,) = diagnose([*dumps, gone_on]).verdicts
     assert (verdict.kind, verdict.ranks) == ("RANK_NOT_JOINED", (3,))
-    assert "rank 3 has gone on to later operations of everybody" in verdict.evidence
+    assert "rank 3 has continued with later operations of everybody" in verdict.evidence
 
 
 def test_messages_that_one_has_sent_and_the_other_has_not_got_are_in_the_network() -> None:
@@ -102,7 +102,7 @@ def test_messages_that_one_has_sent_and_the_other_has_not_got_are_in_the_network
         [dump(0, before(), entry(1, 2, peers=ahead)), dump(1, before(), entry(1, 2, peers=behind))]
     ).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_s) == ("STUCK_IN_NETWORK", (0, 1), 1.2)
-    assert verdict.reason == "there is no file of paths"
+    assert verdict.reason == "the network paths are unknown"
 
 
 def test_all_ranks_of_a_host_that_ended_are_one_host() -> None:

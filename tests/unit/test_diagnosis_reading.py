@@ -41,7 +41,7 @@ def test_a_run_and_its_parts_are_read(tmp_path: Path) -> None:
 def test_a_folder_without_dumps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="no dumps"):
         read_evidence(tmp_path)
-    with pytest.raises(DumpError, match="no folder"):
+    with pytest.raises(DumpError, match="no directory"):
         read_evidence(tmp_path / "nowhere")
 
 
@@ -205,7 +205,7 @@ def test_dumps_in_folders_of_hosts_are_one_job_and_those_of_moments_are_not(tmp_
         (tmp_path / host / f"trace_rank_{rank}").write_bytes(pickle.dumps(PYTORCH))
     (own,) = read_evidence(tmp_path)
     assert [dump.rank for dump in own.dumps] == [0, 1]
-    assert own.notes == ("dumps of 2 folders are read as one job's",)
+    assert own.notes == ("the dumps of 2 directories are read as one job",)
     (tmp_path / "b" / "trace_rank_0").write_bytes(pickle.dumps(PYTORCH))
     assert [part.name for part in read_evidence(tmp_path)] == ["a", "b"]
 

@@ -43,7 +43,7 @@ def test_whoever_did_it_is_named_first(kind: str, seed: int) -> None:
     found, whose = judged(kind, seed)
     first = found.verdicts[0]
     kinds = {KINDS[kind]}
-    if kind == "pause" and "has taken all" in first.reason:  # so does one whose program does not come
+    if kind == "pause" and "has read all" in first.reason:  # so does one whose program does not come
         kinds = {"RANK_NOT_JOINED"}
     assert first.kind in kinds, found.verdicts
     assert (first.component or first.ranks) == whose, found.verdicts
@@ -106,7 +106,7 @@ def test_a_plane_that_goes_dark_is_named_where_more_than_one_of_its_links_has_so
         found = diagnose(world.play(), world.paths).verdicts[0]
         assert found.kind == "STUCK_IN_NETWORK"
         if found.component != plane:  # one link's pairs alone were stuck: it cannot be told from its plane
-            assert f"no pair tells it from {plane}" in found.evidence
+            assert f"no pair distinguishes it from {plane}" in found.evidence
         named.append(found.component == plane)
     assert sum(named) >= 2
 

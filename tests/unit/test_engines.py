@@ -82,7 +82,7 @@ def test_a_shard_comes_from_its_worker_as_it_would_stand_here(
     def measure(work: GuestWork, image: object, shard: object, scenario: object, folder: Path) -> GuestExit:
         (folder / "deep").mkdir(parents=True)
         (folder / "deep" / "samples").write_text(f"{scenario} of {shard}")
-        guests.finish(folder, ended)
+        guests.mark_finished(folder, ended)
         seen.append(folder)
         return ended
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.network_setup import command_given
+from testbed.measure.execution.network_setup import require_command
 from testbed.net.controller.process import ControllerApi
 from testbed.net.errors import FabricError, ProgramNotFound, UnknownHost, check_host, need_root
 from testbed.net.fabric import fabric_state as states
@@ -150,4 +150,4 @@ def test_a_command_is_run_inside_a_host_that_there_is(monkeypatch: pytest.Monkey
     with pytest.raises(ProgramNotFound, match="no-such-program: command not found"):
         command_in_host(state, "east1", ["no-such-program"])
     with pytest.raises(ConfigError, match="COMMAND: got nothing, expected a program"):
-        command_given([])
+        require_command([])

@@ -28,7 +28,7 @@ def test_real_rates_are_too_much_and_the_sentence_says_what_of() -> None:
     sentences = overload(TWO_BUILDINGS.resolve(), LAPTOP, USERSPACE)
     assert len(sentences) == 2
     assert sentences[0].startswith(
-        "its NICs add up to 3200 Gbit/s, this host of 2 cores carries about 2 Gbit/s"
+        "its NICs add up to 3200 Gbit/s, but this host with 2 cores can carry about 2 Gbit/s"
     )
     assert "netdev datapath" in sentences[1]
 

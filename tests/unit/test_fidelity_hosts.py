@@ -12,26 +12,26 @@ import pytest
 
 from testbed.comm.transport.socket_view import NoSocketView
 from testbed.comm.transport.sockets import WireCounts
-from testbed.measure.execution.network_evidence import pauses_of, why_not_again
+from testbed.measure.execution.network_evidence import reason_not_repeated, scenario_pauses
 from testbed.measure.fidelity.building_invariants import (
     building_of,
     conservation_in_buildings,
-    grown,
     packet_balances,
+    subtract_counts,
 )
 from testbed.measure.fidelity.host_invariants import (
     Attempt,
     BaselineTimes,
     Foreign,
-    in_steps,
+    find_stalls,
+    foreign_in_steps,
+    foreign_outside_steps,
     network_as_before,
     no_foreign_traffic,
-    outside_steps,
     ranks_awake,
-    stalls,
 )
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, traffic
+from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, host_traffic
 from testbed.net.fabric.bridges import NIC, bridges, cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocol_counts, read_protocol_counts
@@ -151,9 +151,7 @@ def test_what_the_topology_s_queues_drop_or_hold_is_not_missing() -> None:
     )
     found = judged(full)
     assert found.ok is True, found.sentence
-    assert found.sentence.endswith(
-        "the queues of cards and switch ports dropped 4, most at switch west-leaf."
-    )
+    assert found.sentence.endswith("the queues of NICs and switch ports dropped 4, most at switch west-leaf.")
 
 
 def test_frames_that_change_their_length_are_noticed() -> None:
@@ -163,9 +161,9 @@ def test_frames_that_change_their_length_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("figures", "where"),
     [
-        ({"in_packets": FRAMES - 7, "delivered": FRAMES - 7}, "between its card and its IP layer"),
+        ({"in_packets": FRAMES - 7, "delivered": FRAMES - 7}, "between its NIC and its IP layer"),
         ({"delivered": FRAMES - 7}, "between its IP layer and its sockets"),
-        ({"out_packets": FRAMES + 7}, "between its sockets and its card"),
+        ({"out_packets": FRAMES + 7}, "between its sockets and its NIC"),
     ],
 )
 def test_what_a_host_loses_is_named_with_the_place(figures: dict[str, int], where: str) -> None:
@@ -186,7 +184,7 @@ def test_what_events_and_corruption_make_of_it() -> None:
     books = list(packet_balances(TWO, lost, left_out=["east"]))
     found = conservation_in_buildings(books, left_out=["east"])
     assert found.ok is True
-    assert "Left out, as events touch them: east" in found.sentence
+    assert "Left out, as events affect them: east" in found.sentence
     assert {building_of(TWO, cable) for cable in cables(TWO)} == {"east", "west"}
     assert conservation_in_buildings([], left_out=["east", "west"]).ok is None
     assert judged(lost, corrupting=True).ok is None
@@ -205,7 +203,7 @@ def test_of_a_card_that_events_change_host_cable_and_switch_are_left_out() -> No
 
 
 def test_only_what_was_counted_meanwhile_counts() -> None:
-    assert grown(counted(), counted())["east1"].ports[NIC] == PortCounts(0, 0, 0, 0)
+    assert subtract_counts(counted(), counted())["east1"].ports[NIC] == PortCounts(0, 0, 0, 0)
     document = json.loads(json.dumps(dataclasses.asdict(counted()["east1"])))
     assert NodeCounts.from_document(document) == counted()["east1"]
 
@@ -225,15 +223,15 @@ def step(rank: int = 0, foreign: int = 0, udp: int = 0, opened: int = 0, **more:
 
 
 def test_what_others_send_is_named_with_host_way_and_bytes() -> None:
-    found = in_steps(HOSTS, [step(0), step(1, foreign=100, udp=100), step(1, foreign=20)], 9000)
+    found = foreign_in_steps(HOSTS, [step(0), step(1, foreign=100, udp=100), step(1, foreign=20)], 9000)
     assert found == [
-        Foreign("east2", "out", 120, 120 * 1514, ("100 UDP", "20 TCP of others")),
+        Foreign("east2", "out", 120, 120 * 1514, ("100 UDP", "20 foreign TCP")),
     ]
-    assert in_steps(HOSTS, [step(0), {**step(), "traffic": None}], 9000) == []
+    assert foreign_in_steps(HOSTS, [step(0), {**step(), "traffic": None}], 9000) == []
 
 
 def test_the_first_segments_of_new_connections_are_nobody_else_s() -> None:
-    assert in_steps(HOSTS, [step(0, foreign=6, opened=3)], 9000) == []
+    assert foreign_in_steps(HOSTS, [step(0, foreign=6, opened=3)], 9000) == []
 
 
 def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebody_s() -> None:
@@ -242,7 +240,7 @@ def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebod
     ranks, background = {"east1", "east2"}, {"west1", "west2"}
     seen["east1"] = counted()["east1"]
     seen["west1"] = counted()["west1"]
-    assert list(outside_steps(seen, ranks, background, HOSTS)) == []
+    assert list(foreign_outside_steps(seen, ranks, background, HOSTS)) == []
     seen["east2"] = NodeCounts({NIC: PortCounts(0, 0, 12, 12 * 100)}, protocols(2, 0))
     seen["east4"] = NodeCounts({NIC: PortCounts(0, 0, 4, 400)}, protocols(4, 0))
     seen["west2"] = NodeCounts(
@@ -250,11 +248,11 @@ def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebod
     )
     found = {
         (entry.host, entry.direction): (entry.packets, entry.kinds)
-        for entry in outside_steps(seen, ranks, background, HOSTS)
+        for entry in foreign_outside_steps(seen, ranks, background, HOSTS)
     }
     assert found == {
-        ("east2", "out"): (10, ("past IP",)),
-        ("east4", "out"): (4, ("no rank is there",)),
+        ("east2", "out"): (10, ("bypassing IP",)),
+        ("east4", "out"): (4, ("no rank runs there",)),
         ("west2", "in"): (10, ("not TCP",)),
     }
 
@@ -270,7 +268,7 @@ def test_how_bad_foreign_traffic_is_goes_by_the_time_that_it_takes(
     judged = no_foreign_traffic(found, slowest_bps=8e6, steps_s=1.0)
     assert judged.ok is ok
     if bytes_:
-        assert f"east1 sent 1 packets, some {bytes_} bytes (1 UDP)" in judged.sentence
+        assert f"east1 sent 1 packets, about {bytes_} bytes (1 UDP)" in judged.sentence
     if severity:
         assert judged.severity == severity
     assert no_foreign_traffic([], 8e6, 1.0, known=False).ok is None
@@ -279,7 +277,7 @@ def test_how_bad_foreign_traffic_is_goes_by_the_time_that_it_takes(
 def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
     before = HostCounts(protocols(100, 50), WireCounts(3, 90, 40, 9000, 4000))
     after = HostCounts(protocols(300, 150), WireCounts(4, 250, 140, 90_000, 44_000))
-    found = traffic(before, after)
+    found = host_traffic(before, after)
     assert found is not None
     assert found["opened"] == 1
     assert (found["out"]["packets"], found["out"]["own_packets"], found["out"]["own_bytes"]) == (
@@ -293,12 +291,12 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
         40_000,
     )
     broken = dataclasses.replace(after, host=dataclasses.replace(after.host, in_errors=4))
-    found = traffic(before, broken)
+    found = host_traffic(before, broken)
     assert found is not None
     assert found["in"]["packets"] == 96
-    assert traffic(before, dataclasses.replace(after, own=None)) is None
+    assert host_traffic(before, dataclasses.replace(after, own=None)) is None
     # a connection that has gone takes its counts with it
-    assert traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
+    assert host_traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
 
 
 @dataclasses.dataclass
@@ -335,23 +333,21 @@ STILL = [{"at_s": 0.1, "for_s": 0.22}]
 
 def test_a_rank_that_stood_still_is_named_with_when_and_how_long() -> None:
     steps = [step(0), step(1, stalls=STILL)]
-    found = ranks_awake(stalls(HOSTS, steps, {}), 0.02, exact=True)
+    found = ranks_awake(find_stalls(HOSTS, steps, {}), 0.02, exact=True)
     assert found.ok is False
     assert found.severity == "untrusted"
-    assert (
-        "Rank 1 on east2 stood still in trial 0, 100 ms after its start, for 200 to 220 ms." in found.sentence
-    )
+    assert "Rank 1 on east2 stalled in trial 0, 100 ms after its start, for 200 to 220 ms." in found.sentence
     short = [step(1, stalls=[{"at_s": 0.1, "for_s": 0.009}], looks_s=0.008)]
-    assert ranks_awake(stalls(HOSTS, short, {}), 0.02, exact=True).severity == "caution"
-    quiet = ranks_awake(stalls(HOSTS, [step(0)], {}), 0.02, exact=True)
+    assert ranks_awake(find_stalls(HOSTS, short, {}), 0.02, exact=True).severity == "caution"
+    quiet = ranks_awake(find_stalls(HOSTS, [step(0)], {}), 0.02, exact=True)
     assert quiet.ok is True
     assert quiet.measured == "never"
 
 
 def test_by_the_real_clock_a_little_is_allowed() -> None:
     steps = [step(1, stalls=[{"at_s": 0.1, "for_s": 0.101}], looks_s=0.06)]
-    assert ranks_awake(stalls(HOSTS, steps, {}), 0.1, exact=False).ok is True
-    assert ranks_awake(stalls(HOSTS, [step(1, stalls=STILL)], {}), 0.1, exact=False).ok is False
+    assert ranks_awake(find_stalls(HOSTS, steps, {}), 0.1, exact=False).ok is True
+    assert ranks_awake(find_stalls(HOSTS, [step(1, stalls=STILL)], {}), 0.1, exact=False).ok is False
 
 
 def test_a_pause_that_the_scenario_asks_for_is_no_stall() -> None:
@@ -361,16 +357,16 @@ def test_a_pause_that_the_scenario_asks_for_is_no_stall() -> None:
         {"action": "link_down", "target": "east-west-0", "begins": True, "time_s": 5.0},
         {"action": "host_pause", "target": "east3", "begins": True, "time_s": None},
     ]
-    pauses = pauses_of(log)
+    pauses = scenario_pauses(log)
     assert pauses == {"east2": [(5.09, 5.31)]}
-    own = stalls(HOSTS, [step(1, stalls=STILL)], pauses)
+    own = find_stalls(HOSTS, [step(1, stalls=STILL)], pauses)
     found = ranks_awake(own, 0.02, exact=True, paused=sorted(pauses))
     assert found.ok is True
-    assert found.sentence.endswith("Left out, as the scenario has them stand still: east2.")
-    other = stalls(HOSTS, [step(0, stalls=STILL)], pauses)
+    assert found.sentence.endswith("Left out, as the scenario pauses them: east2.")
+    other = find_stalls(HOSTS, [step(0, stalls=STILL)], pauses)
     assert ranks_awake(other, 0.02, exact=True).ok is False
-    open_ended = pauses_of(log[:1])
-    assert stalls(HOSTS, [step(1, stalls=STILL)], open_ended) == []
+    open_ended = scenario_pauses(log[:1])
+    assert find_stalls(HOSTS, [step(1, stalls=STILL)], open_ended) == []
 
 
 def attempts(*took_s: float) -> list[Attempt]:
@@ -461,7 +457,7 @@ def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
     restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
     found = network_as_before(BaselineTimes(attempts(0.1), restless), exact=True)
     assert found.ok is True
-    assert "sent again" in found.sentence
+    assert "retransmitted" in found.sentence
     assert network_as_before(BaselineTimes(attempts(0.1), [Attempt(0.14, 3)]), exact=True).ok is False
     # where some attempts went without, these count
     assert (
@@ -478,12 +474,12 @@ def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
 
 
 def test_why_the_lone_collective_is_not_done_again() -> None:
-    assert why_not_again((), (), TWO) == ""
-    assert "events" in why_not_again(("one",), (), TWO)
-    assert "background traffic" in why_not_again((), ("one",), TWO)
+    assert reason_not_repeated((), (), TWO) == ""
+    assert "events" in reason_not_repeated(("one",), (), TWO)
+    assert "background traffic" in reason_not_repeated((), ("one",), TWO)
     lossy = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
     link = dataclasses.replace(lossy.wan[0], a_to_b=dataclasses.replace(lossy.wan[0].a_to_b, loss=0.01))
     lossy = dataclasses.replace(lossy, wan=(link, *lossy.wan[1:]))
-    why = why_not_again((), (), lossy)
+    why = reason_not_repeated((), (), lossy)
     assert "lose packets" in why
     assert network_as_before(BaselineTimes(attempts(0.1), []), exact=True, why_not=why).ok is None

@@ -13,10 +13,10 @@ from testbed.measure.fidelity import invariants
 from testbed.measure.fidelity.cpu_monitor import (
     CpuShares,
     MonitorWindow,
-    family,
     parse_cpu_times,
     parse_process,
     parse_run_time,
+    process_family,
     read_windows,
 )
 from testbed.measure.fidelity.invariants import Conservation
@@ -106,7 +106,7 @@ def test_stolen_time_counts_as_lacking() -> None:
 def test_foreign_load(idle: float, foreign: float, status: str) -> None:
     found = invariants.foreign_load(dataclasses.replace(QUIET, idle=(idle,) * 50, foreign=foreign))
     assert judge([found]).status == status
-    assert ("end them" in found.sentence) is (status != "trusted")
+    assert ("stop them" in found.sentence) is (status != "trusted")
 
 
 def test_a_kernel_that_does_not_tell_whose_work_it_is() -> None:
@@ -165,7 +165,7 @@ def test_payload_correct() -> None:
     assert invariants.payload_correct(0, 10, 10).ok is True
     found = invariants.payload_correct(0, 10, 16)
     assert found.ok is False
-    assert "By the plan there are 16: 6 were not looked at." in found.sentence
+    assert "The plan has 16: 6 were not checked." in found.sentence
 
 
 def test_wan_bytes_as_computed() -> None:
@@ -283,7 +283,7 @@ def test_the_run_is_its_root_and_all_below_and_the_switch() -> None:
         (30, "shell", 1),
         (31, "testbed", 30),
     ]
-    assert family(10, processes) == {10, 12, 13, 20}
+    assert process_family(10, processes) == {10, 12, 13, 20}
 
 
 def test_a_process_from_its_stat() -> None:

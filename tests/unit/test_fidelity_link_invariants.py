@@ -153,7 +153,7 @@ def test_drops_of_queues_inside_buildings_are_named_and_cautioned_unless_their_s
     found = drops_only_where_modelled(0, [*others, meant])
     assert (found.ok, found.severity, found.measured) == (False, "caution", "14 packets")
     assert "5 at the port of east-leaf to east5" in found.sentence
-    assert "and 1 other ports" in found.sentence
+    assert "and 1 other port" in found.sentence
     assert drops_only_where_modelled(1, others).severity == "untrusted"
 
 
@@ -178,7 +178,7 @@ def test_nothing_changed_names_what_was_and_what_is_left_out() -> None:
     found = nothing_changed([(3.21, change)], ["east-west-0"])
     assert (found.ok, found.severity, found.measured) == (False, "untrusted", "1 change")
     assert f"{change}, seen at 3.21 s." in found.sentence
-    assert found.sentence.endswith("Left out, as events touch them: east-west-0.")
+    assert found.sentence.endswith("Left out, as events affect them: east-west-0.")
 
 
 def test_nothing_changed_tells_the_first_of_many() -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.measure.fidelity import cpu_monitor
-from testbed.measure.fidelity.cpu_monitor import OwnProcesses, run_times_kept
+from testbed.measure.fidelity.cpu_monitor import OwnProcesses, has_run_times
 
-pytestmark = pytest.mark.skipif(not run_times_kept(), reason="this kernel keeps no run times")
+pytestmark = pytest.mark.skipif(not has_run_times(), reason="this kernel keeps no run times")
 
 WORK_S = 0.1
 # Says that it is there, works when told to, says that it has.
@@ -41,7 +41,7 @@ def test_a_childs_work_is_ours_and_ours_is_not_the_childs(monkeypatch: pytest.Mo
         assert child.stdout.readline() == "there\n"
         childs = OwnProcesses(child.pid)
         for followed in (ours, childs):
-            followed.look_round()
+            followed.refresh()
             assert followed.ran_s() == 0  # what came before does not count
         child.stdin.write("go\n")
         assert child.stdout.readline() == "done\n"
@@ -67,7 +67,7 @@ def test_nobody_waits_until_all_processes_are_looked_up(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cpu_monitor, "_all_processes", late)
     ours = OwnProcesses(os.getpid())
-    with ours.followed(0.01):
+    with ours.refreshed(0.01):
         assert asked.wait(10)
         assert ours.ran_s() == 0
         told.set()

@@ -56,7 +56,7 @@ def verdict(scale: Scale, traffic: Traffic = TRAFFIC, **link: Any) -> Any:
 def test_only_what_does_harm_turns_the_verdict() -> None:
     assert verdict(Scale()).ok is None
     assert verdict(Scale(100)).ok is True
-    assert "keeps communication over computing" in verdict(Scale(100)).sentence
+    assert "preserves communication over computing" in verdict(Scale(100)).sentence
     few = verdict(Scale(10_000))
     assert (few.ok, few.severity) == (False, "caution")
     assert "The largest message is 1.1 packets here" in few.sentence
@@ -67,7 +67,7 @@ def test_only_what_does_harm_turns_the_verdict() -> None:
 def test_loss_that_rules_the_real_network_must_rule_the_emulated_one() -> None:
     lossy = verdict(Scale(10_000 / 4), loss="0.01 %")
     assert lossy.ok is False
-    assert "Loss holds a connection of the modelled network to 1/" in lossy.sentence
+    assert "Loss limits a connection of the modelled network to 1/" in lossy.sentence
     assert verdict(Scale(1, 2500), loss="0.01 %").ok is True
 
 

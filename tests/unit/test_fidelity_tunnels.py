@@ -28,7 +28,7 @@ def test_the_worst_of_several_is_named() -> None:
     assert (found.ok, found.severity) == (False, "caution")
     assert (
         found.sentence
-        == "The tunnel to north on c carried 150 Mbit/s; cards and WAN links there come to 140."
+        == "The tunnel to north on c carried 150 Mbit/s; NICs and WAN links there can demand 140."
     )
     assert tunnel_rate([GOOD, replace(slow, rate_bps=130e6)]).severity == "untrusted"
 
@@ -38,13 +38,13 @@ def test_delay_is_held_against_the_shortest_link_behind_the_tunnel() -> None:
     assert not tunnel_delay([replace(GOOD, round_trip_s=0.0012)]).ok  # 0.6 ms one way, on 2.5 ms
     assert tunnel_delay([replace(GOOD, round_trip_s=0.0012, least_delay_s=0.040)]).ok
     nothing = tunnel_delay([replace(GOOD, round_trip_s=float("inf"))])
-    assert (nothing.ok, nothing.measured) == (False, "nothing came back")
+    assert (nothing.ok, nothing.measured) == (False, "no reply")
 
 
 def test_a_lost_frame_is_one_too_many() -> None:
     found = tunnel_loss([GOOD, replace(GOOD, building="north", arrived=999)])
     assert found.ok is False
-    assert found.sentence == "Of 2000 frames that went into tunnels 1 were lost in the tunnel to north on b."
+    assert found.sentence == "Of 2000 frames sent into tunnels 1 were lost in the tunnel to north on b."
 
 
 def test_clocks_have_two_bounds() -> None:

@@ -11,11 +11,11 @@ import pytest
 from testbed.comm.transport.sockets import WireCounts
 from testbed.measure.execution.job_run import LinkSample, StepClock
 from testbed.measure.execution.rank_evidence import RankEvidence
-from testbed.measure.execution.shard_records import shifted
+from testbed.measure.execution.shard_records import shift_times
 from testbed.measure.fidelity.cross_check_invariants import (
-    Begun,
     CardClaim,
-    Computed,
+    CollectiveStart,
+    ComputeTime,
     LinkClaim,
     StepEnd,
     StepStart,
@@ -26,7 +26,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
     step_ends_witnessed,
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error, steps_alike
-from testbed.measure.ranks.telemetry import HostCounts, witnesses
+from testbed.measure.ranks.telemetry import HostCounts, kernel_observations
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.link_engine import DirectionStats, EngineStats
@@ -61,9 +61,9 @@ def test_bytes_that_no_kernel_took_in_are_named_with_both_ranks() -> None:
     found = bytes_witnessed(HOSTS, [*honest, step(0, 3_145_728, 160, 1), step(1, 160, 160, 1)])
     assert (found.ok, found.severity) == (False, "untrusted")
     assert found.sentence.startswith(
-        "In trial 1 rank 0 on east1 says that it sent 3145728 bytes to rank 1 on west1,"
+        "In trial 1 rank 0 on east1 reports 3145728 bytes sent to rank 1 on west1,"
     )
-    assert found.sentence.endswith("whose kernel took in 160 from it.")
+    assert found.sentence.endswith("whose kernel received 160 from it.")
 
 
 def test_more_bytes_than_a_rank_reports_are_named_but_headers_are_not() -> None:
@@ -78,7 +78,7 @@ def test_datagrams_may_come_more_than_once_but_none_may_be_missing() -> None:
     found = bytes_witnessed(HOSTS, [*twice, step(0, 1000, 0, 1), step(1, 0, 900, 1)], repeats=True)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert found.sentence == (
-        "In trial 1 rank 0 on east1 says that it sent 1000 bytes to rank 1 on west1, which took in 900 from it."
+        "In trial 1 rank 0 on east1 reports 1000 bytes sent to rank 1 on west1, which received 900 from it."
     )
 
 
@@ -91,7 +91,7 @@ def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     assert bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 1080)]).ok is True
     found = bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 12)])
     assert found.sentence == (
-        "In trial 3 ranks in east say that they sent 1000 bytes to other buildings; the links from there carried 12."
+        "In trial 3 ranks in east report 1000 bytes sent to other buildings; the links from there carried 12."
     )
 
 
@@ -103,8 +103,8 @@ def test_where_the_kernel_does_not_tell_bytes_are_not_known() -> None:
 
 
 def test_computing_is_to_take_what_the_plan_asks_for() -> None:
-    honest = Computed(0, "east1", 0, "forward", 0.04, 0.04, 0.04)
-    half = Computed(1, "west1", 2, "forward", 0.02, 0.04, 0.04)
+    honest = ComputeTime(0, "east1", 0, "forward", 0.04, 0.04, 0.04)
+    half = ComputeTime(1, "west1", 2, "forward", 0.02, 0.04, 0.04)
     assert compute_as_asked([honest]).ok is True
     found = compute_as_asked([honest, half])
     assert (found.ok, found.severity, found.measured) == (False, "untrusted", "-20 ms")
@@ -114,7 +114,7 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     found = compute_as_asked([said])
     assert (found.ok, found.measured) == (False, "-20 ms")
     assert found.sentence.endswith(
-        " took 40 ms for forward; the plan asks for 40 ms. What waits for it began after 20 ms."
+        " took 40 ms for forward; the plan asks for 40 ms. The operation that waits for it started after 20 ms."
     )
     assert compute_as_asked([replace(honest, followed_s=0.04)]).ok is True
 
@@ -123,15 +123,18 @@ def test_computing_is_to_take_what_the_plan_asks_for() -> None:
     ("took_s", "most_s", "ok"), [(0.05, 0.05, True), (0.05, 0.04, False), (9, float("inf"), True)]
 )
 def test_computing_may_take_longer_where_it_is_slowed_down(took_s: float, most_s: float, ok: bool) -> None:
-    assert compute_as_asked([Computed(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
+    assert compute_as_asked([ComputeTime(0, "east1", 0, "forward", took_s, 0.04, most_s)]).ok is ok
 
 
 def test_a_collective_is_begun_as_soon_as_it_can_be() -> None:
-    honest, late = Begun(0, "east1", 0, "all_reduce", 1e-7), Begun(1, "west1", 2, "all_reduce", 0.002)
+    honest, late = (
+        CollectiveStart(0, "east1", 0, "all_reduce", 1e-7),
+        CollectiveStart(1, "west1", 2, "all_reduce", 0.002),
+    )
     assert begun_at_once([honest], exact=True).ok is True
     found = begun_at_once([honest, late], exact=True)
     assert (found.ok, found.severity) == (False, "untrusted")
-    assert found.sentence == "In trial 2 rank 1 on west1 began all_reduce 2 ms after it could."
+    assert found.sentence == "In trial 2 rank 1 on west1 started all_reduce 2 ms later than it could."
     assert begun_at_once([late], exact=False).ok is None
 
 
@@ -148,9 +151,9 @@ def end(trial: int = 0, **seen: float) -> StepEnd:
     ("seen", "words"),
     [
         ({"operations_s": 5.088}, "8 ms before its last operation ended"),
-        ({"heard_s": 5.088}, "8 ms before its launcher heard so"),
-        ({"heard_s": 5.077}, "3 ms after its launcher heard so"),
-        ({"last_byte_s": 5.088}, "8 ms before its kernel took in the last of its data"),
+        ({"heard_s": 5.088}, "8 ms before its launcher was notified"),
+        ({"heard_s": 5.077}, "3 ms after its launcher was notified"),
+        ({"last_byte_s": 5.088}, "8 ms before its kernel received the last of its data"),
     ],
 )
 def test_an_end_that_another_witness_contradicts_is_named(seen: dict[str, float], words: str) -> None:
@@ -158,7 +161,7 @@ def test_an_end_that_another_witness_contradicts_is_named(seen: dict[str, float]
     found = step_ends_witnessed([end(), end(**seen, trial=2)], exact=True)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert (
-        f"In trial 2 rank 1 on west1 says that its step was over after 80 ms, which is {words}."
+        f"In trial 2 rank 1 on west1 reports that its step ended after 80 ms, which is {words}."
         == found.sentence
     )
 
@@ -204,7 +207,7 @@ def test_a_step_clock_keeps_what_launchers_heard() -> None:
         {"event": "ended", "index": 3, "ranks": 1, "of": 2, "heard_s": {"1": 5.6}},  # of another machine
         {"event": "done"},
     ):
-        clock.hear(event)
+        clock.record(event)
     assert clock.starts == {3: (5.0, 4.9)}
     assert clock.ends == {3: {0: 5.5, 1: 5.6}}
 
@@ -215,9 +218,11 @@ def test_a_rank_says_what_its_kernel_took_in_from_each_peer_and_when_last() -> N
     after = HostCounts(
         host, None, {1: WireCounts(bytes_in=1500, quiet_s=0.25), 2: WireCounts(bytes_in=9, quiet_s=0.1)}
     )
-    assert witnesses(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
-    assert witnesses(HostCounts(host, None), after, 8.0) == {}
-    assert list(shifted([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [{"end_s": 3.0, "last_byte_s": 2.75}]
+    assert kernel_observations(before, after, 8.0) == {"received_bytes": {"1": 1000}, "last_byte_s": 7.75}
+    assert kernel_observations(HostCounts(host, None), after, 8.0) == {}
+    assert list(shift_times([{"end_s": 8.0, "last_byte_s": 7.75}], 5.0)) == [
+        {"end_s": 3.0, "last_byte_s": 2.75}
+    ]
 
 
 # ---- siblings and the model
@@ -244,7 +249,7 @@ def test_the_more_alike_steps_are_the_less_one_may_differ() -> None:
     assert steps_alike(steps(*growing)).ok is True
     found = steps_alike(steps(0.0721, 0.0721, 0.134, 0.0721))
     assert (found.ok, found.severity) == (False, "caution")
-    assert "The step of trial 2 took 134 ms, the median of 4 72.1" in found.sentence
+    assert "The step of trial 2 took 134 ms, the median of 4 steps 72.1" in found.sentence
 
 
 def test_steps_may_drift_while_windows_grow_but_not_far() -> None:

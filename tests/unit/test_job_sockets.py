@@ -28,7 +28,7 @@ from testbed.comm.transport.sockets import congestion_control, describe_connecti
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.ranks.telemetry import SocketSampler
-from testbed.measure.results.summary import StepResult, socket_use
+from testbed.measure.results.summary import StepResult, summarise_connections
 from testbed.net.controller import Flow, View
 from testbed.net.controller.policies.explicit import Te
 from testbed.net.fabric.namespace_setup import host_setup
@@ -296,7 +296,7 @@ def test_round_trips_and_retransmissions_count_within_steps() -> None:
         reading(3.5, 0.020, 21),
         reading(3.6, 0.001, 4, rank=0, peer=2),
     ]
-    (row,) = socket_use(readings, steps, ["east", "west", "east"], Scale(time_dilation=10))
+    (row,) = summarise_connections(readings, steps, ["east", "west", "east"], Scale(time_dilation=10))
     assert row["rtt_s"] == {"min": 0.001, "median": 0.002, "max": 0.003}
     assert {key: row[key] for key in ("from", "to", "connections", "retransmits")} == {
         "from": "east",
@@ -315,7 +315,7 @@ def test_a_connection_of_another_part_of_the_run_begins_anew() -> None:
         {**reading(time_s, 0.01, resent), "bytes_acked": acked, "parity": parity}
         for time_s, resent, acked, parity in packets
     ]
-    (row,) = socket_use(readings, steps, ["east", "west"], Scale())
+    (row,) = summarise_connections(readings, steps, ["east", "west"], Scale())
     assert (row["retransmits"], row["parity"]) == (8 + 2, 0 + 2)
     assert "marked" not in row
 
@@ -335,7 +335,7 @@ def test_what_cards_sent_again_counts_once_for_all_their_connections() -> None:
         {**reading(time_s, 0.01, 0, rank=rank, peer=peer), "went_back": back, "out_of_sequence": holes}
         for time_s, rank, peer, back, holes in told
     ]
-    away, home = socket_use(readings, steps, ["east", "west", "east"], Scale())
+    away, home = summarise_connections(readings, steps, ["east", "west", "east"], Scale())
     assert (away["went_back"], away["out_of_sequence"]) == (4 + 1, 300)
     assert (home["went_back"], home["out_of_sequence"]) == (0, 0)
 
@@ -349,7 +349,7 @@ def test_pacing_and_small_windows_are_part_of_the_model() -> None:
         found = alone.agreement(
             [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
         ).sentence
-        made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", found)
+        made = re.search(r"should take ([0-9.]+)(?: to ([0-9.]+))? ms", found)
         assert made, found
         return float(made[2] or made[1]) / alone.message_bytes
 
@@ -370,7 +370,7 @@ def test_parity_and_grants_are_part_of_the_model() -> None:
         said = baseline.agreement(
             [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
         ).sentence
-        made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", said)
+        made = re.search(r"should take ([0-9.]+)(?: to ([0-9.]+))? ms", said)
         assert made, said
         return float(made[2] or made[1]) / 1e3
 

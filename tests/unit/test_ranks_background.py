@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.ranks.process import BackgroundTraffic, end
+from testbed.measure.ranks.process import BackgroundTraffic, stop_background
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
@@ -144,7 +144,7 @@ def test_traffic_goes_both_ways_until_the_end() -> None:
         processes.append(process)
     try:
         time.sleep(0.5)
-        end([process.pid for process in processes if process.pid])
+        stop_background([process.pid for process in processes if process.pid])
         for pipe in pipes:
             assert pipe.poll(5), "it did not end"
         found = [pipe.recv() for pipe in pipes]
@@ -162,5 +162,5 @@ def test_telling_one_that_has_gone_is_harmless() -> None:
     process.start()
     process.join()
     assert process.pid is not None
-    end([process.pid])
+    stop_background([process.pid])
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -61,7 +61,7 @@ def carry_out(
             if spoil and communicator.rank == 0:
                 executor._rooms["to 1"][NUMEL // 2] += 1
             communicator.barrier()
-            done = executor.run(time.monotonic()).look()
+            done = executor.run(time.monotonic()).run_checks()
         communicator.barrier()
     finally:
         if credits is not None:
@@ -139,7 +139,7 @@ def test_a_rank_computes_slower_beside_its_messages() -> None:
             executor.computing_share = share
             executor.prepare(0)
             communicator.barrier()
-            return executor.run(time.monotonic()).look()
+            return executor.run(time.monotonic()).run_checks()
 
         begin_s, end_s = in_memory(2, program)[1].spans[0]
         assert end_s - begin_s == pytest.approx(took_s)
@@ -156,7 +156,7 @@ def test_a_collective_that_names_no_algorithm_takes_the_variants() -> None:
         for salt, algorithm in enumerate(("ring", "hierarchical")):
             before = sum(counters.bytes_sent for counters in transport.counters.values())
             executor.prepare(salt)
-            assert executor.run(time.monotonic(), algorithm).look().wrong == 0
+            assert executor.run(time.monotonic(), algorithm).run_checks().wrong == 0
             sent.append(sum(counters.bytes_sent for counters in transport.counters.values()) - before)
         return sent
 

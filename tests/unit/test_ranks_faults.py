@@ -12,7 +12,7 @@ import pytest
 from testbed.comm.collectives import Communicator
 from testbed.comm.transport import TransportError
 from testbed.measure.ranks.executor import Executor
-from testbed.measure.ranks.fault_injection import RankFaults, mismatched
+from testbed.measure.ranks.fault_injection import RankFaults, make_mismatched
 from testbed.spec.errors import ConfigError
 from testbed.spec.events import EventSpec
 from testbed.spec.scale import Scale
@@ -144,7 +144,7 @@ def carry_out(transport: Any, own: RankFaults, timeout_s: float = 2.0) -> tuple[
     communicator.barrier()
     start_s = time.monotonic()
     own.step("ring", 0, start_s)
-    done = executor.run(start_s).look()
+    done = executor.run(start_s).run_checks()
     communicator.barrier()
     return done.wrong, done.spans[0][1] - done.spans[0][0]
 
@@ -192,16 +192,16 @@ def test_in_another_order_the_two_meet_and_nothing_fits() -> None:
 @pytest.mark.parametrize("numel", [16, 32, 4096])
 def test_another_size_and_another_type_are_other_bytes(collective: str, numel: int) -> None:
     operation = replace(REDUCE, collective=collective, numel=numel)
-    usual = mismatched(operation, "type", "bfloat16", 1, 4)[1]
-    smaller, arrays = mismatched(operation, "size", "float32", 1, 4)
+    usual = make_mismatched(operation, "type", "bfloat16", 1, 4)[1]
+    smaller, arrays = make_mismatched(operation, "size", "float32", 1, 4)
     assert usual.output.dtype == "float32"
     assert smaller.numel != numel
     assert arrays.nbytes == smaller.numel * 4
-    assert mismatched(operation, "type", "float32", 1, 4)[1].nbytes == numel * 2
+    assert make_mismatched(operation, "type", "float32", 1, 4)[1].nbytes == numel * 2
 
 
 def test_uneven_shares_are_halved() -> None:
     operation = GroupCollective("route", "s", "k", (), 0, "all_to_all_v", 64, table=((4, 2), (6, 8)))
-    smaller, arrays = mismatched(operation, "size", "float32", 0, 2)
+    smaller, arrays = make_mismatched(operation, "size", "float32", 0, 2)
     assert smaller.table == ((2, 1), (3, 4))
     assert arrays.input.size == 3

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport.wire import HELLO_BYTES
-from testbed.measure.execution.benchmark_options import WAYS, bootstrap_trials, dimensions_of
-from testbed.measure.execution.bootstrap_benchmark import BootstrapOptions, spec_of
-from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, group_kinds, partners
+from testbed.measure.execution.benchmark_options import STARTUP_METHODS, bootstrap_trials, parse_dimensions
+from testbed.measure.execution.bootstrap_benchmark import BootstrapOptions, make_spec
+from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, exchange_peers, group_kinds
 from testbed.prediction.startup_cost import RING, SoftwareCosts, connections_of, estimate_startup
 from testbed.spec.errors import ConfigError
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
@@ -33,7 +33,7 @@ def test_groups_are_those_of_each_dimension_and_of_all() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 32])
 def test_partners_hear_from_each_other_and_are_as_many_as_the_model_counts(size: int) -> None:
-    rounds = [list(partners(rank, size)) for rank in range(size)]
+    rounds = [list(exchange_peers(rank, size)) for rank in range(size)]
     sent = {(rank, peer) for rank in range(size) for to, _ in rounds[rank] for peer in to}
     heard = {(peer, rank) for rank in range(size) for _, of in rounds[rank] for peer in of}
     assert sent == heard
@@ -41,14 +41,14 @@ def test_partners_hear_from_each_other_and_are_as_many_as_the_model_counts(size:
     assert most == connections_of(size, eager=False)
 
 
-@pytest.mark.parametrize("name", list(WAYS))
+@pytest.mark.parametrize("name", list(STARTUP_METHODS))
 def test_a_start_takes_the_sockets_and_bytes_that_the_closed_form_has(name: str) -> None:
-    way = WAYS[name]
+    way = STARTUP_METHODS[name]
     costs = SoftwareCosts(
         base_s=0.01, caller_s=1e-3, entry_s=1e-4, connection_s=1e-3, pair_s=1e-4, rank_s=1e-4
     )
     options = BootstrapOptions(RANKS, (("tensor", 4),), way, costs, timeout_s=20.0)
-    results = run(spec_of(options, HOSTS, ready_s=0.05))
+    results = run(make_spec(options, HOSTS, ready_s=0.05))
     assert sorted(result["rank"] for result in results) == list(range(RANKS))
     expected = estimate_startup(RANKS, [4, 2], way, costs)
     assert {result["sockets"] for result in results} == {expected.connections}
@@ -84,7 +84,9 @@ def run(spec: BootstrapSpec) -> list[dict[str, Any]]:
 
 
 def test_a_spec_survives_its_way_to_the_launcher() -> None:
-    spec = spec_of(BootstrapOptions(8, (("tensor", 4),), WAYS["lazy"], SoftwareCosts(0.0, 0.0)), HOSTS)
+    spec = make_spec(
+        BootstrapOptions(8, (("tensor", 4),), STARTUP_METHODS["lazy"], SoftwareCosts(0.0, 0.0)), HOSTS
+    )
     assert BootstrapSpec.from_json(spec.to_json()) == spec
     assert spec.begin_s > time.monotonic()
     addresses = {
@@ -122,8 +124,10 @@ def test_what_is_wrong_is_named(changed: dict[str, str], words: str) -> None:
 
 
 def test_without_groups_there_are_all_ranks_and_replicas() -> None:
-    assert dimensions_of("none") == ()
-    assert [kind.name for kind in BootstrapOptions(4, (), WAYS["lazy"], SoftwareCosts(0.0, 0.0)).kinds] == [
+    assert parse_dimensions("none") == ()
+    assert [
+        kind.name for kind in BootstrapOptions(4, (), STARTUP_METHODS["lazy"], SoftwareCosts(0.0, 0.0)).kinds
+    ] == [
         "all",
         "data",
     ]

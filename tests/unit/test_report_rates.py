@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.committed_work import rates_of
+from testbed.measure.results.committed_work import compute_rates
 from testbed.prediction.step_flops import StepWork, step_work
 from testbed.show.report.pages import labelled
 from testbed.show.report.variant_text import rates_words, variant_words, work_words
@@ -21,7 +21,7 @@ def test_a_data_parallel_step_trains_on_each_ranks_sequences() -> None:
     assert work.tokens == 8 * 8192
     # as long as every rank computes
     assert work.computing_s == pytest.approx(0.9977, rel=1e-3)
-    rates = rates_of(work, 2.0)
+    rates = compute_rates(work, 2.0)
     assert rates is not None
     assert rates.tokens_per_s == 32768
     assert rates.sequences_per_s == 4
@@ -57,7 +57,7 @@ def test_what_trains_no_model_has_no_rates() -> None:
     scenario = load_scenario(QUICKSTART.parent / "decode.yaml")
     work = step_work(scenario.variant(scenario.variant_names[0]))
     assert work is None
-    assert rates_of(work, 1.0) is None
+    assert compute_rates(work, 1.0) is None
     assert work_words("decode", work, 1.0) == ""
     assert variant_words(measured_variant("ring", 1.0)) == ""
 

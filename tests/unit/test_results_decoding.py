@@ -14,10 +14,10 @@ from testbed.measure.results.serving_result import Decoding
 from testbed.measure.results.serving_summary import (
     decoded_steps,
     decoding_figures,
+    find_token_ends,
     predicted_latencies,
     quantiles,
     token_times,
-    tokens_of,
 )
 from testbed.measure.results.summary import StepResult
 from testbed.net.paths import network_of
@@ -97,7 +97,7 @@ def test_what_decodes_nothing_has_no_tokens() -> None:
     job = (
         job_of(plain.variant(plain.names[0]), Scale()) if hasattr(plain, "names") else job_of(plain, Scale())
     )
-    assert tokens_of(job.workload.plan) == {}
+    assert find_token_ends(job.workload.plan) == {}
     assert decoded_steps(job, [], [], None) is None
 
 

@@ -29,7 +29,7 @@ def test_where_nothing_can_be_written_the_line_names_the_folder_and_the_option(t
     with pytest.raises(NotWritable) as caught:
         RunDirectory(wanted)
     assert str(caught.value) == (
-        f"{wanted}: nothing can be written there (Not a directory); choose another place with --output"
+        f"{wanted}: cannot write there (Not a directory); choose another place with --output"
     )
     assert caught.value.status == 2
 
@@ -40,7 +40,7 @@ def test_what_somebody_else_writes_at_the_moment_is_refused_and_what_the_dead_le
     first = RunDirectory(tmp_path / "run")
     parent = {"pid": os.getppid(), "started": process_start_ticks(os.getppid())}
     (first.partial / OWNER).write_text(json.dumps(parent))
-    with pytest.raises(RunExists, match="somebody writes it at the moment"):
+    with pytest.raises(RunExists, match="another process is writing it"):
         RunDirectory(tmp_path / "run")
     (first.partial / OWNER).write_text(json.dumps({"pid": 1, "started": 0.5}))
     (first.partial / "half").touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from testbed.measure.results.replication import replication_summary
-from testbed.measure.results.summary import gather_steps, middle_step, undisturbed
+from testbed.measure.results.summary import gather_steps, middle_step, undisturbed_steps
 from testbed.spec.scale import Scale
 
 
@@ -101,5 +101,5 @@ def test_steps_of_fewer_replicas_are_disturbed() -> None:
     ]
     steps = gather_steps(samples, 2)
     assert [one.disturbed for one in steps] == [False, True, True, True, False]
-    assert [one.index for one in undisturbed(steps)] == [0, 4]
+    assert [one.index for one in undisturbed_steps(steps)] == [0, 4]
     assert middle_step(steps).index == 4

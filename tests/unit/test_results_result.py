@@ -14,7 +14,7 @@ import testbed
 from testbed.errors import BadInput
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.notebook_views import OPERATIONS, READINGS, STEPS
-from testbed.measure.results.reference_docs import models, page
+from testbed.measure.results.reference_docs import collect_models, render_page
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import BadResult
 from tests.unit.report_run import GRADIENT_BYTES, SyntheticRun
@@ -162,23 +162,23 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 def test_the_page_on_results_is_current() -> None:
     document = Path(__file__).parents[2] / "docs/reference/results.md"
     said = "run: python -m testbed.measure.results.reference_docs > docs/reference/results.md"
-    assert document.read_text(encoding="utf-8") == page(), said
+    assert document.read_text(encoding="utf-8") == render_page(), said
 
 
 def test_the_page_on_results_has_the_manifest_once() -> None:
-    tables = page().split("\n## ")
+    tables = render_page().split("\n## ")
     (manifest,) = (table for table in tables if table.startswith("Manifest\n"))
     for name, field in Manifest.model_fields.items():
         assert f"| `{field.alias or name}` |" in manifest
     assert "[ScaleRecord](#scalerecord)" in manifest
     assert "| `versions` | text, or null, by name |" in manifest
-    assert "typing." not in page()
+    assert "typing." not in render_page()
     headings = [table.splitlines()[0] for table in tables]
     assert len(set(headings)) == len(headings)
     assert "ClockRecord" in headings
 
 
 def test_every_model_says_what_it_is() -> None:
-    for model in (*models(Result), *models(Manifest)):
+    for model in (*collect_models(Result), *collect_models(Manifest)):
         assert model.__doc__
         assert len(model.__doc__) > 20

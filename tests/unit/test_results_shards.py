@@ -15,8 +15,8 @@ from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import (
     Control,
     InvariantRecord,
-    PredictedSplit,
-    Split,
+    PredictedTimeSplit,
+    TimeSplit,
     Training,
     VerdictRecord,
 )
@@ -102,9 +102,9 @@ def verdict(status: Any, **held: bool | None) -> VerdictRecord:
 
 def divided(step_s: float) -> Training:
     """A step of which ranks compute for half, and wait for others for the rest; the model thought of a longer one."""
-    split = Split(compute_s=step_s / 2, bubble_s=step_s / 2, exposed=())
+    split = TimeSplit(compute_s=step_s / 2, bubble_s=step_s / 2, exposed=())
     return Training(
-        predicted=PredictedSplit(step_time_s=1.1 * step_s, error=0.1, **split.document()),
+        predicted=PredictedTimeSplit(step_time_s=1.1 * step_s, error=0.1, **split.document()),
         measured=split,
         critical_path=(),
         bytes={},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testbed.comm.collectives import between_groups
-from testbed.measure.results.summary import distribution, gather_steps, limited_by
+from testbed.measure.results.summary import describe_bottleneck, distribution, gather_steps
 
 
 def rank_samples(
@@ -72,10 +72,14 @@ def wan_row(utilisation: float) -> dict[str, Any]:
 
 
 def test_the_limit_is_named() -> None:
-    assert limited_by(1.0, 0.01, 0.99, [wan_row(0.9)], ("", 0.0)).startswith("computing: 99% of the step")
-    said = limited_by(2.0, 1.5, 0.5, [wan_row(0.3), wan_row(0.8)], ("NIC of a, sending", 0.5))
+    assert describe_bottleneck(1.0, 0.01, 0.99, [wan_row(0.9)], ("", 0.0)).startswith(
+        "computing: 99% of the step"
+    )
+    said = describe_bottleneck(2.0, 1.5, 0.5, [wan_row(0.3), wan_row(0.8)], ("NIC of a, sending", 0.5))
     assert said.startswith("WAN link west to east, plane 1: busy 80% of the step")
-    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.3)], ("NIC of a, sending", 0.9)).startswith(
+    assert describe_bottleneck(2.0, 1.5, 0.5, [wan_row(0.3)], ("NIC of a, sending", 0.9)).startswith(
         "NIC of a, sending"
     )
-    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.1)], ("NIC of a, sending", 0.2)).startswith("latency")
+    assert describe_bottleneck(2.0, 1.5, 0.5, [wan_row(0.1)], ("NIC of a, sending", 0.2)).startswith(
+        "latency"
+    )

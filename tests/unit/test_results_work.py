@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.results.committed_work import Work, committed_work, rates_of, workload_words
+from testbed.measure.results.committed_work import Work, committed_work, compute_rates, describe_workload
 from testbed.measure.results.replication import Replication, replication_summary
 from testbed.measure.results.result import Variant
 from testbed.prediction.step_flops import StepWork, step_work
@@ -39,7 +39,7 @@ def replication(elapsed_s: float, replicas: list[tuple[int, int]]) -> Replicatio
 def variant_of(name: str, times_s: list[float], elapsed_s: float, commits: list[tuple[int, int]]) -> Variant:
     done = committed_work(QUICKSTART, OF_STEP, times_s, [replication(elapsed_s, commits)])
     one = measured_variant(name, *times_s, work=done.document())
-    return one.model_copy(update={"rates": rates_of(OF_STEP, done.elapsed_s, done.steps)})
+    return one.model_copy(update={"rates": compute_rates(OF_STEP, done.elapsed_s, done.steps)})
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_without_replicas_elapsed_are_all_steps_also_one_that_stalls() -> None:
         "steps": 4, "elapsed_s": 9, "tokens": 4 * 65_536, "sequences": 32,
         "workload": "llama3-8b, sequences of 8192 tokens",
     }  # fmt: skip
-    rates = rates_of(work, done.elapsed_s, done.steps)
+    rates = compute_rates(work, done.elapsed_s, done.steps)
     assert rates is not None
     assert rates.tokens_per_s == pytest.approx(4 * 65_536 / 9)
 
@@ -163,12 +163,12 @@ def test_steps_of_other_work_are_not_compared() -> None:
 
 def test_what_a_step_works_on_is_said_in_the_scenarios_words() -> None:
     windows = load_scenario(SCENARIOS / "controller/windows.yaml")
-    words = {name: workload_words(windows.variant(name)) for name in windows.variant_names}
+    words = {name: describe_workload(windows.variant(name)) for name in windows.variant_names}
     assert words["v-open"] == words["v-windows"] != words["gather-open"] == words["gather-windows"]
     assert words["gather-open"].startswith("all_gather of 4.29")
     decode = load_scenario(SCENARIOS / "decode.yaml")
     own = [decode.variant(name) for name in decode.variant_names]
-    assert len({workload_words(one) for one in own}) == 1, "they differ in how, not in what"
+    assert len({describe_workload(one) for one in own}) == 1, "they differ in how, not in what"
     options = own[0].workload.options or {}
     done = committed_work(own[0], step_work(own[0]), [0.5, 0.5], [])
     assert done.tokens == 2 * own[0].ranks * options["batch"] * options.get("tokens", 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.manifest import RunFingerprint, code_hash, file_hash, fingerprint_of
+from testbed.measure.results.manifest import RunFingerprint, code_hash, compute_fingerprint, file_hash
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 
@@ -35,7 +35,9 @@ def fingerprint(folder: Path, *, seed: int = 1, plan: str = PLAN, kernel: str = 
     samples = folder / "samples.jsonl"
     samples.write_text("{}\n")
     scenario = load_scenario(folder / "scenario.yaml")
-    return fingerprint_of(samples, scenario, Scale(), "virtual, free", kernel, "netem", "system", VERSIONS)
+    return compute_fingerprint(
+        samples, scenario, Scale(), "virtual, free", kernel, "netem", "system", VERSIONS
+    )
 
 
 def differing(one: RunFingerprint, other: RunFingerprint) -> set[str]:

@@ -9,10 +9,10 @@ import pytest
 from testbed.comm.collectives import AUTO
 from testbed.measure.execution import benchmark_options
 from testbed.measure.execution.benchmark_options import (
+    benchmark_guest,
     check_bench_options,
     congestion_control_for,
     guest_bytes,
-    guest_for,
     parse_algorithms,
     sizes_between,
     wants_guest,
@@ -67,12 +67,14 @@ def test_a_guest_has_memory_for_what_is_under_way_and_writes_where_it_was_asked_
     assert needed == DEFAULT_MEMORY_BYTES + 4 * 8 * (1 << 20) + (8 << 24)
     assert guest_bytes(1 << 20, None, Path("two-buildings"), "1") == needed  # it has eight hosts
     assert guest_bytes(1 << 20, 8, None, "4") == needed - 3 * 8 * (1 << 20)
-    settings = guest_for(needed, None, 3, "10 s", [tmp_path / "rows.json", None, tmp_path / "table.yaml"])
+    settings = benchmark_guest(
+        needed, None, 3, "10 s", [tmp_path / "rows.json", None, tmp_path / "table.yaml"]
+    )
     assert (settings.memory_bytes, settings.seed, settings.stall_timeout_s) == (needed, 3, 10.0)
     assert settings.writable == (tmp_path,)
-    assert guest_for(needed, "4 GiB", 3, "10 s", []).memory_bytes == 4 << 30
+    assert benchmark_guest(needed, "4 GiB", 3, "10 s", []).memory_bytes == 4 << 30
     with pytest.raises(ConfigError, match="--memory"):
-        guest_for(needed, "much", 3, "10 s", [])
+        benchmark_guest(needed, "much", 3, "10 s", [])
 
 
 def test_congestion_control_is_cubic_on_a_network_unless_told() -> None:

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from testbed.measure.execution.event_player import (
     EventPlayer,
-    beyond_engine,
-    changed_by,
-    changes,
-    condition,
-    events_record,
-    touched,
+    affected_parts,
+    hosts_beyond_engine,
+    network_condition,
+    parts_changed_by,
+    planned_changes,
+    summarise_events,
 )
 from testbed.net.fabric.faults import Condition
 from testbed.spec.events import DrawnEvent, EventSpec
@@ -44,7 +44,7 @@ def test_turns_come_in_order_and_ends_before_beginnings() -> None:
         event(action="link_down", target="east-west-0", **{"for": "100 ms", "every": "200 ms", "times": 2}),
         event(at="1.1 s", action="host_pause", target="east1"),
     ]
-    assert [(round(change.at_s, 9), change.event, change.begins) for change in changes(events)] == [
+    assert [(round(change.at_s, 9), change.event, change.begins) for change in planned_changes(events)] == [
         (1.0, 0, True),
         (1.1, 0, False),
         (1.1, 1, True),
@@ -55,15 +55,15 @@ def test_turns_come_in_order_and_ends_before_beginnings() -> None:
 
 def test_what_goes_down_with_each_kind_of_event() -> None:
     scale = Scale()
-    assert condition([], TWO, scale) == Condition()
-    link = condition([event(action="link_down", target="east-west-1")], TWO, scale)
+    assert network_condition([], TWO, scale) == Condition()
+    link = network_condition([event(action="link_down", target="east-west-1")], TWO, scale)
     assert link.links_down == {"east-west-1"}
-    plane = condition([event(action="plane_down", target=0)], THREE, scale)
+    plane = network_condition([event(action="plane_down", target=0)], THREE, scale)
     assert plane.links_down == {"north-south-0", "south-coast-0", "coast-north-0"}
-    assert condition([event(action="switch_down", target="east-edge")], TWO, scale).switches_down == {
+    assert network_condition([event(action="switch_down", target="east-edge")], TWO, scale).switches_down == {
         "east-edge"
     }
-    assert condition([event(action="host_pause", target="east1")], TWO, scale) == Condition()
+    assert network_condition([event(action="host_pause", target="east1")], TWO, scale) == Condition()
 
 
 def test_changes_add_up_and_are_scaled() -> None:
@@ -72,7 +72,7 @@ def test_changes_add_up_and_are_scaled() -> None:
         event(action="degrade", target="east-west-0", set={"loss": "1 %", "delay": "5 ms"}),
         event(action="degrade", target="east-west-0", direction="a_to_b", set={"loss": "2 %"}),
     ]
-    changed = condition(active, TWO, scale).changed
+    changed = network_condition(active, TWO, scale).changed
     assert set(changed) == {("east-west-0", "a_to_b"), ("east-west-0", "b_to_a")}
     assert (changed["east-west-0", "a_to_b"].loss, changed["east-west-0", "b_to_a"].loss) == (0.02, 0.01)
     assert changed["east-west-0", "a_to_b"].delay_s == pytest.approx(0.010)
@@ -81,23 +81,23 @@ def test_changes_add_up_and_are_scaled() -> None:
 
 def test_what_goes_dark_and_whose_cards_go() -> None:
     scale = Scale()
-    dark = condition([event(action="link_blackhole", target="east-west-1")], TWO, scale)
+    dark = network_condition([event(action="link_blackhole", target="east-west-1")], TWO, scale)
     assert dark == Condition(links_dark=frozenset({"east-west-1"}))
-    plane = condition([event(action="plane_blackhole", target=0)], THREE, scale)
+    plane = network_condition([event(action="plane_blackhole", target=0)], THREE, scale)
     assert plane.links_dark == {"north-south-0", "south-coast-0", "coast-north-0"}
     cards = [event(action="nic_down", target="east1"), event(action="host_kill", target="west2")]
-    assert condition(cards, TWO, scale) == Condition(cards_down=frozenset({"east1", "west2"}))
-    assert condition([event(action="rank_kill", target=1)], TWO, scale) == Condition()
+    assert network_condition(cards, TWO, scale) == Condition(cards_down=frozenset({"east1", "west2"}))
+    assert network_condition([event(action="rank_kill", target=1)], TWO, scale) == Condition()
 
 
 def test_a_card_is_changed_by_its_cable_each_way() -> None:
     scale, nic = Scale(4000, 2), TWO.hosts[0].nic
-    lossy = condition(
+    lossy = network_condition(
         [event(action="nic_loss", target="east1", loss="2 %", direction="in")], TWO, scale
     ).changed
     assert {key: direction.loss for key, direction in lossy.items()} == {("east1-east-leaf", "b_to_a"): 0.02}
     slow = event(action="nic_degrade", target="east1", set={"rate": "100 Gbit/s", "delay": "1 ms"})
-    both = condition([slow, event(action="nic_loss", target="east1", loss="1 %")], TWO, scale).changed
+    both = network_condition([slow, event(action="nic_loss", target="east1", loss="1 %")], TWO, scale).changed
     assert set(both) == {("east1-east-leaf", "a_to_b"), ("east1-east-leaf", "b_to_a")}
     changed = both["east1-east-leaf", "a_to_b"]
     assert changed.rate_bps == pytest.approx(100e9 / 8000)
@@ -111,29 +111,29 @@ def test_events_of_a_step_come_with_it() -> None:
         event(action="link_down", target="east-west-0"),
         event(step=2, at="10 ms", action="host_pause", target="east1", **{"for": "5 ms"}),
     ]
-    assert [change.event for change in changes(events)] == [0]
-    assert changes(events, step=1, start_s=7.0) == []
-    assert [(round(c.at_s, 9), c.event, c.begins) for c in changes(events, step=2, start_s=7.0)] == [
+    assert [change.event for change in planned_changes(events)] == [0]
+    assert planned_changes(events, step=1, start_s=7.0) == []
+    assert [(round(c.at_s, 9), c.event, c.begins) for c in planned_changes(events, step=2, start_s=7.0)] == [
         (7.01, 1, True),
         (7.015, 1, False),
     ]
 
 
 def test_what_events_touch() -> None:
-    assert touched([event(action="host_pause", target="east1")], TWO) == (set(), set())
-    links, buildings = touched([event(action="link_down", target="south-coast-0")], THREE)
+    assert affected_parts([event(action="host_pause", target="east1")], TWO) == (set(), set())
+    links, buildings = affected_parts([event(action="link_down", target="south-coast-0")], THREE)
     assert (links, buildings) == ({"south-coast-0"}, {"south", "coast"})
-    links, buildings = touched([event(action="switch_down", target="north-leaf")], THREE)
+    links, buildings = affected_parts([event(action="switch_down", target="north-leaf")], THREE)
     assert links == {"north-south-0", "coast-north-0"}
     assert buildings == {"north", "south", "coast"}
     silent = [
         event(action="link_blackhole", target="south-coast-0"),
         event(action="nic_down", target="north1"),
     ]
-    assert touched(silent, THREE) == ({"south-coast-0"}, {"south", "coast"})
-    assert changed_by(silent, THREE) == ({"south-coast-0"}, set(), {"north1"})
+    assert affected_parts(silent, THREE) == ({"south-coast-0"}, {"south", "coast"})
+    assert parts_changed_by(silent, THREE) == ({"south-coast-0"}, set(), {"north1"})
     kills = [event(action="rank_kill", target=1), event(action="host_kill", target="north2")]
-    assert changed_by(kills, THREE) == (set(), set(), {"north2"})
+    assert parts_changed_by(kills, THREE) == (set(), set(), {"north2"})
 
 
 class Recorder:
@@ -198,10 +198,10 @@ def test_events_come_at_their_dilated_times_in_every_variant_and_are_undone_at_i
     assert came["planned_s"] == 0.010
     assert 0.010 <= came["actual_s"] < 0.2
     assert (missed["action"], missed["actual_s"]) == ("plane_down", None)
-    record = events_record(playing.log, "ring")
+    record = summarise_events(playing.log, "ring")
     assert (record["planned"], record["came"]) == (2, 1)
     assert record["late_max_s"] == came["actual_s"] - 0.010
-    assert events_record(playing.log, "hierarchical") == {"planned": 0, "came": 0, "late_max_s": 0}
+    assert summarise_events(playing.log, "hierarchical") == {"planned": 0, "came": 0, "late_max_s": 0}
 
 
 def test_what_switches_see_later_is_waited_for_and_seen_at_the_variants_end() -> None:
@@ -238,7 +238,7 @@ def test_what_waits_for_a_step_never_comes_without_it_and_what_was_drawn_need_no
     playing.finish()
     (missed,) = playing.log
     assert (missed["event"], missed["planned_s"], missed["actual_s"]) == (0, None, None)
-    assert events_record(playing.log, "ring")["planned"] == 1
+    assert summarise_events(playing.log, "ring")["planned"] == 1
 
 
 def test_a_step_sets_its_own_events_going() -> None:
@@ -321,5 +321,5 @@ def test_what_an_engine_does_not_carry_is_named() -> None:
         event(action="nic_degrade", target="west1", set={"delay": "1 ms"}),
         event(action="degrade", target="east-west-0", set={"loss": "1 %"}),
     ]
-    assert beyond_engine(events, TWO, "userspace") == ["east1", "west1"]
-    assert beyond_engine(events, TWO, "netem") == []
+    assert hosts_beyond_engine(events, TWO, "userspace") == ["east1", "west1"]
+    assert hosts_beyond_engine(events, TWO, "netem") == []

@@ -15,7 +15,7 @@ from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
     halving_option,
-    room_for,
+    required_bytes,
 )
 from testbed.prediction.dry_run import workloads_of
 from testbed.spec.scale import Scale
@@ -83,9 +83,9 @@ def test_a_run_takes_what_its_guests_do_side_by_side(scenario: Scenario, loads: 
 
 def test_memory_is_at_most_what_a_guest_may_use(scenario: Scenario, loads: dict[str, GuestLoad]) -> None:
     assert forecast(scenario, loads, 2, 256 * MIB).memory_bytes == 256 * MIB
-    assert room_for(forecast(scenario, loads, 2, 256 * MIB)) == 256 * MIB
+    assert required_bytes(forecast(scenario, loads, 2, 256 * MIB)) == 256 * MIB
     expected = forecast(scenario, loads, 2, GIB)
-    assert expected.memory_bytes < room_for(expected) < GIB
+    assert expected.memory_bytes < required_bytes(expected) < GIB
 
 
 def test_a_rank_to_a_process_needs_more(scenario: Scenario) -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution.resources import MOST_BYTES, MOST_TOGETHER, ranks_asked, ranks_per_process
-from testbed.measure.ranks.process import ProcessRole, in_processes
+from testbed.measure.execution.resources import (
+    MOST_BYTES,
+    MOST_TOGETHER,
+    parse_ranks_per_process,
+    ranks_per_process,
+)
+from testbed.measure.ranks.process import ProcessRole, group_into_processes
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.endpoints import RankEndpoint
@@ -48,13 +53,13 @@ def test_what_is_asked_for_is_done_on_any_clock() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [(None, None), ("1", 1), ("3", 3), ("all", 8), ("99", 8)])
 def test_the_option_takes_a_number_or_all(text: str | None, count: int | None) -> None:
-    assert ranks_asked(text, 8) == count
+    assert parse_ranks_per_process(text, 8) == count
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "some", "1.5", "", "²"])
 def test_other_words_are_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--ranks-per-process.*expected a number from 1 on, or all"):
-        ranks_asked(text, 8)
+        parse_ranks_per_process(text, 8)
 
 
 @pytest.fixture
@@ -65,10 +70,10 @@ def killing() -> Scenario:
 
 
 def test_an_event_that_stops_a_rank_allows_one_rank_to_a_process_only(killing: Scenario) -> None:
-    assert ranks_asked("1", 8, killing) == 1
-    assert ranks_asked(None, 8, killing) is None
+    assert parse_ranks_per_process("1", 8, killing) == 1
+    assert parse_ranks_per_process(None, 8, killing) is None
     with pytest.raises(ConfigError, match="got all, expected 1, since rank_kill stop"):
-        ranks_asked("all", 8, killing)
+        parse_ranks_per_process("all", 8, killing)
 
 
 def endpoints(ranks: int) -> list[RankEndpoint]:
@@ -76,7 +81,7 @@ def endpoints(ranks: int) -> list[RankEndpoint]:
 
 
 def test_ranks_that_follow_each_other_share_a_process_and_the_last_has_what_is_left() -> None:
-    found = in_processes(endpoints(8), 3)
+    found = group_into_processes(endpoints(8), 3)
     assert [[endpoint.rank for endpoint in carried.ranks] for carried in found] == [
         [0, 1, 2],
         [3, 4, 5],

@@ -84,6 +84,6 @@ def test_cards_and_steps_at_whose_edges_nobody_read_are_counted_over_the_whole_r
     found = port_drops(SPEC, TOPOLOGY, job(sample(0.0, "", 0), sample(9.0, "", 2), cards=6), [(1.0, 2.0)])
     assert [(drops.place, drops.packets, drops.given) for drops in found] == [
         ("the port of east-leaf1 to east1", 99, False),
-        ("the card of west1", 6, False),
+        ("the NIC of west1", 6, False),
         ("the port of east-leaf1 to east-spine1", 2, True),
     ]

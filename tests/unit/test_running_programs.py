@@ -14,7 +14,7 @@ from testbed.contrib.torch.launch_env import ring_name
 from testbed.measure.diagnosis import read_evidence
 from testbed.measure.execution import network_setup
 from testbed.measure.execution.network_setup import choose_network_without_ranks
-from testbed.measure.execution.program_run import ProgramFlight, program_given, run_programs
+from testbed.measure.execution.program_run import ProgramFlight, require_program, run_programs
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.ranks.programs import Programs
 from testbed.spec.errors import ConfigError
@@ -70,11 +70,11 @@ def test_the_process_that_holds_a_network_is_told_all_of_it(
 
 
 def test_a_program_is_one_that_there_is() -> None:
-    assert program_given(["sh", "-c", "true"]) == ["sh", "-c", "true"]
-    with pytest.raises(ConfigError, match="COMMAND: got no-such-program, expected a program that there is"):
-        program_given(["no-such-program"])
+    assert require_program(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    with pytest.raises(ConfigError, match="COMMAND: got no-such-program, expected an executable program"):
+        require_program(["no-such-program"])
     with pytest.raises(ConfigError, match="COMMAND: got nothing"):
-        program_given([])
+        require_program([])
 
 
 def test_ranks_on_loopback_run_to_their_end_and_the_worst_status_is_theirs() -> None:
@@ -116,7 +116,7 @@ def test_dumps_that_cannot_be_written_leave_the_status_as_it_is(
     told: list[str] = []
     status = run_programs(["false"], None, 1, lambda *_: None, told.append, output=tmp_path)
     assert status == 1
-    assert told == ["what ranks' collectives did last cannot be kept: not yours"]
+    assert told == ["cannot write the flight recorder dumps: not yours"]
 
 
 def test_a_rank_that_made_no_process_group_leaves_no_dump(tmp_path: Path) -> None:

@@ -86,12 +86,12 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
         dump.write(flight / STALLED / f"rank-{dump.rank}.json")
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallReporter(flight, said.append, watch, Shard(3, "two buildings", 4, 2, 1))
+    reporter = StallReporter(flight, said.append, watch, Shard(3, "two buildings", 4, 2, 1))
     for lasted_s in (10.0, 15.0):
-        teller.tell(Stall("ring", 1, lasted_s, 0.5))
-        teller.end()
+        reporter.report(Stall("ring", 1, lasted_s, 0.5))
+        reporter.end()
     (line,) = said  # the same is not said again
-    lasted = "step 5 of two buildings has lasted 10 s, 20 times what is usual"
+    lasted = "step 5 of two buildings has lasted 10 s, 20 times the usual duration"
     begins = f"{lasted}: RANK_NOT_JOINED: rank {whose[0]}, since "
     assert line.startswith(begins)
     assert watch.settled
@@ -102,11 +102,11 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
 def test_without_dumps_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallReporter(tmp_path, said.append, watch, Shard(0, None, 0, 3, 1))
-    teller.tell(Stall("ring", -1, 10.0, 0.5))
-    teller.end()
+    reporter = StallReporter(tmp_path, said.append, watch, Shard(0, None, 0, 3, 1))
+    reporter.report(Stall("ring", -1, 10.0, 0.5))
+    reporter.end()
     assert said[0].startswith(
-        "a warm-up step of ring has lasted 10 s, 20 times what is usual: nobody can say why: "
+        "a warm-up step of ring has lasted 10 s, 20 times the usual duration: the cause is unknown: "
     )
     assert "no dumps" in said[0]
     assert not watch.settled

@@ -109,7 +109,7 @@ def test_who_keeps_the_others_waiting_is_named(
     command = [sys.executable, *words, "--", str(PEERS), str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=ROOT)
     assert done.returncode == 1, done.stderr
-    assert f"what ranks' collectives did last: testbed diagnose {output}" in done.stderr
+    assert f"flight recorder dumps are kept; to analyse them: testbed diagnose {output}" in done.stderr
     (evidence,) = read_evidence(output)
     found = diagnose(evidence.dumps, evidence.paths).verdicts[0]
     assert (found.kind, found.ranks) == (kind, (1,))

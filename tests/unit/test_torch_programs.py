@@ -13,14 +13,14 @@ import pytest
 from testbed.comm.collectives import TuningTable
 from testbed.comm.collectives.algorithm_selection import Entry
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, BackendError, ProgramJob
-from testbed.measure.execution.program_run import TorchOptions, algorithms_of, torch_environment
+from testbed.measure.execution.program_run import TorchOptions, parse_algorithm_options, torch_environment
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.workload.job.endpoint_resolution import loopback_endpoints
 
 
 def test_algorithms_are_named_by_collective() -> None:
-    assert algorithms_of(["all_reduce=ring", "all_gather=far_first"]) == {
+    assert parse_algorithm_options(["all_reduce=ring", "all_gather=far_first"]) == {
         "all_reduce": "ring",
         "all_gather": "far_first",
     }
@@ -30,7 +30,7 @@ def test_algorithms_are_named_by_collective() -> None:
         ("all_reduce=rings", "--collective: got all_reduce=rings, expected .*ring"),
     ):
         with pytest.raises(ConfigError, match=message):
-            algorithms_of([word])
+            parse_algorithm_options([word])
 
 
 def test_programs_find_the_job_and_the_backend_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:

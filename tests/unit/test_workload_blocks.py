@@ -175,7 +175,7 @@ def test_blocks_are_carried_out_and_every_sum_is_right(run: Any, way: str, nodes
         for step in range(2):
             executor.prepare(salt=1000 * step)
             own.barrier()
-            found.append(executor.run(time.monotonic()).look())
+            found.append(executor.run(time.monotonic()).run_checks())
         own.barrier()
         return [(done.wrong, done.checked) for done in found]
 
@@ -205,7 +205,7 @@ def test_a_block_that_is_wrong_is_seen() -> None:
 
         windows._begin = spoil  # type: ignore[method-assign]
         own.barrier()
-        done = executor.run(time.monotonic()).look()
+        done = executor.run(time.monotonic()).run_checks()
         own.barrier()
         return done.wrong
 

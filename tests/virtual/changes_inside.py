@@ -138,7 +138,7 @@ class SabotagedMachine(LocalBackend):
     names: tuple[str, ...] = ()
     planter: Planter
 
-    def _measured(
+    def _measure(
         self, shard: Shard, scenario: Scenario, scale: Scale, folder: Path, progress: Progress
     ) -> ShardRecord:
         run = Saboteur(shard, scenario, self.network_backend, scale, folder, progress)

@@ -170,7 +170,7 @@ class DistortedMachine(LocalBackend):
 
     planted: Planted | None = None
 
-    def _measured(
+    def _measure(
         self, shard: Shard, scenario: Scenario, scale: Scale, folder: Path, progress: Progress
     ) -> ShardRecord:
         run = Distorted(shard, scenario, self.network_backend, scale, folder, progress)

@@ -13,16 +13,24 @@ from tests.virtual.distortions_inside import DATAGRAMS
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
 LIES = {
-    "fake all-reduce@0": ("bytes_witnessed", "In trial 0 rank ", "whose kernel took in 0 from it."),
+    "fake all-reduce@0": ("bytes_witnessed", "In trial 0 rank ", "whose kernel received 0 from it."),
     "compute half, one rank@1": (
         "compute_as_asked",
         "In trial 1 rank 2 on west1 took 20 ms for ",
         "asks for 40 ms.",
     ),
-    "wait 2 ms@2": ("begun_at_once", "In trial 2 rank ", " 2 ms after it could. So it was with 3 more of "),
+    "wait 2 ms@2": (
+        "begun_at_once",
+        "In trial 2 rank ",
+        " 2 ms later than it could. The same is true of 3 more of ",
+    ),
     "end 3 % early@3": ("step_ends_witnessed", "In trial 3 rank ", " before its last operation ended."),
     "start 8 ms late@4": ("common_start", "In trial 4 rank ", " reports a start that is 8 ms from the one "),
-    "cork@5": ("steps_alike", "The step of trial 5 took ", ": nothing in the scenario makes steps differ."),
+    "cork@5": (
+        "steps_alike",
+        "The step of trial 5 took ",
+        ": nothing in the scenario explains the difference.",
+    ),
     "sockets left marked@6": (
         "nothing_changed",
         ": the connection with rank ",
@@ -32,8 +40,8 @@ LIES = {
 OF_DATAGRAMS = {
     "a tenth more bytes said, one rank@1": (
         "bytes_witnessed",
-        "In trial 1 rank 1 on east2 says that it sent ",
-        ", which took in ",
+        "In trial 1 rank 1 on east2 reports ",
+        ", which received ",
     ),
     "sockets left marked@3": LIES["sockets left marked@6"],
 }

@@ -35,7 +35,7 @@ def test_packets_choose_and_finished_parts_are_taken_up_by_the_same_command(pers
     took_s = json.loads(finished.read_text())["wall_s"]
     done = person.call(*command)
     assert done.returncode == 0, done.stderr
-    assert f"1 of {parts[1]} parts are there from before" in done.stderr
+    assert f"1 of {parts[1]} parts were already done" in done.stderr
     assert not list(folder.glob("**/.parts"))
     manifest = json.loads((folder / "rungs/1/manifest.json").read_text())
     assert manifest["clock"]["parts"][0]["wall_s"] == took_s  # and was not measured again

@@ -77,7 +77,9 @@ def test_losses_are_what_entered_a_link_and_did_not_arrive(folder: Path) -> None
     last = [json.loads(line) for line in (folder / "links.jsonl").read_text().splitlines()][-2:]
     variant = variants_of(folder)["lossy"]
     (row,) = (row for row in variant["verdict"]["invariants"] if row["name"] == "loss_accuracy")
-    found = re.search(r"links?, (\S+) (\S+) is .* of (\d+) frames .* (\d+) did not arrive", row["sentence"])
+    found = re.search(
+        r"links?, (\S+) (\S+) deviates .* of (\d+) frames .* (\d+) did not arrive", row["sentence"]
+    )
     assert found is not None, row["sentence"]
     (counted,) = (line for line in last if line["direction"] == found[2])
     assert counted["losses"] == int(found[4]) > 0  # no other variant loses any

@@ -138,7 +138,7 @@ def test_finished_parts_of_an_interrupted_run_are_taken_up_by_the_same_command(
     assert sorted(path.name for path in kept.iterdir()) == ["0", "lock"]
     done = person.call(*command)
     assert done.returncode == 0, done.stderr
-    assert "1 of 2 parts are there from before" in done.stderr
+    assert "1 of 2 parts were already done" in done.stderr
     assert [path.name for path in person.home.iterdir()] == ["again"]
     assert (person.home / "again/samples.jsonl").read_bytes() == (folder / "samples.jsonl").read_bytes()
 

@@ -62,15 +62,15 @@ def test_traffic_of_others_is_named_with_hosts_and_bytes(told: dict[str, dict[st
     assert found["ok"] is False
     one = DATAGRAM_BYTES + 8 + 20 + 14
     sent, received = DATAGRAMS * one, 2 * DATAGRAMS * one
-    assert f"east1 sent {DATAGRAMS} packets, some {sent} bytes ({DATAGRAMS} UDP)" in found["sentence"]
-    assert f"east3 sent {DATAGRAMS} packets, some {sent} bytes (no rank is there)" in found["sentence"]
-    assert f"west1 received {2 * DATAGRAMS} packets, some {received} bytes" in found["sentence"]
+    assert f"east1 sent {DATAGRAMS} packets, about {sent} bytes ({DATAGRAMS} UDP)" in found["sentence"]
+    assert f"east3 sent {DATAGRAMS} packets, about {sent} bytes (no rank runs there)" in found["sentence"]
+    assert f"west1 received {2 * DATAGRAMS} packets, about {received} bytes" in found["sentence"]
 
 
 def test_a_rank_that_stood_still_is_named_with_how_long(told: dict[str, dict[str, Any]]) -> None:
     found = told["ranks_awake"]
     assert found["ok"] is False
-    assert "Rank 3 on west2 stood still in trial 0" in found["sentence"]
+    assert "Rank 3 on west2 stalled in trial 0" in found["sentence"]
     least_ms, _, most_ms = found["sentence"].split(" for ")[1].split(" ms")[0].partition(" to ")
     assert float(least_ms) <= STILL_S * 1e3 <= float(most_ms) + 0.1
 

@@ -11,7 +11,7 @@ from testbed.comm.transport.rdma.devices import import_pyverbs
 from testbed.measure.execution.run import Request
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result, Variant
-from testbed.measure.results.run_directory import hand_over, make_folder
+from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
 from testbed.net.errors import NoKernelError
 from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.calibration import LINK_ENGINE, VIRTUAL, write_calibration
@@ -62,7 +62,7 @@ def calibrate(
         if not (folder / RUN).exists():
             shutil.rmtree(folder)
         raise
-    hand_over(folder)
+    chown_to_sudo_user(folder)
     return Calibrated(result, found, kept)
 
 

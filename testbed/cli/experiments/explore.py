@@ -25,7 +25,7 @@ from testbed.errors import BadInput
 from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import hand_over, make_folder
+from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
 from testbed.net.paths.buffer_checks import short_queues
 from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.search import (
@@ -169,7 +169,7 @@ def confirm(
 def _write(explored: Explored, confirmed: Result | None = None) -> None:
     (explored.folder / RESULT).write_text(json.dumps(explored.document, indent=1) + "\n")
     write_exploration(explored.folder, explored.document, confirmed)
-    hand_over(explored.folder)
+    chown_to_sudo_user(explored.folder)
 
 
 def _tails_s(

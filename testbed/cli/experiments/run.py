@@ -14,7 +14,7 @@ from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.execution.run import PreparedRun, Request, prepare
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import default_path, hand_over
+from testbed.measure.results.run_directory import chown_to_sudo_user, default_path
 from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.executors.dask_cluster import cluster
 from testbed.show.report import write_report
@@ -62,7 +62,7 @@ def run(
         result = prepared.execute(listener.progress)
     if not (strict and result.status == "untrusted"):
         write_report(request.output)
-    hand_over(request.output)
+    chown_to_sudo_user(request.output)
     return result
 
 

@@ -20,7 +20,7 @@ from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.committed_work import Work, committed_work
 from testbed.measure.results.result import Result, Variant
-from testbed.measure.results.run_directory import hand_over, make_folder
+from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
 from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import SWEEP, Clock, Measured, Sweep, SweepAxis, SweepPoint
 from testbed.prediction.calibration import VIRTUAL, find_calibration
@@ -307,7 +307,7 @@ def _sweep(planned: SweepPlan, points: Mapping[GridPoint, SweepPoint]) -> Sweep:
 def _write(found: Sweep) -> None:
     found.write()
     write_sweep(found)
-    hand_over(found.folder)
+    chown_to_sudo_user(found.folder)
 
 
 def _with_run(point: SweepPoint, result: Result, folder: str) -> SweepPoint:

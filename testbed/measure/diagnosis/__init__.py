@@ -1,4 +1,4 @@
-"""Who did it: dumps of all ranks' flight recorders judged, for runs that stand, break or are slow."""
+"""Diagnosis of runs that hang, fail or are slow, from the flight recorder dumps of all ranks."""
 
 from testbed.measure.diagnosis.diagnose import diagnose
 from testbed.measure.diagnosis.dumps import Evidence, read_evidence, read_stalled

@@ -1,4 +1,4 @@
-"""Ranks whose programs diverge: different calls, or one operation with unequal sizes or types."""
+"""Detection of ranks with diverging programs: different calls, or one operation with different sizes or types."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from testbed.comm.flight_recorder import Entry
-from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, Meaning, Node, meaning
+from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, Node, Signature, signature
 from testbed.measure.diagnosis.verdicts import MISMATCH, RANK_NOT_JOINED, Verdict, ranks_text
 
 PARTS = ("name", "type", "operation", "size")
 
 
 def find_mismatches(graph: Graph, clock_error_s: float) -> list[Verdict]:
-    """Of each group the first, for what follows it follows from it; and of messages whose ends differ in size."""
+    """Find the first mismatch of each group (later ones follow from it), and messages with different sizes."""
     found: dict[tuple[int, tuple[int, ...]], Verdict] = {}
     for key in sorted(graph.collectives):
-        meant = meanings(graph, key)
+        meant = signatures(graph, key)
         if len(set(meant.values())) < 2:
             continue
         culprits, certainty, reason = _odd_ones(graph, key, meant)
@@ -26,50 +26,53 @@ def find_mismatches(graph: Graph, clock_error_s: float) -> list[Verdict]:
     return [*found.values(), *_of_messages(graph, clock_error_s)]
 
 
-def meanings(graph: Graph, key: Key) -> dict[int, Meaning]:
-    """What each rank that has joined means by an operation."""
+def signatures(graph: Graph, key: Key) -> dict[int, Signature]:
+    """Return each joined rank's view of an operation."""
     own = graph.collectives.get(key, {})
-    return {rank: meaning(graph.entry((rank, place))) for rank, place in sorted(own.items())}
+    return {rank: signature(graph.entry((rank, place))) for rank, place in sorted(own.items())}
 
 
-def _odd_ones(graph: Graph, key: Key, meant: dict[int, Meaning]) -> tuple[tuple[int, ...], float, str]:
-    """Who is wrong, how sure, and why: by most of the group, by groups like it, or by what the group did before."""
+def _odd_ones(graph: Graph, key: Key, meant: dict[int, Signature]) -> tuple[tuple[int, ...], float, str]:
+    """Return the ranks at fault, the certainty and the reason, by three majorities in turn.
+
+    They are that of the group, of groups with the same program, and of what the group did before.
+    """
     for votes, certainty, reason in (
         (Counter(meant.values()), 1.0, "the others of the group agree with each other"),
         (_meanings_of_family(graph, key), 0.95, "groups that run the same program agree with the others"),
-        (_before(graph, key), 0.8, "what the group did before goes on like the others'"),
+        (_before(graph, key), 0.8, "what the group did before matches the others"),
     ):
         right = _majority(votes)
         odd = tuple(rank for rank, own in meant.items() if own != right)
         if right is not None and 0 < len(odd) < len(meant):
             return odd, certainty, reason
-    return tuple(meant), 0.5, "nothing says which of them is right"
+    return tuple(meant), 0.5, "nothing shows which of them is right"
 
 
-def _majority(votes: Counter[Meaning]) -> Meaning | None:
+def _majority(votes: Counter[Signature]) -> Signature | None:
     common = votes.most_common(2)
     if not common or (len(common) > 1 and common[0][1] == common[1][1]):
         return None
     return common[0][0]
 
 
-def _meanings_of_family(graph: Graph, key: Key) -> Counter[Meaning]:
-    """What ranks of other groups of the same family mean by their operation of this number."""
-    votes: Counter[Meaning] = Counter()
+def _meanings_of_family(graph: Graph, key: Key) -> Counter[Signature]:
+    """Count the views of the operation with this number in other groups of the same family."""
+    votes: Counter[Signature] = Counter()
     family = graph.family(key[0])
     for group in graph.groups:
         if group != key[0] and graph.family(group) == family:
-            votes.update(meanings(graph, (group, key[1])).values())
+            votes.update(signatures(graph, (group, key[1])).values())
     return votes
 
 
-def _before(graph: Graph, key: Key) -> Counter[Meaning]:
-    """What came in a group's history after the same operations, by the longest stretch of them that came before."""
+def _before(graph: Graph, key: Key) -> Counter[Signature]:
+    """Count what followed the same operations earlier in a group's history, for the longest matching context."""
     numbers = sorted(number for group, number in graph.collectives if group == key[0] and number < key[1])
-    history = [_majority(Counter(meanings(graph, (key[0], number)).values())) for number in numbers]
+    history = [_majority(Counter(signatures(graph, (key[0], number)).values())) for number in numbers]
     for length in range(min(4, len(history) - 1), 0, -1):
         context = history[-length:]
-        votes: Counter[Meaning] = Counter()
+        votes: Counter[Signature] = Counter()
         for start in range(len(history) - length):
             follower = history[start + length]
             if history[start : start + length] == context and follower is not None:
@@ -82,7 +85,7 @@ def _before(graph: Graph, key: Key) -> Counter[Meaning]:
 def _verdict(
     graph: Graph,
     key: Key,
-    meant: dict[int, Meaning],
+    meant: dict[int, Signature],
     culprits: tuple[int, ...],
     certainty: float,
     reason: str,
@@ -101,11 +104,11 @@ def _verdict(
         f"{graph.words(key)}: {ranks_text(ranks)}: {_meaning_text(own)}" for own, ranks in _grouped(meant)
     ]
     stray = find_divergence(graph, culprits[0], peers_of(graph)[culprits[0]]) if len(culprits) == 1 else None
-    # what follows an operation that was left out is another one than the others', and one that they have, too
+    # a rank that skipped an operation is in a later one, which the others have as well
     left_out = bool(stray and stray.left_out) and meant[culprits[0]] in _others(graph, culprits[0])
     if stray and left_out:
         evidence.append(
-            f"first it called {stray.did} where those that run the same program call {stray.instead}"
+            f"first it called {stray.did} where ranks with the same program called {stray.instead}"
         )
     return Verdict(
         RANK_NOT_JOINED if left_out else MISMATCH,
@@ -116,31 +119,31 @@ def _verdict(
         felt_by=len(meant) - len(culprits),
         evidence=tuple(evidence),
         look_at=(
-            f"the {' and '.join(differing)} with which {ranks_text(culprits)} came to {graph.words(key)},"
+            f"the {' and '.join(differing)} that {ranks_text(culprits)} passed to {graph.words(key)},"
             " and the branch of the program that leads there",
         ),
     )
 
 
-def _others(graph: Graph, rank: int) -> set[Meaning]:
-    """What all operations of other ranks are."""
+def _others(graph: Graph, rank: int) -> set[Signature]:
+    """Return the views of all collectives of the other ranks."""
     entries = [entry for dump in graph.dumps.values() if dump.rank != rank for entry in dump.entries]
-    return {meaning(entry) for entry in entries if entry.sequence}
+    return {signature(entry) for entry in entries if entry.sequence}
 
 
-def _grouped(meant: dict[int, Meaning]) -> Iterator[tuple[Meaning, tuple[int, ...]]]:
+def _grouped(meant: dict[int, Signature]) -> Iterator[tuple[Signature, tuple[int, ...]]]:
     for own in dict.fromkeys(meant.values()):
         yield own, tuple(rank for rank, other in meant.items() if other == own)
 
 
-def _meaning_text(own: Meaning) -> str:
+def _meaning_text(own: Signature) -> str:
     name, dtype, operation, size_bytes = own
     size = f"{size_bytes} bytes" if size_bytes >= 0 else ""
     return ", ".join(part for part in (name, dtype, operation, size) if part)
 
 
 def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
-    """Messages that are open, whose two ends are of different sizes."""
+    """Yield a verdict for each open message with different sizes at its two ends."""
     for rank in graph.dumps:
         for node in graph.open_nodes(rank):
             entry: Entry = graph.entry(node)
@@ -154,18 +157,18 @@ def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
                 tuple(sorted((rank, there[0]))),
                 since_s=entry.scheduled_s,
                 certainty=0.5,
-                reason="nothing says which end is right",
+                reason="nothing shows which end is right",
                 felt_by=1,
                 evidence=(
                     f"rank {rank}: {graph.node_words(node)}: {entry.size_bytes} bytes",
                     f"rank {there[0]}: {graph.node_words(there)}: {theirs.size_bytes} bytes",
                 ),
-                look_at=("the sizes that both ends give to this message",),
+                look_at=("the size of this message at both ends",),
             )
 
 
 Call = tuple[tuple[str, int], str, int, bool]
-"""What is the same in the same program of several ranks: the group's family, name, size, whether it is a message."""
+"""What identifies a call in the same program of several ranks: family of the group, name, size, whether a message."""
 
 
 Difference = tuple[Call, Call, bool]
@@ -173,9 +176,9 @@ Difference = tuple[Call, Call, bool]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a rank did something else than those that run the same program. did, instead: what, and what they did.
+    """The place where a rank deviates from ranks with the same program.
 
-    left_out: it went on with what they did next.
+    `did` is its call, `instead` that of the others. `left_out` is true if it continued with their next call.
     """
 
     did: str
@@ -184,9 +187,9 @@ class Divergence:
 
 
 def peers_of(graph: Graph) -> dict[int, set[int]]:
-    """Ranks that run the same program: of one group, of which no two are stages of one pipeline.
+    """Return for each rank the ranks with the same program: members of a group without stages of one pipeline.
 
-    Stages are those that send each other point-to-point messages, at any remove; they compute different things.
+    Ranks that exchange point-to-point messages, directly or indirectly, are stages, which compute different things.
     """
     stage: dict[int, int] = {rank: rank for rank in graph.dumps}
 
@@ -211,11 +214,11 @@ def peers_of(graph: Graph) -> dict[int, set[int]]:
     return found
 
 
-def harmless(graph: Graph) -> set[Node]:
-    """Open operations that do not keep their ranks from going on: receives that were posted ahead, for one.
+def nonblocking_operations(graph: Graph) -> set[Node]:
+    """Return open operations that do not block their ranks, such as receives posted ahead.
 
-    Of a rank that is missing in an operation: those that a rank of the same program has open as well, which all the
-    same has come to that operation.
+    For a rank that is missing in an operation, these are the ones that a rank with the same program also has open, but
+    which has joined that operation nevertheless.
     """
     found = set()
     for rank, peers in peers_of(graph).items():
@@ -240,7 +243,7 @@ def _alike_call(entry: Entry) -> tuple[str, int, int | None, int]:
 
 
 def find_divergence(graph: Graph, rank: int, peers: Collection[int]) -> Divergence | None:
-    """The first place where a rank's calls differ from those of most of its peers, which agree with each other."""
+    """Return the first place where a rank's calls differ from those of most of its peers, if these agree."""
     votes: Counter[Difference] = Counter()
     same = 0
     for peer in sorted(peers):
@@ -265,9 +268,9 @@ def _calls(graph: Graph, rank: int, since: int) -> list[Call]:
 
 
 def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
-    """From the first operation that both keep: what the one called where the other called something else.
+    """Return the first difference between two ranks' calls, from the first operation that both dumps have.
 
-    And whether it goes on as the other did after that, rather than with what the other called, only later.
+    The last element says whether the rank skipped the other's call, rather than making it later.
     """
     starts = [
         (place, graph.collectives[entry.group, entry.sequence][peer])
@@ -288,7 +291,7 @@ def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
 
 
 def _common_prefix(mine: list[Call], theirs: list[Call]) -> int:
-    """How many calls are the same from the beginning."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(mine, theirs, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(mine), len(theirs)))
 

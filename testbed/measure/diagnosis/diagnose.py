@@ -1,4 +1,4 @@
-"""From flight-recorder dumps to a diagnosis. Pure: the same dumps give the same diagnosis."""
+"""The diagnosis of flight recorder dumps. Pure: the same dumps give the same diagnosis."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ from testbed.measure.diagnosis.wait_graph import gone_ranks
 def diagnose(
     dumps: Iterable[RankDump], paths: NetworkPaths | None = None, clock_error_s: float | None = None
 ) -> Diagnosis:
-    """Who did it. dumps: of all ranks, or nearly; some may be missing. paths: None where nobody knows them.
+    """Return the diagnosis of a run.
 
-    clock_error_s: by how much clocks of ranks may differ; events of different ranks that are closer than that have no
-    order. None: CLOCK_ERROR_S, or next to nothing where the paths say that there is one clock.
+    Args:
+        dumps: Dumps of the ranks; some may be missing.
+        paths: Network paths of the ranks' connections; None if unknown.
+        clock_error_s: Largest difference between ranks' clocks. Events of different ranks closer than that have no
+            order. None: CLOCK_ERROR_S, or almost 0 if the paths say that all ranks share a clock.
     """
     graph = Graph(dumps)
     paths = paths or NetworkPaths()
@@ -43,10 +46,10 @@ def diagnose(
         verdicts = hang_verdicts(graph, clock_error_s, paths)
         stuck = [pair for own in verdicts if own.kind == STUCK_IN_NETWORK for pair in own.pairs]
         if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and len(stuck) == 1:
-            verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s, stuck))
+            verdicts = merge_stuck_and_slow(verdicts, slow_network(graph, paths, clock_error_s, stuck))
     wrong = find_mismatches(graph, clock_error_s)
     if wrong:
-        # ranks that mean different things wait for each other for ever, which is no second fault
+        # mismatched ranks wait for each other for ever, which is not a second fault
         crashed = [own for own in verdicts if own.kind == CRASHED]
         verdicts = [*crashed, *wrong, *(own for own in verdicts if own.kind != CRASHED)]
     if not verdicts:
@@ -65,10 +68,10 @@ def diagnose(
     )
 
 
-def with_losses(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
-    """What is stuck beside what is slow: the first is one pair, and a part that it crosses explains others, too.
+def merge_stuck_and_slow(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
+    """Merge one stuck pair with a slow part of the network that it crosses and that explains other pairs as well.
 
-    A part that loses some of what crosses it has most messages come in time, some late, a few not at all.
+    A part that loses some packets delivers most messages in time, some late, and a few not at all.
     """
     (pair,) = stuck[0].pairs
     for part in slow:
@@ -76,7 +79,7 @@ def with_losses(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
             found = replace(
                 part,
                 kind=STUCK_IN_NETWORK,
-                reason="what does not come crosses it, and what comes late does, too",
+                reason="both the missing and the late messages cross it",
                 felt_by=stuck[0].felt_by,
                 evidence=(stuck[0].evidence[0], *part.evidence),
             )
@@ -85,7 +88,7 @@ def with_losses(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
 
 
 def first_incomplete(graph: Graph) -> str:
-    """The operation that was begun first of those that some rank has not ended, for people; "" where none is."""
+    """Describe the first-started operation that some rank has not completed; "" if there is none."""
     best = (math.inf, "")
     for rank in graph.dumps:
         for node in graph.open_nodes(rank):
@@ -96,7 +99,7 @@ def first_incomplete(graph: Graph) -> str:
 
 
 def blame_first_timeout(graph: Graph) -> NaiveVerdict:
-    """By the failure that came first on any clock; where none failed by the longest operation."""
+    """Blame the peer of the first failure on any clock, or of the longest operation if none failed."""
     failed = [
         (entry.ended_s, rank, place)
         for rank, dump in graph.dumps.items()
@@ -119,7 +122,7 @@ def blame_first_timeout(graph: Graph) -> NaiveVerdict:
         if entry.ended_s is not None or not entry.over
     ]
     if not times:
-        return NaiveVerdict(None, "nothing is recorded of how long anything took")
+        return NaiveVerdict(None, "no durations are recorded")
     took_s, negative, place = max(times)
     entry = graph.dumps[-negative].entries[place]
     blamed = _named(entry, -negative) if entry.state != COMPLETED else -negative
@@ -131,17 +134,17 @@ def blame_first_timeout(graph: Graph) -> NaiveVerdict:
 
 
 def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
-    """Of ranks that say themselves that something was not done in time: when, who, and the oldest operation."""
+    """Return time, rank and oldest open operation of ranks that report a timeout."""
     found = []
     for since_s, left_s, (rank, place) in graph.timed_out():
-        # what nothing was left of began to be waited for earlier: it ended no later than others heard of it
+        # with no time left, the wait started earlier, and ended at the latest when others noticed
         until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
         found.append((since_s + left_s if left_s else until_s, rank, place))
     return found
 
 
 def _named(entry: Entry, rank: int) -> int:
-    """The first peer that an operation waits for; the rank itself where it says none."""
+    """Return the first peer that an operation waits for, or the rank itself if it names none."""
     if entry.peer is not None:
         return entry.peer
     return min(entry.waits_for, default=rank)

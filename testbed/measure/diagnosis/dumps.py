@@ -1,4 +1,4 @@
-"""Flight-recorder dumps: request them from a live run, and read ours or PyTorch's."""
+"""Flight recorder dumps: requested from a live run, and read from files of this project or of PyTorch."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from testbed.workload.job.errors import RunError
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a folder has for a diagnosis.
+    """The dumps in a directory, with everything else that a diagnosis needs.
 
-    name: of the run's part, "" of a whole. paths: None where there are none. notes: what of the dumps is not used, or
-    was concluded, in words.
+    `name` is that of the run's part, or "" for a whole run. `paths` is None if there is no file of paths. `notes` say
+    which dumps are ignored and what was assumed.
     """
 
     name: str
@@ -49,21 +49,21 @@ class Evidence:
 
 
 def read_evidence(run: Path) -> tuple[Evidence, ...]:
-    """Read a run, each of its networks by itself, or a folder of dumps.
+    """Read the dumps of a run, each part separately, or of a directory.
 
-    PyTorch's dumps in folders beside each other are one job's where each rank has one, as `torchfrtrace` has it.
+    PyTorch's dumps in sibling directories belong to one job if each rank has exactly one, as with `torchfrtrace`.
 
     Raises:
-        DumpError: Where there are no dumps, where one cannot be read, or where two are of one rank.
-        OSError: For files that cannot be read.
+        DumpError: If there are no dumps, one is invalid, or two are of the same rank.
+        OSError: If a file cannot be read.
     """
     if not run.is_dir():
-        raise DumpError(where=str(run), got="no folder", expected="a run, or a folder of dumps")
+        raise DumpError(where=str(run), got="no directory", expected="a run, or a directory of dumps")
     folder = run / FLIGHT if (run / FLIGHT).is_dir() else run
     parts = [_Files.of(part) for part in sorted(folder.iterdir()) if part.is_dir() and part.name != STALLED]
     whole = _Files.of(folder)
     if not whole.any and _is_one_job(parts):
-        notes = (f"dumps of {len(parts)} folders are read as one job's",)
+        notes = (f"the dumps of {len(parts)} directories are read as one job",)
         theirs = [path for part in parts for path in part.theirs]
         found = [replace(_read("", _Files(folder, [], theirs)), notes=notes)]
     else:
@@ -73,14 +73,19 @@ def read_evidence(run: Path) -> tuple[Evidence, ...]:
         raise DumpError(
             where=str(folder),
             got="no dumps",
-            expected=f"{DUMPS}, or PyTorch's, whose names end with the rank: {', '.join(USUAL_NAMES)}",
-            hint="A run leaves its ranks' dumps in its folder, one that fails in RUN.failed.",
+            expected=f"{DUMPS}, or PyTorch's, with names that end with the rank: {', '.join(USUAL_NAMES)}",
+            hint="A run keeps its ranks' dumps in its directory, a failed one in RUN.failed.",
         )
     return known
 
 
 def read_stalled(flight: Path) -> Evidence:
-    """What ranks did while a step of a run did not end. flight: the folder with the run's dumps. DumpError, OSError."""
+    """Read the dumps of a stalled step; `flight` is the directory of the run's dumps.
+
+    Raises:
+        DumpError: If there are no dumps, or one is invalid.
+        OSError: If a file cannot be read.
+    """
     found = _read(STALLED, _Files.of(flight / STALLED))
     if not found.dumps:
         raise DumpError(where=str(found.folder), got="no dumps", expected="those of a step that did not end")
@@ -98,7 +103,7 @@ class _Files:
 
     @classmethod
     def of(cls, folder: Path) -> _Files:
-        """Look through a folder, which may be missing. OSError."""
+        """List the dumps in a directory, which may be missing."""
         files = [path for path in sorted(folder.iterdir()) if path.is_file()] if folder.is_dir() else []
         theirs = [path for path in files if not path.match("*.html") and is_dump(path)]
         return cls(folder, [path for path in files if path.match(DUMPS) and path not in theirs], theirs)
@@ -109,20 +114,19 @@ class _Files:
 
 
 def _is_one_job(parts: Sequence[_Files]) -> bool:
-    """Return whether folders have dumps of PyTorch's alone, and no rank stands in two of them."""
+    """Return whether the directories have only PyTorch's dumps, and no rank has two."""
     ranks = [parse_rank(path.name) for part in parts for path in part.theirs]
     return bool(ranks) and not any(part.ours for part in parts) and len(set(ranks)) == len(ranks)
 
 
 def _read(name: str, files: _Files) -> Evidence:
-    """Read a folder's dumps, if it has any. DumpError, OSError."""
     by_rank: dict[int, tuple[Path, RankDump]] = {}
     for path in files.ours:
         dump = RankDump.read(path)
         if dump.rank in by_rank:
             raise duplicate_rank_error(dump.rank, by_rank[dump.rank][0], path)
         if path.name != dump_name(dump.rank):
-            expected = f"{path.name}'s, whose name says its rank"
+            expected = f"the rank in its name, {path.name}"
             raise DumpError(where=str(path), got=f"a dump of rank {dump.rank}", expected=expected)
         by_rank[dump.rank] = path, dump
     dumps, notes = read_dumps(files.theirs)
@@ -139,9 +143,12 @@ TIMEOUT_S, POLL_S = 10.0, 0.02
 
 
 def dump_running(run: Path) -> list[Path]:
-    """The folders with new dumps of a run by this machine's clock that is at work; `run`: its folder to be.
+    """Request dumps from a real-clock run in progress and return their directories.
 
-    RunError where no rank of such a run is at work here.
+    `run` is the directory that the run will have.
+
+    Raises:
+        RunError: If no such run is in progress here, or it does not respond.
     """
     found = []
     for file in sorted(partial_path(run).glob(f"{SHARDS}/*/{FLIGHT}/{LAUNCHER_PID}")):
@@ -154,12 +161,12 @@ def dump_running(run: Path) -> list[Path]:
         deadline_s = time.monotonic() + TIMEOUT_S
         while not mark.exists() or mark.stat().st_mtime_ns == before:
             if time.monotonic() > deadline_s:
-                raise RunError(f"{folder}: no dump within {TIMEOUT_S:g} s of asking process {pid}")
+                raise RunError(f"{folder}: no dump within {TIMEOUT_S:g} s of signalling process {pid}")
             time.sleep(POLL_S)
         found.append(folder)
     if not found:
-        ended = f"; what is left of it stands in {failed_path(run)}" if failed_path(run).exists() else ""
-        raise RunError(f"{run}: no rank of it is at work by this machine's clock{ended}")
+        ended = f"; its remains are in {failed_path(run)}" if failed_path(run).exists() else ""
+        raise RunError(f"{run}: no rank of this run is running here with the real clock{ended}")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Locate lost messages: the fewest parts of the network that explain the bad pairs.
+"""Localisation of network faults: the smallest set of parts that explains all bad pairs.
 
-A part that healthy pairs cross is exonerated. Of equal explanations the more specific is meant: a card before a link, a
-link before a plane, a plane before a switch; only where parts as wholes do not suffice, one way of a part is.
+A part that healthy pairs cross is exonerated. Among equal explanations the more specific one wins: a NIC before a link,
+a link before a plane, a plane before a switch. One direction of a part is blamed only if no whole parts suffice.
 """
 
 from __future__ import annotations
@@ -14,41 +14,47 @@ from statistics import median
 
 from testbed.comm.flight_recorder import COMPLETED, NetworkPaths
 from testbed.measure.diagnosis import wait_graph
-from testbed.measure.diagnosis.operation_graph import Graph, Key, heard_of
+from testbed.measure.diagnosis.operation_graph import Graph, Key, noticed_losses
 from testbed.measure.diagnosis.thresholds import UNDER_WAY_TIMES
 from testbed.measure.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_text
-from testbed.measure.diagnosis.wait_graph import Impact, Waiting, caused, together, waiters_words
+from testbed.measure.diagnosis.wait_graph import (
+    Impact,
+    Waiting,
+    causes_of_kind,
+    merge_by_ranks,
+    waiters_words,
+)
 
 Pair = tuple[int, int]
-"""A rank that sends, and the one that it sends to."""
+"""Sending and receiving rank."""
 
 SPECIFICITY = ("nic", "host", "link", "plane", "switch")
-MOST_TRIED = 200_000  # combinations of parts; beyond, parts are taken one by one
+MOST_TRIED = 200_000  # combinations of parts; beyond that, the search is greedy
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part, or one way through it: "" for both, else such as "from switch a-edge"."""
+    """A part of the network, or one direction of it: `direction` is "" for both, or such as "from switch a-edge"."""
 
     name: str
-    way: str = ""
+    direction: str = ""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
-        """What is meant first among equals."""
+        """Sort key: which part wins among equal explanations."""
         kind = self.name.split(" ", 1)[0]
         rank = SPECIFICITY.index(kind) if kind in SPECIFICITY else len(SPECIFICITY)
-        return bool(self.way), rank, self.name, self.way
+        return bool(self.direction), rank, self.name, self.direction
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.way}" if self.way else self.name
+        return f"{self.name}, {self.direction}" if self.direction else self.name
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One part of an explanation: bad pairs that it covers, healthy ones that cross it all the same.
+    """One part of an explanation, with the bad pairs that it covers and the healthy ones that cross it.
 
-    instead: parts that would do as well; within: those that would, because all that crosses this one crosses them.
+    `instead` are parts that explain the same. `within` are those of them that every pair across this part crosses too.
     """
 
     part: Part
@@ -59,41 +65,46 @@ class Explanation:
 
     @property
     def names_instead(self) -> list[str]:
-        """Of parts that would do as well, but for ways of this one."""
+        """The names of other parts that explain the same."""
         return list(dict.fromkeys(part.name for part in self.instead if part.name != self.part.name))
 
     @property
     def doubts(self) -> list[str]:
-        """Lines for people: what else it could be."""
+        """Lines for people that say what else it could be."""
         lines = []
         if others := self.names_instead:
-            lines.append(f"as well it could be {', '.join(others[:5])}")
+            lines.append(f"it could also be {', '.join(others[:5])}")
         if self.within:
             names = dict.fromkeys(part.name for part in self.within)
-            lines.append(f"no pair tells it from {', '.join(names)}")
+            lines.append(f"no pair distinguishes it from {', '.join(names)}")
         return lines
 
     def certainty(self, most: float) -> float:
-        """Less than `most` as more parts would do as well."""
+        """Return the certainty: `most`, divided among all parts that explain the same."""
         return round(max(most / (1 + len(self.names_instead)), 0.1), 2)
 
 
 Crossed = Mapping[Pair, Sequence[Sequence[str]]]
-"""The parts that each pair's messages go through, in order; of each of its connections."""
+"""The parts that each pair's messages cross, in order, for each of its connections."""
 
 
 def explain(
     bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float = 0.0
 ) -> tuple[tuple[Explanation, ...], tuple[Pair, ...]]:
-    """The fewest parts that cover all bad pairs which can be covered, and the pairs that cannot.
+    """Return the smallest set of parts that covers all bad pairs, and the pairs that cannot be covered.
 
-    tolerated: the share of pairs across a part that may be healthy without exonerating it. A pair with several
-    connections is bad by any of them, and healthy on all.
+    A pair with several connections may be bad because of any of them, but is healthy only on all.
+
+    Args:
+        bad: The bad pairs.
+        healthy: The healthy pairs.
+        crossed: The parts that pairs cross.
+        tolerated: Share of healthy pairs across a part that does not exonerate it yet.
     """
     found: list[Explanation] = []
     left = [pair for pair in dict.fromkeys(bad) if crossed.get(pair)]
-    for ways in (False, True):
-        parts = _candidates(left, healthy, crossed, tolerated, ways)
+    for directed in (False, True):
+        parts = _candidates(left, healthy, crossed, tolerated, directed)
         chosen = _fewest(parts)
         covered = {pair for own in chosen for pair in parts[own][0]}
         for own in chosen:
@@ -109,11 +120,11 @@ def explain(
 
 
 def _contains(crossed: Crossed, large: Part, small: Part) -> bool:
-    """Whether all that crosses the one crosses the other as well: a link's plane, a host's leaf."""
+    """Return whether all paths across the small part cross the large one: a link's plane, a host's leaf."""
     return all(
         large.name in components
-        for ways in crossed.values()
-        for components in ways
+        for paths in crossed.values()
+        for components in paths
         if small.name in components
     )
 
@@ -122,9 +133,9 @@ def _order(part: Part) -> tuple[bool, int, str, str]:
     return part.order
 
 
-def parts_of(components: Sequence[str], ways: bool) -> set[Part]:
-    """The parts on a path, or the ways through them; a plane or switch has no ways of its own."""
-    if not ways:
+def parts_of(components: Sequence[str], directed: bool) -> set[Part]:
+    """Return the parts on a path, or the directions of them; planes and switches have no directions."""
+    if not directed:
         return set(map(Part, components))
     found = set()
     for place, name in enumerate(components):
@@ -138,15 +149,15 @@ def parts_of(components: Sequence[str], ways: bool) -> set[Part]:
 
 
 def _candidates(
-    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, ways: bool
+    bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, directed: bool
 ) -> dict[Part, tuple[set[Pair], set[Pair]]]:
-    """Parts that are not exonerated: the bad pairs that each covers, and healthy ones that cross it all the same."""
+    """Return the parts that are not exonerated, with the bad pairs they cover and the healthy ones across them."""
     covers: dict[Part, set[Pair]] = {}
     crossing: dict[Part, set[Pair]] = {}
     for pairs, found in ((bad, covers), (healthy, crossing)):
         for pair in pairs:
             for components in crossed.get(pair, ()):
-                for part in parts_of(components, ways):
+                for part in parts_of(components, directed):
                     found.setdefault(part, set()).add(pair)
     kept = {}
     for part, own in covers.items():
@@ -157,10 +168,10 @@ def _candidates(
 
 
 def _fewest(parts: Mapping[Part, tuple[set[Pair], set[Pair]]]) -> list[Part]:
-    """The fewest parts that cover what all do; of as few, with the fewest healthy pairs, then the more specific."""
+    """Return the smallest set of parts that covers all pairs; ties go to fewer healthy pairs, then specificity."""
     universe = {pair for covers, _ in parts.values() for pair in covers}
     ordered = sorted(parts, key=lambda part: (len(parts[part][1]), part.order))
-    # of parts that cover the same the first stands for all; what covers less than another is not needed
+    # one part represents all that cover the same pairs; parts that cover a subset of another's are not needed
     useful: list[Part] = []
     for part in ordered:
         own = parts[part][0]
@@ -189,44 +200,43 @@ def _greedily(
     return chosen
 
 
-Deadlock = Mapping[Pair, tuple[Impact, list[Key]]]
-"""Pairs with messages under way: what is felt of it, and in which operations."""
+StuckPairs = Mapping[Pair, tuple[Impact, list[Key]]]
+"""Pairs with messages in flight: their impact, and the operations that wait."""
 
 
 def network_verdicts(
     graph: Graph, found: Waiting, paths: NetworkPaths, clock_error_s: float
 ) -> list[Verdict]:
-    """One for each part of the network that explains stuck pairs, and one for each pair that nothing explains."""
+    """Return a verdict for each part of the network that explains stuck pairs, and for each unexplained pair."""
     unexplained = [
         Verdict(
             STUCK_IN_NETWORK,
             ranks,
             since_s=felt.since_s,
             certainty=0.4,
-            reason="all have joined; these dumps do not say whose messages are missing",
+            reason="all have joined; these dumps do not show which messages are missing",
             felt_by=len(felt.waiters),
             evidence=tuple(waiters_words(graph, felt)),
             look_at=(f"the network between {ranks_text(ranks)}",),
         )
-        for ranks, (felt, _) in together(caused(found, wait_graph.UNEXPLAINED)).items()
+        for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.UNEXPLAINED)).items()
     ]
-    causes = caused(found, wait_graph.NETWORK)
+    causes = causes_of_kind(found, wait_graph.NETWORK)
     if not causes:
         return unexplained
-    pairs: Deadlock = {(ranks[0], ranks[1]): own for ranks, own in together(causes).items()}
+    pairs: StuckPairs = {(ranks[0], ranks[1]): own for ranks, own in merge_by_ranks(causes).items()}
     sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
-    stuck: Deadlock = {
+    stuck: StuckPairs = {
         pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
     }
     if not stuck:
         return unexplained
     onset_s = min(sent_s[pair] for pair in stuck)
-    lost_s = min(
-        sent_s[pair] + usual_s(graph, pair) for pair in stuck
-    )  # infinity: nobody is known to be healthy
+    # infinite if unknown: then no pair is known to be healthy
+    lost_s = min(sent_s[pair] + usual_travel_s(graph, pair) for pair in stuck)
     since_s = lost_s + 2 * clock_error_s
-    healthy = sorted((came_since(graph, since_s) | heard_of(graph, since_s)) - set(stuck))
-    crossed = crossed_by(paths)
+    healthy = sorted((pairs_received_since(graph, since_s) | noticed_losses(graph, since_s)) - set(stuck))
+    crossed = crossed_parts(paths)
     explanations, left = explain(list(stuck), healthy, crossed)
     began_s = onset_s if math.isfinite(onset_s) else min(felt.since_s for felt, _ in stuck.values())
     verdicts = [_by_part(graph, own, stuck, began_s, len(explanations)) for own in explanations]
@@ -238,7 +248,7 @@ def network_verdicts(
                 pair,
                 since_s=began_s,
                 certainty=0.7,
-                reason="no part of the network explains it" if crossed else "there is no file of paths",
+                reason="no part of the network explains it" if crossed else "the network paths are unknown",
                 felt_by=len(felt.waiters),
                 evidence=(_stuck_words(graph, pair, keys),),
                 look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
@@ -248,20 +258,20 @@ def network_verdicts(
     return [*verdicts, *unexplained]
 
 
-def _by_part(graph: Graph, own: Explanation, stuck: Deadlock, since_s: float, parts: int) -> Verdict:
-    """Of one part that explains stuck pairs, one of so many parts."""
+def _by_part(graph: Graph, own: Explanation, stuck: StuckPairs, since_s: float, parts: int) -> Verdict:
+    """Return the verdict on one of `parts` parts that explain stuck pairs."""
     lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
-    lines.append(f"of {len(stuck)} pairs with messages under way it explains {len(own.covers)}")
+    lines.append(f"it explains {len(own.covers)} of {len(stuck)} pairs with messages in flight")
     lines += own.doubts
-    if own.part.way:
-        lines.append(f"only {own.part.way}: healthy pairs cross it the other way")
+    if own.part.direction:
+        lines.append(f"only {own.part.direction}: healthy pairs cross it in the other direction")
     waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
     return Verdict(
         STUCK_IN_NETWORK,
         component=own.part.name,
         since_s=since_s,
         certainty=own.certainty(0.95) if parts < 4 else 0.3,
-        reason="the fewest parts that all bad pairs cross and no healthy one does",
+        reason="the smallest set of parts that all bad pairs cross and no healthy one does",
         felt_by=len(waiters),
         evidence=tuple(lines),
         look_at=(f"counters, carrier and rules of {own.part}",),
@@ -269,8 +279,8 @@ def _by_part(graph: Graph, own: Explanation, stuck: Deadlock, since_s: float, pa
     )
 
 
-def crossed_by(paths: NetworkPaths) -> Crossed:
-    """The parts that each pair's connections cross."""
+def crossed_parts(paths: NetworkPaths) -> Crossed:
+    """Return the parts that each pair's connections cross."""
     crossed: dict[Pair, list[Sequence[str]]] = {}
     for own in paths.pairs:
         crossed.setdefault((own.source, own.target), []).append(own.components)
@@ -278,13 +288,13 @@ def crossed_by(paths: NetworkPaths) -> Crossed:
 
 
 def _under_way(graph: Graph, pair: Pair, own: tuple[Impact, list[Key]], sent_s: float) -> bool:
-    """Whether a message was sent so shortly before somebody gave up that it is no wonder that it had not come."""
+    """Return whether a message was sent so shortly before a rank gave up that it may just have been in flight."""
     until_s = max(graph.seen_until_s(node) for node in own[0].direct)
-    return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
+    return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_travel_s(graph, pair)
 
 
-def came_since(graph: Graph, since_s: float) -> set[Pair]:
-    """Pairs of which a message came after a moment, by the receiver's clock."""
+def pairs_received_since(graph: Graph, since_s: float) -> set[Pair]:
+    """Return pairs with a message that arrived after `since_s`, by the receiver's clock."""
     found = set()
     for rank, dump in graph.dumps.items():
         for entry in dump.entries:
@@ -294,8 +304,8 @@ def came_since(graph: Graph, since_s: float) -> set[Pair]:
     return found
 
 
-def usual_s(graph: Graph, pair: Pair) -> float:
-    """What the last messages of a pair's operations that are over took, in the median; 0 where none is known."""
+def usual_travel_s(graph: Graph, pair: Pair) -> float:
+    """Return the median travel time of the last messages of a pair's completed operations; 0 if unknown."""
     times = []
     for entry in graph.dumps[pair[0]].entries if pair[0] in graph.dumps else ():
         there = graph.node(pair[1], (entry.group, entry.sequence)) if entry.sequence else None
@@ -309,10 +319,10 @@ def usual_s(graph: Graph, pair: Pair) -> float:
 
 
 def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
-    """When the sender gave the first message that did not come to the network, by its clock; infinity if unknown.
+    """Return when the first missing message was sent, by the sender's clock; infinity if unknown.
 
-    Of several in one operation only the first's and the last's times are known; they are taken to be even in between,
-    and the one after it is taken, so that it is not too early.
+    For several messages in one operation, only the times of the first and the last are known. The others are
+    interpolated, and the next one is taken so that the result is not too early.
     """
     times, messages = [], []
     for entry in graph.dumps[pair[0]].entries:
@@ -330,17 +340,17 @@ def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
             continue
         place = min(1.0, (came.received + 1) / (own.sent - 1)) if came.received else 0.0
         times.append(own.sent_first_s + place * (own.sent_last_s - own.sent_first_s))
-    # earlier messages of the pair came
+    # earlier messages of the pair have arrived
     return min([*times, max(messages, default=math.inf)])
 
 
 def _stuck_words(graph: Graph, pair: Pair, keys: Sequence[Key]) -> str:
     key = min(keys)
     if not key[1]:
-        return f"a message of rank {pair[0]} to rank {pair[1]} was sent and has not come"
+        return f"a message from rank {pair[0]} to rank {pair[1]} was sent and has not arrived"
     sent, received = graph.node(pair[0], key), graph.node(pair[1], key)
     if sent is None or received is None:
-        return f"rank {pair[0]} is done with {graph.words(key)}, rank {pair[1]} waits for its messages"
+        return f"rank {pair[0]} has completed {graph.words(key)}, rank {pair[1]} waits for its messages"
     gave, came = graph.entry(sent).peers.get(pair[1]), graph.entry(received).peers.get(pair[0])
     counts = gave.sent if gave else 0, came.received if came else 0
-    return f"{graph.words(key)}: rank {pair[0]} has sent rank {pair[1]} {counts[0]} messages, {counts[1]} have come"
+    return f"{graph.words(key)}: rank {pair[0]} has sent rank {pair[1]} {counts[0]} messages, {counts[1]} have arrived"

@@ -1,4 +1,4 @@
-"""Verdicts on what does not end: from where waiting ends to whose it is."""
+"""Verdicts on hangs, from the ends of the wait-for graph."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from testbed.measure.diagnosis.verdicts import (
     moment_text,
     ranks_text,
 )
-from testbed.measure.diagnosis.wait_graph import Waiting, caused, together, waiters_words
+from testbed.measure.diagnosis.wait_graph import Waiting, causes_of_kind, merge_by_ranks, waiters_words
 
 ORDER = (CRASHED, SILENT, RANK_NOT_JOINED, DEADLOCK, STUCK_IN_NETWORK, SLOW_IO)
 
 
 def is_stalled(graph: Graph, longest_s: float) -> bool:
-    """Whether something is open that would be over in a healthy run: failed, of a rank that ended, or too long."""
+    """Return whether an operation is open that a healthy run would have completed: failed, abandoned or too old."""
     for rank, dump in graph.dumps.items():
         for node in graph.open_nodes(rank):
             entry = graph.entry(node)
@@ -40,9 +40,9 @@ def is_stalled(graph: Graph, longest_s: float) -> bool:
 
 
 def hang_verdicts(graph: Graph, clock_error_s: float, paths: NetworkPaths) -> list[Verdict]:
-    """Of a run in which something does not end; likeliest first."""
+    """Return the verdicts on a run that hangs, most likely first."""
     gone = wait_graph.gone_ranks(graph)
-    found = wait_graph.follow(graph, gone, clock_error_s)
+    found = wait_graph.follow_waits(graph, gone, clock_error_s)
     verdicts = [
         *_gone(graph, gone, found, paths),
         *_still(graph, found, paths),
@@ -57,7 +57,7 @@ def hang_verdicts(graph: Graph, clock_error_s: float, paths: NetworkPaths) -> li
 
 
 def _host(graph: Graph, paths: NetworkPaths, ranks: Sequence[int]) -> str:
-    """The host that ranks are on, where they are all of it and more than one; "" otherwise."""
+    """Return the host of some ranks, if they are all of its ranks and more than one; else ""."""
     hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
     names = {hosts.get(rank, "") for rank in ranks}
     if len(names) != 1 or len(ranks) < 2 or not (name := names.pop()):
@@ -66,7 +66,7 @@ def _host(graph: Graph, paths: NetworkPaths, ranks: Sequence[int]) -> str:
 
 
 def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Ranks, those of one host together where all of it are among them."""
+    """Group ranks by host if all ranks of the host are among them."""
     ranks = sorted(ranks)
     hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
     found: list[tuple[tuple[int, ...], str]] = []
@@ -80,7 +80,9 @@ def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tu
 
 
 def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkPaths) -> list[Verdict]:
-    felt = {ranks[0]: own for ranks, (own, _) in together(caused(found, wait_graph.GONE)).items()}
+    felt = {
+        ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.GONE)).items()
+    }
     verdicts = []
     for ranks, host in _by_host(graph, paths, {*gone, *felt}):
         waiters = {waiter for rank in ranks if rank in felt for waiter in felt[rank].waiters}
@@ -90,7 +92,7 @@ def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkP
         evidence += [f"rank {rank} left no dump" for rank in ranks if rank not in graph.dumps]
         evidence += [line for rank in ranks if rank in felt for line in waiters_words(graph, felt[rank])][:4]
         if math.isfinite(last_s):
-            evidence.append(f"its recorder says nothing after {moment_text(last_s)}")
+            evidence.append(f"its recorder has nothing after {moment_text(last_s)}")
         elif felt:
             last_s = min((felt[rank].since_s for rank in ranks if rank in felt), default=-math.inf)
         verdicts.append(
@@ -103,30 +105,34 @@ def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkP
                 reason="its process ended" if known else "it has no dump and is waited for",
                 felt_by=len(waiters),
                 evidence=tuple(evidence),
-                look_at=(f"the log and exit of {host or ranks_text(ranks)}, and its host's kernel log",),
+                look_at=(
+                    f"the log and exit status of {host or ranks_text(ranks)}, and its host's kernel log",
+                ),
             )
         )
     return verdicts
 
 
 def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
-    felt = {ranks[0]: own for ranks, (own, _) in together(caused(found, wait_graph.STANDS_STILL)).items()}
+    felt = {
+        ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.STOPPED)).items()
+    }
     verdicts = []
     for ranks, host in _by_host(graph, paths, felt):
         last_s = max(graph.last_activity_s(rank) for rank in ranks)
         failed = math.isfinite(graph.first_failure_s)
-        lines = [f"{ranks_text(ranks)}: the last that it did was at {moment_text(last_s)}"]
+        lines = [f"{ranks_text(ranks)}: its last activity was at {moment_text(last_s)}"]
         if failed:
-            lines.append(f"others gave up at {moment_text(graph.first_failure_s)}, it has not even noticed")
+            lines.append(f"others gave up at {moment_text(graph.first_failure_s)}, and it has not noticed")
         lines += [line for rank in ranks for line in waiters_words(graph, felt[rank])][:4]
         waiters = {waiter for rank in ranks for waiter in felt[rank].waiters} - set(ranks)
         who = host or ranks_text(ranks)
-        # a process that stands takes no messages; one that takes them is alive, and its program does not come
+        # a stopped process reads no messages; one that reads them is alive, but its program does not continue
         left = sorted({peer for rank in ranks for peer in wait_graph.unread(graph, rank)})
         if left:
-            lines.append(f"messages of {ranks_text(tuple(left))} wait to be taken")
-        reason = "it neither goes on nor gives up" + (
-            "" if left else ", and has taken all that was sent to it"
+            lines.append(f"messages of {ranks_text(tuple(left))} wait to be read")
+        reason = "it neither continues nor gives up" + (
+            "" if left else ", and has read all that was sent to it"
         )
         stuck = "is stopped, swaps, or hangs in a system call or its GPU"
         verdicts.append(
@@ -151,7 +157,9 @@ def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
 
 def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
     verdicts = []
-    for ranks, (felt, keys) in together(caused(found, wait_graph.NOT_JOINED, wait_graph.SHORT)).items():
+    for ranks, (felt, keys) in merge_by_ranks(
+        causes_of_kind(found, wait_graph.NOT_JOINED, wait_graph.SHORT)
+    ).items():
         key = max(keys)
         rank = ranks[0]
         lines = []
@@ -161,12 +169,12 @@ def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
             joined = len(graph.collectives.get(own, {}))
             lines.append(f"{graph.words(own)}: {joined} of {len(graph.members(own[0]))} ranks have joined")
             if graph.left_out(rank, own):
-                lines.append(f"rank {rank} has gone on to later operations of {graph.group_name(own[0])}")
+                lines.append(f"rank {rank} has continued with later operations of {graph.group_name(own[0])}")
         lines += waiters_words(graph, felt)
         opened = graph.open_nodes(rank)
         doing = f"waits in {graph.node_words(opened[0])}" if opened else "is in no operation"
         lines.append(
-            f"rank {rank} {doing}; the last that it did was at {moment_text(graph.last_activity_s(rank))}"
+            f"rank {rank} {doing}; its last activity was at {moment_text(graph.last_activity_s(rank))}"
         )
         verdicts.append(
             Verdict(
@@ -174,7 +182,7 @@ def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
                 ranks,
                 since_s=felt.since_s,
                 certainty=0.95,
-                reason="all who wait, directly or not, wait for it, and it waits for nobody",
+                reason="all waiting ranks wait for it, directly or indirectly, and it waits for none",
                 felt_by=len(felt.waiters),
                 evidence=tuple(lines),
                 look_at=(
@@ -196,7 +204,7 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
         stray = {rank: own for rank in ranks if (own := find_divergence(graph, rank, peers[rank]))}
         for rank, own in sorted(stray.items())[:3]:
             lines.append(
-                f"rank {rank} called {own.did} where those that run the same program call {own.instead}"
+                f"rank {rank} called {own.did} where ranks with the same program called {own.instead}"
             )
         odd = _odd_one(graph, ranks, keys)
         if odd is not None:
@@ -205,13 +213,13 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
         if len(stray) == 1:
             ((rank, only),) = stray.items()
             kind, culprits = RANK_NOT_JOINED if only.left_out else DEADLOCK, (rank,)
-            reason = "it left its program, in which those that run the same one went on"
+            reason = "it deviated from its program, which the other ranks with that program continued"
         elif odd is not None:
             kind, culprits = RANK_NOT_JOINED, (odd[0],)
-            reason = "it alone is elsewhere, the others are together"
+            reason = "it alone is in another operation, the others are together"
         else:
             kind = DEADLOCK
-            reason = "each waits for the next, in a circle, and none has left its program"
+            reason = "each waits for the next in a cycle, and none has deviated from its program"
         verdicts.append(
             Verdict(
                 kind,
@@ -222,7 +230,7 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
                 felt_by=len(ranks),
                 evidence=tuple(lines),
                 look_at=(
-                    f"the order in which {ranks_text(culprits)} came to {' and '.join(map(graph.words, keys[:3]))}",
+                    f"the order in which {ranks_text(culprits)} called {' and '.join(map(graph.words, keys[:3]))}",
                 ),
             )
         )
@@ -230,7 +238,7 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
 
 
 def _odd_one(graph: Graph, ranks: Sequence[int], keys: Sequence[Key]) -> tuple[int, Key] | None:
-    """The one rank of a circle that is missing where at least two others wait; None where it is not one."""
+    """Return the only rank of a cycle that is missing where at least two others wait, if there is just one."""
     missing = set()
     for key in keys:
         absent = [rank for rank in graph.members(key[0]) if key[1] and graph.standing(rank, key) == ABSENT]
@@ -246,12 +254,12 @@ def _control(graph: Graph, found: Waiting) -> list[Verdict]:
             ranks,
             since_s=felt.since_s,
             certainty=0.8,
-            reason="its operation has not begun to move data, the others' have",
+            reason="its operation has not started to move data, those of the others have",
             felt_by=len(felt.waiters),
             evidence=tuple(waiters_words(graph, felt)),
             look_at=(
-                f"what rank {ranks[0]} does before data move: registering memory, files, its control network",
+                f"what rank {ranks[0]} does before data moves: memory registration, files, its control network",
             ),
         )
-        for ranks, (felt, _) in together(caused(found, wait_graph.CONTROL)).items()
+        for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.CONTROL)).items()
     ]

@@ -1,7 +1,7 @@
-"""The operations of all ranks put together: what each joined, passed, has open, and whose message answers whose.
+"""The operations of all ranks combined: which ranks joined, passed or still have them open, and matching messages.
 
-The same group and sequence number on several ranks are one operation. Rings keep the last operations only: what a rank
-does not have it may have passed long ago, which later ones of the same group tell.
+The same group and sequence number on several ranks are one operation. Ring buffers keep only the last operations, so a
+rank may have passed one that its dump lacks; later operations of the same group show that.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from testbed.comm.flight_recorder import COMPLETED, FAILED, Entry, GroupRecord, 
 from testbed.measure.diagnosis.verdicts import ranks_text
 
 Key = tuple[int, int]
-"""Of an operation: group and sequence number."""
+"""The key of an operation: group and sequence number."""
 
 Node = tuple[int, int]
-"""A rank's operation: rank, and place among the entries of its dump."""
+"""A rank's operation: rank, and index among the entries of its dump."""
 
 JOINED, PASSED, ABSENT, UNKNOWN = "joined", "passed", "absent", "unknown"
 RECEIVES = ("irecv", "wait_signal")
-"""Ends of messages from one rank to one that wait for the other end."""
+"""Point-to-point operations that wait for the other end."""
 
 SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
-"""Collectives in which all ranks' arrays are of one size, by the beginning of their names."""
+"""Prefixes of collectives in which the arrays of all ranks have the same size."""
 
 _OTHER_END = {"isend": "irecv", "irecv": "isend", "signal": "wait_signal", "wait_signal": "signal"}
-# as transports word it; what a timer of the own kernel ended is no news from the peer
+# error texts of transports; a timeout of the own kernel does not show that the peer has gone
 _LOST = re.compile(r"lost peer (\d+)")
 _TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 _UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
 
-Meaning = tuple[str, str, str, int]
-"""What ranks must agree on: name, type, operation, size in bytes (-1 where it may differ)."""
+Signature = tuple[str, str, str, int]
+"""What ranks must agree on: name, type, reduction, size in bytes (-1 if it may differ)."""
 
 
 class Graph:
-    """All dumps; of a rank that is there twice the later. Groups have numbers of their own here, see `_renumbered`."""
+    """All dumps combined (the later one if a rank has two); groups are renumbered, see `_renumbered`."""
 
     def __init__(self, dumps: Iterable[RankDump]) -> None:
         ordered = sorted(dumps, key=lambda dump: (dump.rank, dump.time_s))
@@ -62,17 +62,17 @@ class Graph:
         self._spans = {key: (min(own), max(own)) for key, own in kept.items()}
 
     def entry(self, node: Node) -> Entry:
-        """A rank's operation."""
+        """Return a rank's operation."""
         return self.dumps[node[0]].entries[node[1]]
 
     def members(self, group: int) -> tuple[int, ...]:
-        """A group's ranks; those that are known to be, where no dump describes it."""
+        """Return a group's ranks, or the known ones if no dump describes it."""
         if group in self.groups:
             return self.groups[group].ranks
         return tuple(sorted({rank for rank, own in self._spans if own == group}))
 
     def group_name(self, group: int) -> str:
-        """As people call it; with its ranks where others are called so, too."""
+        """Return a group's name, with its ranks if the name is not unique."""
         if group not in self.groups:
             return f"group {group}"
         own = self.groups[group]
@@ -81,29 +81,29 @@ class Graph:
         return f"{name} of {ranks_text(own.ranks)}" if alike > 1 else name
 
     def family(self, group: int) -> tuple[str, int]:
-        """Alike for groups that run the same program on other ranks: "tensor 0" and "tensor 1"."""
+        """Return what is equal for groups with the same program, such as "tensor 0" and "tensor 1"."""
         name = self.groups[group].name if group in self.groups else ""
         return re.sub(r"\d+", "#", name), len(self.members(group))
 
     def words(self, key: Key) -> str:
-        """An operation for people: "all_reduce #12 of tensor 3"."""
+        """Describe an operation, such as "all_reduce #12 of tensor 3"."""
         own = self.collectives.get(key, {})
         names = sorted({self.dumps[rank].entries[place].name for rank, place in own.items()})
         return f"{' or '.join(names) or 'operation'} #{key[1]} of {self.group_name(key[0])}"
 
     def node_words(self, node: Node) -> str:
-        """A rank's operation for people."""
+        """Describe a rank's operation."""
         entry = self.entry(node)
         if entry.sequence:
             return self.words((entry.group, entry.sequence))
         if entry.peer is None:
             return entry.name
-        way = "from" if entry.name in RECEIVES else "to"
-        which = "tag" if entry.name in ("isend", "irecv") else "window"
-        return f"{entry.name} {way} rank {entry.peer}, {which} {entry.tag}"
+        preposition = "from" if entry.name in RECEIVES else "to"
+        label = "tag" if entry.name in ("isend", "irecv") else "window"
+        return f"{entry.name} {preposition} rank {entry.peer}, {label} {entry.tag}"
 
     def standing(self, rank: int, key: Key) -> str:
-        """What a rank has to do with an operation: JOINED, PASSED (and kept no more), ABSENT, UNKNOWN."""
+        """Return a rank's state in an operation: JOINED, PASSED (no longer in the ring buffer), ABSENT or UNKNOWN."""
         if rank not in self.dumps:
             return UNKNOWN
         if rank in self.collectives.get(key, {}):
@@ -112,27 +112,27 @@ class Graph:
         return PASSED if key[1] < least else ABSENT
 
     def left_out(self, rank: int, key: Key) -> bool:
-        """Whether a rank has gone on in the same group without it."""
+        """Return whether a rank has continued in the same group without an operation."""
         least, most = self._spans.get((rank, key[0]), (math.inf, -math.inf))
         return least < key[1] < most and rank not in self.collectives.get(key, {})
 
     def open_nodes(self, rank: int) -> list[Node]:
-        """A rank's operations that have no result."""
+        """Return a rank's operations that are not complete."""
         entries = self.dumps[rank].entries
         return [(rank, place) for place, entry in enumerate(entries) if entry.state != COMPLETED]
 
     def open_since_s(self, rank: int) -> float:
-        """Since when a rank waits, infinity where it does not."""
+        """Return since when a rank waits; infinity if it does not."""
         return min((self.entry(node).scheduled_s for node in self.open_nodes(rank)), default=math.inf)
 
     def node(self, rank: int, key: Key) -> Node | None:
-        """A rank's part in a collective."""
+        """Return a rank's part of a collective."""
         place = self.collectives.get(key, {}).get(rank)
         return None if place is None else (rank, place)
 
     @cached_property
     def first_failure_s(self) -> float:
-        """When the first operation of all failed, or a rank gave one up; infinity where none did."""
+        """When the first operation failed or was given up by a rank; infinity if none was."""
         ends = [
             entry.ended_s
             for dump in self.dumps.values()
@@ -143,9 +143,9 @@ class Graph:
         return min([*ends, *given_up], default=math.inf)
 
     def timed_out(self) -> list[tuple[float, float, Node]]:
-        """Of ranks that say that something was not done in time: their oldest open operation, and how long it may take.
+        """Return the oldest open operation of every rank that reported a timeout.
 
-        That is, when it was asked for, the seconds left of its time when it was waited for, and which it is.
+        Each entry has the time when the operation was scheduled, its timeout in seconds, and the operation.
         """
         found = []
         for rank, dump in self.dumps.items():
@@ -156,20 +156,20 @@ class Graph:
         return found
 
     def seen_until_s(self, node: Node) -> float:
-        """Until when a rank's operation was left to itself: when it failed, or any did, or when the dump was made."""
+        """Return until when an operation ran undisturbed: until it or any other failed, or the dump was made."""
         entry = self.entry(node)
         ended_s = math.inf if entry.ended_s is None else entry.ended_s
         return min(ended_s, self.first_failure_s, self.dumps[node[0]].time_s)
 
     def last_activity_s(self, rank: int) -> float:
-        """When a rank last did anything that its recorder knows of, but for failing."""
+        """Return when a rank's recorder last saw any activity other than a failure."""
         return max((activity_s(entry) for entry in self.dumps[rank].entries), default=-math.inf)
 
     def counterpart(self, node: Node, clock_error_s: float) -> Node | None:
-        """The other end of a point-to-point message that is open; None where its peer has not come to it.
+        """Return the other end of an open point-to-point message; None if the peer has not started it.
 
-        Messages of one pair and tag are in order, and neither end keeps all of them. An end that is open, too, is it;
-        of what a sender is done with, what it began after this end's last one was over, or has more of since.
+        Messages of a pair and tag are in order, and neither dump has all of them. If the peer has an open end, that is
+        the one. Otherwise it is one that the sender started after this rank's last completed receive.
         """
         rank, place = node
         entry = self.entry(node)
@@ -194,15 +194,15 @@ class Graph:
         return (entry.peer, later[-1]) if later else None
 
     def _since_s(self, rank: int) -> float:
-        """From when on a rank's recorder has all."""
+        """Return from when on a rank's dump is complete."""
         entries = self.dumps[rank].entries
         return entries[0].scheduled_s if entries else -math.inf
 
 
 def _renumbered(dumps: dict[int, RankDump]) -> dict[int, RankDump]:
-    """With a number for each set of ranks: those that are split off at once share one, each rank being in one of them.
+    """Give each set of ranks its own group number, as groups made by one split share an id.
 
-    Entries of groups that no dump describes are of numbers below 0.
+    Groups that no dump describes get negative numbers.
     """
     known = sorted({(group.id, group.ranks) for dump in dumps.values() for group in dump.groups})
     numbers = {key: number for number, key in enumerate(known)}
@@ -218,7 +218,7 @@ def _renumbered(dumps: dict[int, RankDump]) -> dict[int, RankDump]:
 
 
 def activity_s(entry: Entry) -> float:
-    """When an operation last came on: begun, sent, received, over with a result."""
+    """Return the time of an operation's last progress: started, sent, received or completed."""
     found = [entry.scheduled_s, entry.started_s]
     if entry.state == COMPLETED:
         found.append(entry.ended_s)
@@ -227,14 +227,14 @@ def activity_s(entry: Entry) -> float:
     return max(value for value in found if value is not None)
 
 
-def meaning(entry: Entry) -> Meaning:
-    """What an operation is, as all of its ranks must see it."""
+def signature(entry: Entry) -> Signature:
+    """Return what all ranks of an operation must agree on."""
     sized = entry.name.startswith(SAME_SIZES)
     return entry.name, entry.dtype, entry.op, entry.size_bytes if sized else -1
 
 
-def heard_of(graph: Graph, since_s: float) -> set[tuple[int, int]]:
-    """Pairs of which the second learnt after a moment that the first had gone: the end of its connection came."""
+def noticed_losses(graph: Graph, since_s: float) -> set[tuple[int, int]]:
+    """Return pairs of which the second noticed after `since_s` that the first had closed its connection."""
     found = set()
     for rank, dump in graph.dumps.items():
         for entry in dump.entries:
@@ -247,9 +247,9 @@ def heard_of(graph: Graph, since_s: float) -> set[tuple[int, int]]:
 
 
 def longest_s(graph: Graph) -> float:
-    """What the longest operation that is over took, at most; 0 where none is.
+    """Return an upper bound of the longest completed operation's duration; 0 if there is none.
 
-    One whose recorder does not say when it ended was over when its rank asked for the next.
+    An operation without a recorded end was over when its rank started the next one.
     """
     longest = 0.0
     for dump in graph.dumps.values():

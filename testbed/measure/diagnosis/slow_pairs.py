@@ -1,8 +1,7 @@
-"""Pairs of ranks whose messages take longer than before, or than those of comparable pairs.
+"""Verdicts on pairs of ranks with messages that take longer than before, or than those of comparable pairs.
 
-In a ring all pairs go at the pace of the slowest: what tells them apart is how long a message takes from when it was
-given to the network until it was there, not how many come in a second. It is taken of the last message of each
-operation, of which both ends' recorders keep the time.
+In a ring, all pairs run at the rate of the slowest, so rates do not differ. Travel times do: from when a message was
+given to the network until it arrived. They are known for the last message of each operation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import takewhile
 from statistics import median
 
 from testbed.comm.flight_recorder import COMPLETED, Entry, NetworkPaths, PairPath
-from testbed.measure.diagnosis.fault_localisation import Pair, crossed_by, explain
+from testbed.measure.diagnosis.fault_localisation import Pair, crossed_parts, explain
 from testbed.measure.diagnosis.operation_graph import Graph
 from testbed.measure.diagnosis.thresholds import (
     ABROAD_SHARE,
@@ -33,14 +32,14 @@ from testbed.measure.diagnosis.thresholds import (
 from testbed.measure.diagnosis.verdicts import SLOW_NETWORK, Verdict, seconds_text
 
 Kind = tuple[str, int, int]
-"""What messages are alike by: name and size in bytes of the operation, and of a message on average."""
+"""What comparable messages have in common: name and bytes of the operation, and mean bytes of a message."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One message: when it was there, by its receiver's clock, and how long it travelled, in seconds.
+    """One message: its arrival on the receiver's clock, and its travel time, in seconds.
 
-    alone: its sender had no other operation under way meanwhile, whose messages could have been ahead of it.
+    `alone` is true if its sender had no other operation in progress with messages that could have been ahead of it.
     """
 
     when_s: float
@@ -50,7 +49,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Slow:
-    """Of a pair: since when its messages are slow, None for always; their time, and what it should be, in seconds."""
+    """A slow pair: since when (None: always), its travel time, and the usual one, in seconds."""
 
     since_s: float | None
     travel_s: float
@@ -60,9 +59,10 @@ class Slow:
 
 @dataclass(frozen=True)
 class Alike:
-    """Messages of one kind, of pairs whose paths are alike.
+    """Messages of one kind, of pairs with comparable paths.
 
-    usual_s: what those of a third of the pairs stay below, so that half of them may be slow. late: very late messages.
+    `usual_s` is the travel time that a third of the pairs stay below, so that half of them may be slow. `late` counts
+    very late messages.
     """
 
     pairs: int
@@ -72,7 +72,7 @@ class Alike:
 
 
 class TransitTimes:
-    """All messages whose travel both ends tell, by pair and kind, in order."""
+    """Travel times of all messages that both ends recorded, by pair and kind, in order."""
 
     def __init__(self, graph: Graph, paths: NetworkPaths, clock_error_s: float) -> None:
         self.apart_s = 2 * clock_error_s
@@ -100,16 +100,14 @@ class TransitTimes:
             return
         travel_s = came.received_last_s - gave.sent_last_s
         waited_s = came.received_last_s - (came.expected_first_s or came.received_last_s)
-        if (
-            waited_s < AWAITED_SHARE * travel_s
-        ):  # it may have been there long before its receiver asked for it
+        if waited_s < AWAITED_SHARE * travel_s:  # it may have arrived long before the receiver waited for it
             return
         kind = (receiving.name, receiving.size_bytes, round(came.received_bytes / came.received))
         alone = self._alone(source, sending, gave.sent_last_s, gave.sent_last_s + travel_s)
         self.seen[(source, target), kind].append(Seen(came.received_last_s, travel_s, alone))
 
     def _alone(self, rank: int, own: Entry, begin_s: float, end_s: float) -> bool:
-        """Whether none of a rank's other operations was under way in a span of its clock."""
+        """Return whether none of a rank's other operations was in progress in a span of its clock."""
         return not any(
             entry.scheduled_s < end_s and (entry.ended_s is None or entry.ended_s > begin_s)
             for entry in self._graph.dumps[rank].entries
@@ -117,7 +115,7 @@ class TransitTimes:
         )
 
     def _add_messages(self, graph: Graph) -> None:
-        """Point-to-point messages: of one pair and tag the last that was sent before one came is that one."""
+        """Add point-to-point messages: each arrival matches the last message of its pair and tag sent before it."""
         sent: dict[tuple[int, int, int, int | None], list[Entry]] = defaultdict(list)
         for rank, dump in graph.dumps.items():
             for entry in dump.entries:
@@ -139,7 +137,7 @@ class TransitTimes:
 
     @cached_property
     def _crossing(self) -> Mapping[str, int]:
-        """How many connections cross a part."""
+        """The number of connections across each part."""
         found: dict[str, int] = defaultdict(int)
         for own in self._paths.values():
             for path in own:
@@ -148,7 +146,7 @@ class TransitTimes:
         return found
 
     def likes(self, pair: Pair) -> tuple[object, ...] | None:
-        """Alike for pairs whose paths are: the kinds of their parts, their rates and delays; None if nobody knows."""
+        """Return what comparable paths have in common (kinds of parts, rate, delay); None if the path is unknown."""
         if pair not in self._paths:
             return None
         path = self._paths[pair][0]
@@ -156,7 +154,7 @@ class TransitTimes:
         return (*kinds, path.rate_bps, None if path.delay_s is None else round(path.delay_s, 6))
 
     def expected_s(self, pair: Pair, kind: Kind) -> float | None:
-        """What a message takes where each part is shared by all that ever cross it; None where no rates are known."""
+        """Return a message's travel time if every part is shared by all its connections; None without known rates."""
         own = self._paths.get(pair, ())
         if not own or own[0].rate_bps is None:
             return None
@@ -167,7 +165,7 @@ class TransitTimes:
         return (own[0].delay_s or 0.0) + 8 * kind[2] / rate_bps
 
     def judge(self, pair: Pair, kind: Kind) -> Slow | None:
-        """Whether a pair's messages of a kind are slow: against its own, against those of its like, against rates."""
+        """Return how a pair's messages are slow, compared with earlier ones, with comparable pairs, or with rates."""
         seen = self.seen[pair, kind]
         if changed := self._since(seen):
             return changed
@@ -181,7 +179,7 @@ class TransitTimes:
             if len(last) >= LEAST_LAST:
                 since_s = None if len(last) == len(seen) else last[-1].when_s
                 now_s = median(own.travel_s for own in last)
-                return Slow(since_s, now_s, alike_s, "those of pairs with paths like it")
+                return Slow(since_s, now_s, alike_s, "those of pairs with comparable paths")
             if late := self._late(pair, kind):
                 return late
         alone = [own.travel_s for own in seen if own.alone]
@@ -189,36 +187,34 @@ class TransitTimes:
             return None
         now_s = median(alone)
         if expected_s is not None and now_s - self.apart_s > UNSHARED_PAIR_TIMES * expected_s:
-            return Slow(None, now_s, expected_s, "its path's rate and delay")
+            return Slow(None, now_s, expected_s, "by its path's rate and delay")
         return None
 
     def _late(self, pair: Pair, kind: Kind) -> Slow | None:
-        """Whether now and then a message is very late, oftener than of pairs like it: by losses that a timer mends."""
+        """Return whether messages are very late more often than those of comparable pairs, as after timeouts."""
         alike, own = self._alike[kind, self.likes(pair)], self.seen[pair, kind]
         late = self._very_late(own, alike.usual_s)
         usual = (alike.late - len(late)) / max(1, alike.messages - len(own))
         if len(late) < LEAST_LAST or len(late) < SLOW_PAIR_TIMES * (usual * len(own) + 0.5):
             return None
-        return Slow(
-            late[0].when_s, median(one.travel_s for one in late), alike.usual_s, "now and then; usually"
-        )
+        return Slow(late[0].when_s, median(one.travel_s for one in late), alike.usual_s, "sometimes; usually")
 
     def _since(self, seen: Sequence[Seen]) -> Slow | None:
-        """The moment from which on a pair is slow against itself before, if there is one."""
+        """Return since when a pair is slow compared with itself before, if it is."""
         best: Slow | None = None
         least_s = math.inf
         for split in range(LEAST_OPERATIONS, len(seen) - LEAST_OPERATIONS + 1):
             parts = [[own.travel_s for own in part] for part in (seen[:split], seen[split:])]
             before_s, after_s = map(median, parts)
-            # two levels, where they fit best
+            # the split into two levels with the smallest deviation
             off_s = sum(
                 abs(own - level)
                 for part, level in zip(parts, (before_s, after_s), strict=True)
                 for own in part
             )
             if off_s < least_s:
-                least_s, best = off_s, Slow(seen[split].when_s, after_s, before_s, "its own before")
-        # both are off by the same clocks: their difference is exact
+                least_s, best = off_s, Slow(seen[split].when_s, after_s, before_s, "its own before that")
+        # both have the same clock error, so their difference is exact
         if best and best.travel_s - best.usual_s > (SLOW_PAIR_TIMES - 1) * (
             max(best.usual_s, 0.0) + self.apart_s
         ):
@@ -227,7 +223,7 @@ class TransitTimes:
 
     @cached_property
     def _alike(self) -> Mapping[tuple[Kind, object], Alike]:
-        """Messages of each kind by what paths are alike."""
+        """Messages by kind and by comparable paths."""
         together: dict[tuple[Kind, object], list[list[Seen]]] = defaultdict(list)
         for (pair, kind), seen in self.seen.items():
             if (like := self.likes(pair)) is not None:
@@ -248,7 +244,7 @@ class TransitTimes:
         return alike.usual_s if alike and alike.pairs > LEAST_OPERATIONS else None
 
     def healthy(self, pair: Pair, kind: Kind, since_s: float | None) -> bool:
-        """Whether a pair's messages of a kind travel as they should, since a moment."""
+        """Return whether a pair's messages of a kind have had normal travel times since `since_s`."""
         seen = self.seen[pair, kind]
         after = [own.travel_s for own in seen if since_s is None or own.when_s > since_s + self.apart_s]
         if len(after) < 2:
@@ -258,7 +254,7 @@ class TransitTimes:
         if usual_s is None:
             usual_s = self.expected_s(pair, kind)
         least_s = HEALTHY_PAIR_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
-        # one that is very late is no health, where all others are in time
+        # a pair with a very late message is not healthy, even if all others are in time
         late_s = LATE_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
         return usual_s is not None and median(after) <= least_s and max(after) <= late_s
 
@@ -266,9 +262,9 @@ class TransitTimes:
 def slow_network(
     graph: Graph, paths: NetworkPaths, clock_error_s: float, stuck: Sequence[Pair] = ()
 ) -> list[Verdict]:
-    """One verdict for each part of the network that explains slow pairs, and for pairs that none explains.
+    """Return a verdict for each part of the network that explains slow pairs, and for each unexplained pair.
 
-    stuck: pairs whose messages do not come at all, to be explained with them.
+    `stuck` are pairs with messages that do not arrive at all, to be explained with them.
     """
     travels = TransitTimes(graph, paths, clock_error_s)
     slow: dict[Pair, tuple[Slow, Kind]] = {}
@@ -291,11 +287,11 @@ def slow_network(
             and travels.healthy(pair, kind, since_s)
         }
     )
-    crossed = crossed_by(paths)
+    crossed = crossed_parts(paths)
     bad = sorted({*slow, *stuck})
     explanations, left = explain(bad, healthy, crossed, ABROAD_SHARE)
     if (left or len(explanations) > 1) and len(bad) >= LEAST_OPERATIONS:
-        # of what loses some, most may come in time: one part for all rather than parts for some
+        # a lossy part may deliver most messages in time: prefer one part for all pairs over parts for some
         one, none = explain(bad, healthy, crossed, MOST_ABROAD_SHARE)
         if len(one) == 1 and not none:
             explanations, left = one, none
@@ -303,18 +299,18 @@ def slow_network(
     for own in explanations:
         lines = [_words(pair, *slow[pair]) for pair in own.covers[:4] if pair in slow]
         lines.append(
-            f"of {len(slow)} slow pairs it explains {len(own.covers)}; {len(healthy)} others are well"
+            f"it explains {len(own.covers)} of {len(slow)} slow pairs; {len(healthy)} other pairs are healthy"
         )
         lines += own.doubts
-        if own.part.way:
-            lines.append(f"only {own.part.way}")
+        if own.part.direction:
+            lines.append(f"only {own.part.direction}")
         verdicts.append(
             Verdict(
                 SLOW_NETWORK,
                 component=own.part.name,
                 since_s=_first(slow, own.covers),
                 certainty=own.certainty(0.9),
-                reason="the fewest parts that all slow pairs cross and hardly any healthy one does",
+                reason="the smallest set of parts that all slow pairs cross and hardly any healthy one does",
                 felt_by=len({rank for pair in own.covers for rank in pair}),
                 evidence=tuple(lines),
                 look_at=(f"rate, errors, losses and queues of {own.part}",),
@@ -328,7 +324,7 @@ def slow_network(
                 pair,
                 since_s=slow[pair][0].since_s,
                 certainty=0.6,
-                reason="no part of the network explains it" if crossed else "there is no file of paths",
+                reason="no part of the network explains it" if crossed else "the network paths are unknown",
                 felt_by=2,
                 evidence=(_words(pair, *slow[pair]),),
                 look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
@@ -349,6 +345,6 @@ def _first(slow: Mapping[Pair, tuple[Slow, Kind]], pairs: Sequence[Pair]) -> flo
 
 def _words(pair: Pair, own: Slow, kind: Kind) -> str:
     return (
-        f"rank {pair[0]} to rank {pair[1]}: messages of {kind[2]} bytes travel {seconds_text(own.travel_s)},"
+        f"rank {pair[0]} to rank {pair[1]}: messages of {kind[2]} bytes take {seconds_text(own.travel_s)},"
         f" {own.against} {seconds_text(own.usual_s)}"
     )

@@ -1,6 +1,6 @@
-"""Ranks that slow the others: long gaps between operations, or slow control paths.
+"""Verdicts on stragglers: ranks with long gaps between operations, or slow control paths.
 
-Only differences of times on one clock are compared, so clocks may be as far apart as they like.
+Only time differences on one clock are compared, so clocks need not be synchronised.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from testbed.measure.diagnosis.thresholds import (
 from testbed.measure.diagnosis.verdicts import SLOW_IO, SLOW_RANK, Verdict, ranks_text, seconds_text
 
 Position = tuple[object, ...]
-"""What is the same place in the program of ranks that run the same one."""
+"""The identity of a place in the program, the same on all ranks with that program."""
 
-WINDOWS = (1.0, 0.5, 0.25)  # shares of what is comparable, from its end: slowness may have begun within
+WINDOWS = (
+    1.0,
+    0.5,
+    0.25,
+)  # shares of the comparable places, counted from the end, as slowness may start late
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A place in the program: when a rank came to it, its own time there, and the median of ranks like it, seconds."""
+    """A place in the program: when a rank reached it, its own time there, and the median of its peers, in seconds."""
 
     when_s: float
     own_s: float
@@ -41,7 +45,7 @@ class Compared:
 
 
 def slow_ranks(graph: Graph) -> list[Verdict]:
-    """Ranks that need more time of their own between operations than those that run the same program."""
+    """Return verdicts on ranks that need more time between operations than ranks with the same program."""
     times = {rank: own_times(graph, dump) for rank, dump in graph.dumps.items()}
     found = []
     for rank, peers in peers_of(graph).items():
@@ -55,9 +59,10 @@ def slow_ranks(graph: Graph) -> list[Verdict]:
 
 
 def own_times(graph: Graph, dump: RankDump) -> dict[Position, tuple[float, float]]:
-    """By position: when a rank asked for an operation, and how long it had been in none that it waited for before.
+    """Return by position when a rank started an operation, and its own time before that.
 
-    Since it last asked for another or had the result of one. Messages are counted from the end: rings begin anywhere.
+    Its own time counts from when it last started an operation or completed one. Messages are counted from the end, as
+    ring buffers may start anywhere.
     """
     found: dict[Position, tuple[float, float]] = {}
     counts: dict[tuple[object, ...], int] = defaultdict(int)
@@ -71,7 +76,7 @@ def own_times(graph: Graph, dump: RankDump) -> dict[Position, tuple[float, float
         label = (graph.family(entry.group), entry.name, entry.size_bytes)
         counts[label] += 1
         if entries[place - 1].over and entries[place - 1].ended_s is None:
-            continue  # its recorder does not say when it ended, so that nobody knows whose the time was
+            continue  # its end is not recorded, so the time cannot be attributed
         position: Position = (label, entry.sequence or -counts[label])
         found[position] = (entry.scheduled_s, entry.scheduled_s - since_s)
     return found
@@ -91,7 +96,7 @@ def _compare(
 def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict | None:
     usual_s = sum(own.others_s for own in compared)
     excess_s = sum(own.own_s - own.others_s for own in compared)
-    # places where nobody computes say nothing of who computes slowly
+    # places without computing do not show who computes slowly
     telling = [own for own in compared if own.others_s * len(compared) > 0.1 * usual_s]
     if len(telling) < LEAST_OPERATIONS or usual_s <= 0 or excess_s < SLOW_RANK_SHARE * usual_s:
         return None
@@ -105,10 +110,10 @@ def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict |
         (rank,),
         since_s=late[0].when_s,
         certainty=0.95 if len(peers) > 1 else 0.8,
-        reason=f"held against {len(peers)} that run the same program, each by its own clock",
+        reason=f"compared with {len(peers)} ranks with the same program, each by its own clock",
         felt_by=len(peers),
         evidence=(
-            f"between operations rank {rank} needs {seconds_text(usual_s + excess_s)} where those that run the same"
+            f"between operations rank {rank} needs {seconds_text(usual_s + excess_s)} where ranks with the same"
             f" program need {seconds_text(usual_s)}: {1 + excess_s / usual_s:.2f} times as long",
             f"in {len(late)} of {len(telling)} places of the program",
         ),
@@ -119,9 +124,9 @@ def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict |
 
 
 def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
-    """Ranks whose operations take long to begin: the control part many times the others', in the same operations.
+    """Return verdicts on ranks with a control part many times longer than the others' in the same operations.
 
-    A rank that waits for late ones in its control part is not meant: what is before the last has come does not count.
+    Time before the last rank has joined does not count, as ranks may wait for late ones in their control part.
     """
     own: dict[int, list[Compared]] = {rank: [] for rank in graph.dumps}
     took_s: dict[int, float] = defaultdict(float)
@@ -161,12 +166,12 @@ def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
                 )
                 - 1,
                 evidence=(
-                    f"from asking to the first byte rank {rank} takes {seconds_text(long_s / len(slow))}, the others of"
-                    f" the same operation {seconds_text(usual_s / len(slow))}: {times}",
+                    f"from call to first byte rank {rank} takes {seconds_text(long_s / len(slow))}, the others in"
+                    f" the same operations {seconds_text(usual_s / len(slow))}: {times}",
                     f"in {len(slow)} of {len(compared)} operations",
                 ),
                 look_at=(
-                    f"{ranks_text((rank,))}: registering memory, page cache and file systems, its control network",
+                    f"{ranks_text((rank,))}: memory registration, page cache and file systems, its control network",
                 ),
             )
         )

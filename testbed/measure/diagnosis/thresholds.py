@@ -3,70 +3,71 @@
 from __future__ import annotations
 
 CLOCK_ERROR_S = 1e-3
-"""How far clocks of two ranks may be apart: PTP without hardware stamps is that bad on a bad day."""
+"""Largest difference between two ranks' clocks: PTP without hardware time stamps can be that bad."""
 
 STALLED_TIMES = 5.0
-"""An operation under way is not suspicious before it has stood so many times as long as the longest that is over took:
-a dump of a healthy run has operations under way, too, and steps differ by less than that."""
+"""An operation in progress is suspicious only after this many times the duration of the longest completed one: a dump
+of a healthy run has operations in progress, too, and steps differ by less than that."""
 
 SAME_STALL_SHARE = 0.5
-"""Waits that are younger than this share of the oldest came about by what others did when they gave up."""
+"""Waits younger than this share of the oldest one are consequences of other ranks giving up."""
 
 SLOW_RANK_SHARE = 0.2
-"""A rank is slow that needs so much more time of its own between operations than those that run the same program:
-uneven computing is a few per cent, a straggler's clock throttles by a fifth or more."""
+"""A rank is slow if its own time between operations is longer by this share than that of ranks with the same program:
+uneven computing is a few percent, a throttled straggler loses a fifth or more."""
 
 LEAST_EXCESS_SHARE = 0.02
-"""Of the time that goes by meanwhile, that a slow rank must need more: where nobody computes, a fifth is nothing."""
+"""Share of the total time that a slow rank must need in addition: without computing, a fifth more means nothing."""
 
 SLOW_RANK_OFTEN = 0.6
-"""In so large a share of operations at least: a pause once is not a slow rank."""
+"""Minimum share of operations in which a slow rank must be slow: a single pause does not make a slow rank."""
 
 LEAST_OPERATIONS = 3
-"""Fewer comparable operations say nothing."""
+"""Minimum number of comparable operations for any conclusion."""
 
 SLOW_IO_TIMES = 10.0
-"""Times the others' control part; published cases are at 100, jitter of schedulers at 2 to 3."""
+"""Factor over the others' control part: published cases are at 100, scheduler jitter at 2 to 3."""
 
 SLOW_IO_SHARE = 0.05
-"""Of an operation's time, that its control part must take to matter."""
+"""Minimum share of an operation's time that its control part must take to matter."""
 
 SLOW_PAIR_TIMES = 3.0
-"""A pair is slow whose last messages travel so many times as long as the same messages did before, or as those of its
-like do: fair shares among the flows of a step vary up to 2."""
+"""A pair is slow if its last messages take this many times as long as the same messages did before, or as those of
+comparable pairs: fair shares among the flows of a step vary by up to 2."""
 
 HEALTHY_PAIR_TIMES = 1.6
-"""A pair that stays below this exonerates what it crosses; in between it says nothing."""
+"""A pair below this factor exonerates the parts that it crosses; between the two factors it shows nothing."""
 
 UNSHARED_PAIR_TIMES = 6.0
-"""The same against the rates of paths.json, of messages that nothing of their sender is ahead of; others' queues, of
-which nobody knows, add to it."""
+"""The factor against the rates in paths.json, for messages with no other message of their sender ahead of them;
+unknown queues of other senders add to it."""
 
 ABROAD_SHARE = 0.15
-"""Of the pairs that cross a part, so many at most may be healthy where it is to be the cause of slow ones: luck of few
-messages where it loses some."""
+"""Largest share of healthy pairs across a part that can still be the cause of slow ones: with few messages, some pairs
+of a lossy part lose none."""
 
 MOST_ABROAD_SHARE = 0.6
-"""The same where no part explains anything by that: losses of a fifth leave most pairs with no message that is late."""
+"""The same if no part explains anything with that share: even a loss of a fifth leaves most pairs with no late
+message."""
 
 AWAITED_SHARE = 0.05
-"""Of a message's travel its receiver must have waited for it at least: when one came that was not asked for yet is not
-known."""
+"""Minimum share of a message's travel time for which its receiver must have waited: the arrival of an unexpected
+message is not recorded."""
 
 UNDER_WAY_TIMES = 3.0
-"""A message that was sent no longer ago than so many times what its pair's take is on its way, not stuck."""
+"""A message sent less than this many usual travel times ago is in flight, not stuck."""
 
 LEAST_CONTROL_S = 10e-6
-"""Control parts below it are no measure: that is how far apart two readings of one clock are in one turn of a loop."""
+"""Shorter control parts are not compared: two clock readings in one turn of an event loop differ by as much."""
 
 LEAST_LAST = 2
-"""Of a pair's messages so many at least, its last ones, are slower than those of pairs like it: one is chance."""
+"""Minimum number of a pair's last messages that must be slower than those of comparable pairs: one is chance."""
 
 LATE_TIMES = 10.0
-"""A message is very late that travels so many times as long as those like it: a retransmission by timer, no queue."""
+"""A message is very late if it takes this many times as long as comparable ones: a retransmission timeout, no queue."""
 
 SAME_CLOCK_ERROR_S = 10e-6
-"""Of ranks that read one clock: two readings in one turn of an event loop."""
+"""Clock error of ranks that share a clock: two readings in one turn of an event loop."""
 
 LEAST_MESSAGE_BYTES = 16384
-"""Of smaller messages rates say nothing: what frames are held for, and event loops, take longer."""
+"""Rates of smaller messages mean nothing: emulator timing and event loops take longer."""

@@ -1,4 +1,4 @@
-"""The verdicts of a diagnosis, and their text for terminals and logs."""
+"""Verdicts of a diagnosis, and their text for terminals and logs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,31 @@ SLOW_IO = "SLOW_IO"
 
 MEANINGS = {
     CRASHED: "it has ended, and others wait for it",
-    SILENT: "it does nothing any more, though nothing says that it has ended",
-    RANK_NOT_JOINED: "the others have begun an operation and it has not",
-    MISMATCH: "ranks mean different things by the same operation",
-    DEADLOCK: "ranks wait for each other in a circle",
+    SILENT: "it does nothing any more, but is not known to have ended",
+    RANK_NOT_JOINED: "the others have started an operation, and it has not",
+    MISMATCH: "ranks disagree on what the same operation is",
+    DEADLOCK: "ranks wait for each other in a cycle",
     STUCK_IN_NETWORK: "messages were sent and do not arrive",
-    SLOW_RANK: "it begins late, again and again, by time of its own",
-    SLOW_NETWORK: "messages leave in time and travel long",
-    SLOW_IO: "its operations take long to begin, their data are as quick as ever",
+    SLOW_RANK: "it repeatedly starts operations late because of its own delay",
+    SLOW_NETWORK: "messages are sent in time but take long to arrive",
+    SLOW_IO: "its operations take long to start, but move data at normal speed",
 }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong. kind: one of MEANINGS. ranks: whose it is, if anybody's; component: of the network, or a host.
+    """One fault that explains what is wrong.
 
-    since_s: by the clock of the first rank that felt it, None where it always was so. certainty: 0 to 1, for `reason`.
-    felt_by: how many ranks wait for it, at one or more removes. pairs: (sender, receiver) that it explains, of the
-    network. evidence, look_at: a line each.
+    Attributes:
+        kind: One of MEANINGS.
+        ranks: The ranks at fault, if any.
+        component: The part of the network, or the host, at fault, if any.
+        since_s: Start of the fault on the clock of the first affected rank; None if it was always there.
+        certainty: 0 to 1.
+        reason: Why this is the fault.
+        felt_by: Number of ranks that wait for it, directly or indirectly.
+        evidence, look_at: Lines for people: observations, and what to check.
+        pairs: The (sender, receiver) pairs that a fault of the network explains.
     """
 
     kind: str
@@ -50,13 +57,13 @@ class Verdict:
 
     @property
     def who(self) -> str:
-        """For people: "rank 3", "ranks 3 and 5", "link a-b-0"."""
+        """The culprit, such as "rank 3", "ranks 3 and 5" or "link a-b-0"."""
         return self.component or ranks_text(self.ranks)
 
 
 @dataclass(frozen=True)
 class NaiveVerdict:
-    """Who is to blame if nobody compares dumps: the peer that the first time-out names. rank: None if there is none."""
+    """The rank that one would blame without comparing dumps: the peer named by the first timeout, if there is one."""
 
     rank: int | None
     words: str
@@ -64,9 +71,14 @@ class NaiveVerdict:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """verdicts: likeliest first; none for a healthy run. first_incomplete: the first operation that is not over, or "".
+    """The result of a diagnosis.
 
-    ranks: whose dumps there were; missing: whose there were not, as far as groups tell.
+    Attributes:
+        verdicts: The most likely one first; empty for a healthy run.
+        naive: What one would say without comparing dumps.
+        first_incomplete: The first operation that is not complete; "" if there is none.
+        ranks: Number of dumps.
+        missing: Ranks without a dump, as far as groups show.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -76,7 +88,7 @@ class Diagnosis:
     missing: tuple[int, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the diagnosis ready for JSON."""
         document = asdict(self)
         for entry, verdict in zip(document["verdicts"], self.verdicts, strict=True):
             entry["who"] = verdict.who
@@ -84,7 +96,7 @@ class Diagnosis:
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """For people, of many the first ones."""
+    """Return ranks as text; of more than eight, only the first ones."""
     if not ranks:
         return "nobody"
     if len(ranks) == 1:
@@ -95,41 +107,41 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 def moment_text(seconds: float) -> str:
-    """A moment on a rank's clock, to a millisecond: no closer than clocks agree."""
+    """Return a time on a rank's clock as text, to a millisecond, as clocks are no more accurate."""
     return f"{seconds:.3f} s"
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration, to three figures or more."""
+    """Return a duration as text, to three digits or more."""
     if abs(seconds) >= 1 or seconds == 0:
         return f"{seconds:.4g} s"
     return f"{seconds * 1e3:.3g} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def since_text(verdict: Verdict) -> str:
-    """Since when, by the ranks' clocks."""
-    return "the first that is recorded" if verdict.since_s is None else moment_text(verdict.since_s)
+    """Return the start of a fault as text, by the ranks' clocks."""
+    return "the first record" if verdict.since_s is None else moment_text(verdict.since_s)
 
 
 def impact_text(verdict: Verdict) -> str:
-    """By how many ranks."""
+    """Return the number of affected ranks as text."""
     return f"felt by {verdict.felt_by} rank{'' if verdict.felt_by == 1 else 's'}"
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """One line: what, who, since when, how sure."""
+    """Return a verdict in one line: fault, culprit, start, certainty."""
     sure = f"{100 * verdict.certainty:.0f} % sure"
     return f"{verdict.kind}: {verdict.who}, since {since_text(verdict)}, {sure}: {MEANINGS[verdict.kind]}"
 
 
 def diagnosis_lines(found: Diagnosis, most: int = 3) -> list[str]:
-    """All of it; of many verdicts the first ones."""
+    """Return the diagnosis as lines of text, with at most `most` verdicts."""
     missing = f"; missing: {', '.join(map(str, found.missing))}" if found.missing else ""
     lines = [f"{found.ranks} ranks' dumps{missing}"]
     if found.first_incomplete:
-        lines.append(f"first that is not complete: {found.first_incomplete}")
+        lines.append(f"first incomplete operation: {found.first_incomplete}")
     if not found.verdicts:
-        lines.append("nothing is wrong that these dumps tell")
+        lines.append("these dumps show nothing wrong")
     for verdict in found.verdicts[:most]:
         lines += ["", verdict_line(verdict), f"  why: {verdict.reason}; {impact_text(verdict)}"]
         lines += [f"  - {line}" for line in verdict.evidence]

@@ -1,7 +1,7 @@
-"""Who waits for whom, followed to where it ends: somebody who is gone or never came, messages under way, or a circle.
+"""The wait-for graph of ranks, followed to its ends: a rank that is gone or missing, messages in flight, or a cycle.
 
-From a rank's open operation to the peers whose messages it misses: one that has sent them is not to blame, the network
-is; one that has sent fewer is behind, and is followed in turn. Counts of messages say it, no clock does.
+Edges lead from a rank's open operation to the peers that owe it messages. If a peer has sent them, the network is to
+blame. If it has sent fewer, it is behind, and is followed in turn. This uses message counts only, no clocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.comm.flight_recorder import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
-from testbed.measure.diagnosis.desync import harmless
+from testbed.measure.diagnosis.desync import nonblocking_operations
 from testbed.measure.diagnosis.operation_graph import (
     ABSENT,
     JOINED,
@@ -21,21 +21,21 @@ from testbed.measure.diagnosis.operation_graph import (
     Graph,
     Key,
     Node,
-    heard_of,
+    noticed_losses,
 )
 from testbed.measure.diagnosis.thresholds import SAME_STALL_SHARE
 
 NETWORK = "network"  # from the first rank to the second
 NOT_JOINED = "not joined"
 GONE = "gone"
-STANDS_STILL = "stands still"
-CONTROL = "control"  # its operation has not got beyond its control part
-SHORT = "short"  # it is done and has sent less than was expected
-UNEXPLAINED = "unexplained"  # all have joined, and no counts of messages are there
+STOPPED = "stopped"
+CONTROL = "control"  # its operation is still in its control part
+SHORT = "short"  # it has completed but sent less than expected
+UNEXPLAINED = "unexplained"  # all have joined, and there are no message counts
 
 _NOTHING = PeerTraffic()
 _WELL = ("", "finished")
-# how a rank says that it ended because of others
+# reasons of ranks that ended because of others
 _GAVE_UP = re.compile(
     r"not done within|nothing within|lost peer|aborted|revoked|exit status 1", re.IGNORECASE
 )
@@ -43,7 +43,7 @@ _GAVE_UP = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Cause:
-    """Where waiting ends. ranks: whose it is. key: the operation that waits for it, (group, 0) of a message."""
+    """An end of the wait-for graph: the ranks at fault, and the operation that waits ((group, 0) for a message)."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -52,7 +52,7 @@ class Cause:
 
 @dataclass
 class Impact:
-    """Of one cause: since when, by the clocks of who waits for it directly; for how long; who waits, at any remove."""
+    """The impact of a cause: its start (on direct waiters' clocks), its age, direct waits, and all waiting ranks."""
 
     since_s: float = math.inf
     age_s: float = 0.0
@@ -62,19 +62,19 @@ class Impact:
 
 @dataclass
 class Waiting:
-    """causes: of all that waits; circles: nodes that wait for each other, and for nothing else."""
+    """The causes of all waits, and the cycles: nodes that wait only for each other."""
 
     causes: dict[Cause, Impact]
     circles: list[tuple[Node, ...]]
 
 
 def gave_up(dump: RankDump) -> bool:
-    """Whether a rank ended, or one of its operations did, because others did not do their part."""
+    """Return whether a rank or one of its operations ended because of other ranks."""
     return any(entry.state == FAILED for entry in dump.entries) or bool(_GAVE_UP.search(dump.ended))
 
 
 def gone_ranks(graph: Graph) -> dict[int, str]:
-    """Ranks that ended in the midst of it, and how; none of those that gave up because of others."""
+    """Return the ranks that ended by themselves, and how; not those that gave up because of others."""
     found = {
         rank: dump.ended
         for rank, dump in graph.dumps.items()
@@ -84,16 +84,16 @@ def gone_ranks(graph: Graph) -> dict[int, str]:
 
 
 def has_stopped(graph: Graph, rank: int) -> bool:
-    """Whether a rank that is not known to have ended does nothing.
+    """Return whether a rank that is not known to have ended does nothing.
 
-    Others have failed, and it has not, though its connections ended, too, and it has waited for longer than they had
-    patience, or all that it had sent has come, as a kernel sends what a paused process gave it: a card that is down
-    leaves a rank that gives up in time. Or, where none has failed, several peers' messages wait for it.
+    There are two cases. If other ranks have failed and it has not, it must have waited longer than their timeout, or
+    all messages that it sent must have arrived (the kernel still sends those of a paused process). A rank with a failed
+    NIC, in contrast, gives up in time. If none has failed, messages of several peers must be waiting for it.
     """
     dump = graph.dumps[rank]
     if dump.ended not in _WELL or gave_up(dump):
         return False
-    if any(gone == rank for gone, _ in heard_of(graph, -math.inf)):
+    if any(gone == rank for gone, _ in noticed_losses(graph, -math.inf)):
         return False  # it has closed its connections
     others = [own for own in graph.dumps.values() if own.rank != rank]
     impatient = [own.rank for own in others if gave_up(own)]
@@ -108,13 +108,13 @@ def has_stopped(graph: Graph, rank: int) -> bool:
 
 
 def _awaits(graph: Graph, rank: int) -> bool:
-    """Whether a rank waits for messages, and only for such as have not been sent."""
+    """Return whether a rank waits for messages, none of which has been sent."""
     missing = any(graph.entry(node).waits_for for node in graph.open_nodes(rank))
     return missing and not unread(graph, rank)
 
 
 def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
-    """Peer, what this rank has of it and what it has of this rank, in operations that are open here."""
+    """Yield for a rank's open operations: each peer, the rank's counts, and the peer's counts."""
     for node in graph.open_nodes(rank):
         for peer, own in graph.entry(node).peers.items():
             there = _other_part(graph, node, peer)
@@ -123,20 +123,20 @@ def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, Peer
 
 
 def _all_came(graph: Graph, rank: int) -> bool:
-    """Whether nobody waits for messages that this rank has sent."""
+    """Return whether no rank waits for messages that this rank has sent."""
     exchanged = _exchanged(graph, rank)
     return not any(theirs.missing and own.sent > theirs.received for _, own, theirs in exchanged)
 
 
 def unread(graph: Graph, rank: int) -> set[int]:
-    """Peers whose messages were sent and this rank, which is ready for them, has not taken."""
+    """Return the peers with messages that were sent and that this rank has not read, although it waits for them."""
     return {
         peer for peer, own, theirs in _exchanged(graph, rank) if own.missing and theirs.sent > own.received
     }
 
 
 def _other_part(graph: Graph, node: Node, peer: int) -> Node | None:
-    """A peer's part in an operation."""
+    """Return a peer's part of an operation."""
     entry = graph.entry(node)
     if entry.sequence:
         return graph.node(peer, (entry.group, entry.sequence))
@@ -148,19 +148,19 @@ class _Follower:
         self.graph = graph
         self.gone = set(gone)
         self.clock_error_s = clock_error_s
-        self.harmless = harmless(graph)
-        # beside one that is gone, others have merely not heard of it yet
-        self.still = {rank for rank in graph.dumps if not self.gone and has_stopped(graph, rank)}
+        self.harmless = nonblocking_operations(graph)
+        # if a rank is gone, others may look stopped only because they have not noticed yet
+        self.stopped = {rank for rank in graph.dumps if not self.gone and has_stopped(graph, rank)}
 
     def nexts(self, node: Node) -> list[Node | Cause]:
-        """What an open operation waits for directly."""
+        """Return what an open operation waits for directly."""
         rank = node[0]
         entry = self.graph.entry(node)
         key = (entry.group, entry.sequence)
         if rank in self.gone:
             return [Cause(GONE, (rank,), key)]
-        if rank in self.still:
-            return [Cause(STANDS_STILL, (rank,), key)]
+        if rank in self.stopped:
+            return [Cause(STOPPED, (rank,), key)]
         return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
 
     def _of_collective(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
@@ -181,10 +181,8 @@ class _Follower:
             if there is None:
                 found += self._behind(peer, key, node)
             elif theirs.missing:
-                still = peer in self.still
-                found.append(
-                    Cause(STANDS_STILL, (peer,), key) if still else Cause(NETWORK, (rank, peer), key)
-                )
+                stopped = peer in self.stopped
+                found.append(Cause(STOPPED, (peer,), key) if stopped else Cause(NETWORK, (rank, peer), key))
             elif graph.entry(there).state != "completed":
                 found.append(there)
         if found:
@@ -218,12 +216,12 @@ class _Follower:
         sender, target = (peer, node[0]) if entry.name in RECEIVES else (node[0], peer)
         if peer in self.gone:
             return [Cause(GONE, (peer,), key)]
-        if peer in self.still:
-            return [Cause(STANDS_STILL, (peer,), key)]
+        if peer in self.stopped:
+            return [Cause(STOPPED, (peer,), key)]
         return [Cause(NETWORK, (sender, target), key)]
 
     def _towards(self, node: Node, entry: Entry, key: Key, peer: int) -> list[Node | Cause]:
-        """Of a peer whose messages an open collective misses."""
+        """Return what to follow for a peer that owes messages to an open collective."""
         graph, rank = self.graph, node[0]
         standing = graph.standing(peer, key)
         if standing == JOINED:
@@ -232,8 +230,8 @@ class _Follower:
             theirs = graph.entry(there)
             if peer in self.gone:
                 return [Cause(GONE, (peer,), key)]
-            if peer in self.still:  # what it gave its transport last may not have left
-                return [Cause(STANDS_STILL, (peer,), key)]
+            if peer in self.stopped:  # its last messages may not have left its transport
+                return [Cause(STOPPED, (peer,), key)]
             if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
                 return [Cause(NETWORK, (peer, rank), key)]
             return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]
@@ -242,19 +240,19 @@ class _Follower:
         return [Cause(NETWORK, (peer, rank), key)]
 
     def _behind(self, peer: int, key: Key, waiter: Node) -> list[Node | Cause]:
-        """Of a peer that has not come to an operation."""
+        """Return what to follow for a peer that has not joined an operation."""
         if peer not in self.graph.dumps or peer in self.gone:
             return [Cause(GONE, (peer,), key)]
-        if peer in self.still:
-            return [Cause(STANDS_STILL, (peer,), key)]
+        if peer in self.stopped:
+            return [Cause(STOPPED, (peer,), key)]
         if key[1] and self.graph.left_out(peer, key):
             return [Cause(NOT_JOINED, (peer,), key)]
         nodes = [node for node in self.graph.open_nodes(peer) if node != waiter and node not in self.harmless]
         return [*nodes] if nodes else [Cause(NOT_JOINED, (peer,), key)]
 
 
-def follow(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
-    """All that is open, followed. gone: ranks that are known to have ended."""
+def follow_waits(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
+    """Follow all open operations to their causes; `gone` are the ranks known to have ended."""
     follower = _Follower(graph, gone, clock_error_s)
     nodes = [node for rank in graph.dumps if rank not in follower.gone for node in graph.open_nodes(rank)]
     nexts = {node: follower.nexts(node) for node in nodes}
@@ -277,7 +275,7 @@ def follow(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
 
 
 def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node], set[Cause]]:
-    """All nodes that are reached from one (itself if by a circle), and all causes."""
+    """Return all nodes reachable from one (itself only through a cycle), and all causes."""
     reached: set[Node] = set()
     ends: set[Cause] = set()
     pending = [start]
@@ -292,7 +290,7 @@ def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node
 
 
 def _feel(graph: Graph, felt: Impact, cause: Cause, node: Node) -> None:
-    """Book who waits for a cause directly, and since when."""
+    """Record a direct wait for a cause, and since when."""
     entry = graph.entry(node)
     since_s = entry.scheduled_s
     for peer in cause.ranks:
@@ -306,7 +304,7 @@ def _feel(graph: Graph, felt: Impact, cause: Cause, node: Node) -> None:
 
 
 def _of_one_stall(causes: dict[Cause, Impact]) -> dict[Cause, Impact]:
-    """Without what came about when others gave up: waits much younger than the oldest."""
+    """Leave out waits that are much younger than the oldest one: consequences of ranks giving up."""
     oldest_s = max((felt.age_s for felt in causes.values()), default=0.0)
     return {
         cause: felt
@@ -316,7 +314,7 @@ def _of_one_stall(causes: dict[Cause, Impact]) -> dict[Cause, Impact]:
 
 
 def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
-    """Groups of nodes of which each reaches each."""
+    """Return groups of nodes that all reach each other."""
     found: list[tuple[Node, ...]] = []
     left = set(circling)
     while left:
@@ -327,24 +325,24 @@ def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
     return found
 
 
-def caused(found: Waiting, *kinds: str) -> dict[Cause, Impact]:
-    """Its causes of these kinds."""
+def causes_of_kind(found: Waiting, *kinds: str) -> dict[Cause, Impact]:
+    """Return the causes of these kinds."""
     return {cause: felt for cause, felt in found.causes.items() if cause.kind in kinds}
 
 
-def together(causes: Mapping[Cause, Impact]) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
-    """By ranks: what is felt of them, through which operations."""
-    together: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
+def merge_by_ranks(causes: Mapping[Cause, Impact]) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
+    """Merge causes by ranks: their impact, and the operations that wait."""
+    merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
     for cause, felt in causes.items():
-        own, keys = together.setdefault(cause.ranks, (Impact(), []))
+        own, keys = merged.setdefault(cause.ranks, (Impact(), []))
         own.since_s = min(own.since_s, felt.since_s)
         own.age_s = max(own.age_s, felt.age_s)
         own.waiters |= felt.waiters
         own.direct |= felt.direct
         keys.append(cause.key)
-    return together
+    return merged
 
 
 def waiters_words(graph: Graph, felt: Impact) -> list[str]:
-    """Who waits for a cause directly, in which operations; the first ones."""
+    """Describe the first direct waits for a cause."""
     return [f"rank {node[0]} waits in {graph.node_words(node)}" for node in sorted(felt.direct)[:4]]

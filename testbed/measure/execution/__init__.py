@@ -1,1 +1,1 @@
-"""Carrying out a run: its shards are built, measured, watched, judged; by this machine, several, or guests."""
+"""Execution of runs: build, measure, monitor and judge shards on this machine, on several, or in guests."""

@@ -1,4 +1,4 @@
-"""Collects what was measured for one variant, with the model's prediction, and judges it."""
+"""Assessment of one variant: collect the measurements and the model's prediction, and judge them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.replicas.coordinator import RECORDS
-from testbed.measure.execution.event_player import changed_by, events_record, touched
+from testbed.measure.execution.event_player import affected_parts, parts_changed_by, summarise_events
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.network_evidence import HostEvidence, pause_invariants
 from testbed.measure.fidelity import (
@@ -28,8 +28,8 @@ from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import Number, scale_similarity
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error
 from testbed.measure.fidelity.verdict import ORDER
-from testbed.measure.results.replication import begun_s, replication_summary
-from testbed.measure.results.summary import StepResult, undisturbed
+from testbed.measure.results.replication import first_step_start_s, replication_summary
+from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.running_fabric import WanCounters
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.model_accuracy import stated_error
@@ -44,12 +44,17 @@ from testbed.workload.job.launch_spec import Replication
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a whole run measured, for all of its variants.
+    """All measurements of a run, for all of its variants.
 
-    monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
-    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. model: of
-    the variant that is judged. replication: of replicas that come and go. pauses: of all links, where switches pause.
-    port_drops: inside buildings, in the variant's steps.
+    Attributes that need an explanation:
+        monitor_files: Host monitor's file of each machine; the name is empty if there is only one machine. Empty under
+            the virtual clock, where nothing is late.
+        missing_share: Relative time that the model says a step lacks because not every hop holds whole frames; None
+            if all do.
+        model: The model's check of the variant that is judged.
+        replication: The record of elastic replicas.
+        pauses: Records of all links, if switches send pause frames.
+        port_drops: Drops inside buildings during the variant's steps.
     """
 
     topology: Topology
@@ -75,16 +80,25 @@ class Evidence:
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
-    """(link name, direction), as link engines name theirs."""
+    """Return link name and direction, the key that link engines use."""
     return f"{counters.a}-{counters.b}-{counters.plane}", counters.direction
 
 
 def assess(
     evidence: Evidence, steps: Sequence[StepResult], expected: int, observed: Sequence[int]
 ) -> Verdict:
-    """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
+    """Return the verdict on one variant.
+
+    Probes and frame counts are those of the whole run; host and link engine are judged during the variant's steps.
+
+    Args:
+        evidence: All measurements.
+        steps: The variant's measured steps.
+        expected: Payload bytes between buildings per step, according to the plan.
+        observed: Payload bytes between buildings that ranks sent in each step.
+    """
     spans = [(step.start_s, step.end_s) for step in steps]
-    links, buildings = touched(evidence.events, evidence.topology)
+    links, buildings = affected_parts(evidence.events, evidence.topology)
     asked = [
         (link.name, direction) for link in evidence.topology.wan for direction in (link.a_to_b, link.b_to_a)
     ]
@@ -98,7 +112,7 @@ def assess(
     dropped = evidence.inside.dropped if evidence.inside else 0
     on_time = []
     if evidence.events:
-        record = events_record(evidence.event_log, steps[0].variant)
+        record = summarise_events(evidence.event_log, steps[0].variant)
         on_time.append(link_invariants.events_on_time(**record))
     return judge(
         [
@@ -132,11 +146,11 @@ def assess(
 
 
 def _changed_by_events(evidence: Evidence) -> list[str]:
-    return sorted(set().union(*changed_by(evidence.events, evidence.topology)))
+    return sorted(set().union(*parts_changed_by(evidence.events, evidence.topology)))
 
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
-    """Whether machine and link engine kept up."""
+    """Return the invariants on whether host and link engine were on time."""
     if not evidence.monitor_files:
         names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
         return [invariants.by_construction(name) for name in names]
@@ -163,7 +177,7 @@ _TUNNELS = (
 def _worst_machine(
     check: Callable[[MonitorWindow], Invariant], windows: Mapping[str, MonitorWindow]
 ) -> Invariant:
-    """One machine's invariant, with its name where there are several."""
+    """Return the worst machine's invariant, with the machine's name if there are several."""
     checked = {name: check(window) for name, window in windows.items()}
     name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
     found = checked[name]
@@ -171,7 +185,7 @@ def _worst_machine(
 
 
 def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:
-    """Sum of the worst lateness of all directions between two samples, of samples in the spans or right after one."""
+    """Sum the worst lateness of any direction over all samples in the spans or right after one."""
     total_s = 0.0
     for start_s, end_s in spans:
         inside = [sample for sample in links if start_s < sample.time_s <= end_s]
@@ -188,7 +202,7 @@ def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
 def _lateness(
     links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
 ) -> tuple[dict[str, list[int]] | None, tuple[float, ...]]:
-    """Histograms per direction of what was released between the samples around each span."""
+    """Return a lateness histogram per direction of the frames released between the samples around each span."""
     totals: dict[str, list[int]] = {}
     bounds_s: tuple[float, ...] = ()
     for start_s, end_s in spans:
@@ -208,7 +222,7 @@ def _lateness(
 
 
 def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
-    """Frames between the first and the last sample, both taken while nothing was under way."""
+    """Return frame counts between the first and the last sample, both taken with no frame in flight."""
     first, last = links[0], links[-1]
     before = {link_key(counters): counters for counters in first.counters.wan}
     rows = []
@@ -238,10 +252,10 @@ def _backlog_drops(links: Sequence[LinkSample]) -> int:
 
 
 def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
-    """Frames into and out of each building's edge switch between the first and the last sample.
+    """Return frames into and out of each building's edge switch between the first and the last sample.
 
-    What a link's queue dropped on the edge's own port, where the kernel's link engine has it, went out as well: a port
-    counts only what its queue lets through.
+    With the kernel's link engine, a link's queue is on the edge's own port, which counts only frames that passed the
+    queue. So frames that the queue dropped are added to those that went out.
     """
     first, last = links[0].counters.edges, links[-1].counters.edges
     queued = dict.fromkeys(last, 0)
@@ -255,10 +269,10 @@ def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The model's timeline of a step, None where it says nothing of such a scenario; emulated.
+    """The model's emulated timeline of a step; None if the model does not cover the scenario.
 
-    stated: the worst error that is stated of it on such scenarios, as a share; None where none is. singly: whether each
-    step is to take as long, and not only their median.
+    `stated` is the model's stated worst relative error on such scenarios, or None. `singly` says whether each single
+    step should match, or only their median.
     """
 
     timeline: Timeline | None
@@ -266,16 +280,16 @@ class ModelCheck:
     singly: bool
 
     def invariant(self, steps: Sequence[StepResult], dropped: int) -> Invariant:
-        """Hold a variant's steps against it. dropped: frames that queues dropped, which makes single steps chaos."""
+        """Compare a variant's steps with the model; single steps are not compared if queues dropped frames."""
         predicted_s = self.timeline.step_time_s if self.timeline else None
-        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed(steps)]
+        times = [StepTime(step.trial, step.step_time_s) for step in undisturbed_steps(steps)]
         return model_error(
             times, predicted_s, self.stated, clock_here() == "free", self.singly and not dropped
         )
 
 
 def check_model(job: Job, algorithm: str, calibration: Calibration) -> ModelCheck:
-    """Play a variant's step on the model. ControllerError, Deadlock, BadCalibration."""
+    """Predict a variant's step; raises ControllerError, Deadlock or BadCalibration."""
     if job.unmodelled:
         return ModelCheck(None, None, singly=False)
     step = prepare_step(job, algorithm, calibration)
@@ -288,9 +302,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplicationRecord:
-    """records: the coordinator's, emulated times. warmup: steps before measuring starts. microbatches: by replica."""
+    """The coordinator's records of elastic replicas, in emulated time; `microbatches` is by replica."""
 
-    told: Replication
+    spec: Replication
     records: Sequence[Record]
     scale: Scale
     warmup: int
@@ -298,7 +312,7 @@ class ReplicationRecord:
 
     @classmethod
     def read(cls, folder: Path, job: Job) -> ReplicationRecord | None:
-        """From a shard's folder; None where no replicas come and go."""
+        """Read the record from a shard's directory; None for a job without elastic replicas."""
         if job.replication is None:
             return None
         lines = (folder / RECORDS).read_text().splitlines()
@@ -308,19 +322,19 @@ class ReplicationRecord:
 
     @property
     def origin_s(self) -> float:
-        """When the first measured step began, for the first time: samples have the last."""
-        return begun_s(self.records, self.warmup)
+        """When the first measured step started for the first time; samples have only its last repetition."""
+        return first_step_start_s(self.records, self.warmup)
 
     def summary(self, samples: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
-        """What losses cost. samples: ranks'; events: all that came."""
+        """Return the fields of `Replication` in a summary, from the ranks' samples and the log of events."""
         return replication_summary(
             self.records,
             [sample for sample in samples if sample["operation"] == "step"],
             [entry for entry in events if entry["action"] in KILL_EVENTS],
             self.scale,
-            replicas=len(self.told.replicas),
-            mode=self.told.policy.mode,
-            catch_up=self.told.policy.catch_up,
+            replicas=len(self.spec.replicas),
+            mode=self.spec.policy.mode,
+            catch_up=self.spec.policy.catch_up,
             warmup=self.warmup,
             microbatches=self.microbatches,
         )

@@ -1,4 +1,4 @@
-"""Options of the collective and bootstrap benchmarks, parsed and checked."""
+"""Parsing and checking of the options of the collective and bootstrap benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.errors import did_you_mean
 from testbed.measure.execution.bootstrap_benchmark import MOST_EAGER, BootstrapOptions
 from testbed.measure.execution.collective_benchmark import BenchRun, Row
-from testbed.measure.execution.network_setup import LOOPBACK_RANKS, guest_settings, size_of
+from testbed.measure.execution.network_setup import LOOPBACK_RANKS, guest_settings, parse_size_option
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
 from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, SoftwareCosts
@@ -32,7 +32,7 @@ USUAL_KIND, USUAL_PROTOCOL = "tcp", "eager"
 
 
 def check_bench_options(dtype: str, op: str, transport: str, protocol: str, clock: str) -> None:
-    """ConfigError names the first option whose value is none of those that there are."""
+    """Raise ConfigError for the first option with an unknown value."""
     for option, value, known in (
         ("--datatype", dtype, DTYPES),
         ("--op", op, tuple(OPERATIONS)),
@@ -45,27 +45,34 @@ def check_bench_options(dtype: str, op: str, transport: str, protocol: str, cloc
             raise _wrong(option, value, expected)
 
 
-def transport_asked(kind: str, protocol: str, preset: str | None) -> TransportSpec:
-    """Of words that have been checked, or all that a preset says of it. ConfigError."""
+def parse_transport(kind: str, protocol: str, preset: str | None) -> TransportSpec:
+    """Return the transport of checked options, or of a preset; ConfigError if both are given."""
     if preset is None:
         return TransportSpec(kind=kind, protocol=protocol)
     if preset not in PRESETS:
         raise _wrong("--preset", preset, did_you_mean(preset, PRESETS))
     if (kind, protocol) != (USUAL_KIND, USUAL_PROTOCOL):
         given = f"{preset} and --transport {kind} --protocol {protocol}"
-        raise _wrong("--preset", given, "a preset, which says both, or these")
+        raise _wrong("--preset", given, "either a preset, which sets both, or these options")
     return preset_transport(preset)
 
 
-def collective_named(name: str) -> str:
-    """As it is found from any folder. ConfigError, PluginError where a file does not load."""
+def resolve_collective(name: str) -> str:
+    """Return a collective's name, with the path of a FILE.py:NAME made absolute.
+
+    Raises:
+        ConfigError: If there is no such collective.
+        PluginError: If the file does not load.
+    """
     return _named("COLLECTIVE", name, COLLECTIVES)
 
 
 def parse_algorithms(collective: str, asked: str, tune: bool = False) -> tuple[str, ...]:
-    """Of "auto", one name, several with commas between, or "all"; a tuning table needs all, or those that are named.
+    """Parse the option --algorithm: "auto", "all", or comma-separated names. A tuning table takes "auto" as "all".
 
-    ConfigError, PluginError where a file does not load.
+    Raises:
+        ConfigError: If there is no such algorithm, or nothing to tune.
+        PluginError: If a file does not load.
     """
     known = collective_of(collective).algorithms
     if tune and len(known) < 2 and not OWN_FILE.fullmatch(asked):
@@ -74,15 +81,15 @@ def parse_algorithms(collective: str, asked: str, tune: bool = False) -> tuple[s
     if asked == "all" or (tune and asked == AUTO):
         return tuple(known)
     if asked == AUTO and collective_of(collective).uneven:
-        return (collective_of(collective).automatic(0, ()),)  # no table is kept of these
+        return (collective_of(collective).automatic(0, ()),)  # there is no tuning table for these
     return tuple(
         name if name == AUTO else _named("--algorithm", name, known, AUTO) for name in asked.split(",")
     )
 
 
 def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
-    """Bytes from the smallest to the largest size, each `factor` times the one before. ConfigError."""
-    first, last = size_of("--minbytes", least), size_of("--maxbytes", most)
+    """Return sizes in bytes from the smallest to the largest, each `factor` times the previous one."""
+    first, last = parse_size_option("--minbytes", least), parse_size_option("--maxbytes", most)
     if first > last:
         raise _wrong("--maxbytes", most, f"at least {least}, as --minbytes")
     found = [first]
@@ -92,7 +99,7 @@ def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
 
 
 def guest_bytes(size_bytes: int, ranks: int | None, topology: Path | None, size_scale: str) -> int:
-    """Memory for a guest: arrays of every rank, what is under way between them, and the system."""
+    """Return the memory of a guest: every rank's arrays, messages in flight, and the system."""
     if ranks is None:
         ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
     factor = float(size_scale) if size_scale.replace(".", "", 1).isdigit() else 1.0
@@ -100,16 +107,24 @@ def guest_bytes(size_bytes: int, ranks: int | None, topology: Path | None, size_
 
 
 def wants_guest(clock: str) -> bool:
-    """Whether a benchmark by this clock has to go on in a guest: not where it is in one already."""
+    """Return whether a benchmark with this clock must be moved to a guest: false if it already runs in one."""
     return clock == "virtual" and not clock_here()
 
 
-def guest_for(
+def benchmark_guest(
     needed_bytes: int, memory: str | None, seed: int, stall_timeout: str, written: Sequence[Path | None]
 ) -> GuestSettings:
-    """The guest of a benchmark. needed_bytes: its memory unless `memory` says another; written: files that it makes.
+    """Return the settings of a benchmark's guest.
 
-    ConfigError names the option that is wrong.
+    Args:
+        needed_bytes: Memory of the guest, unless `memory` sets it.
+        memory: The option --memory.
+        seed: The guest's seed.
+        stall_timeout: The option --stall-timeout.
+        written: Files that the benchmark writes.
+
+    Raises:
+        ConfigError: If an option is wrong.
     """
     folders = sorted({file.resolve().parent for file in written if file is not None})
     return guest_settings(
@@ -118,27 +133,27 @@ def guest_for(
 
 
 def congestion_control_for(asked: str | None, topology: Path | None) -> str | None:
-    """What was asked for; else cubic on a network, and on loopback, where it does not matter, the kernel's own (None).
+    """Return the requested congestion control, else cubic on a network, else None (the kernel's default) on loopback.
 
-    An ordinary user may choose none.
+    On loopback it does not matter, and an unprivileged user may not choose one.
     """
     return asked or ("cubic" if topology else None)
 
 
-def document_of(rows: Sequence[Row], run: BenchRun) -> Mapping[str, Any]:
-    """What `--json-file` holds."""
+def rows_document(rows: Sequence[Row], run: BenchRun) -> Mapping[str, Any]:
+    """Return the content of `--json-file`."""
     document: dict[str, Any] = {"schema": SCHEMA, "ranks": run.ranks, "scale": asdict(run.scale)}
     document["rows"] = [{**asdict(row), "of_limit": row.of_limit} for row in rows]
     return document
 
 
 def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
-    """As JSON."""
-    path.write_text(json.dumps(document_of(rows, run), indent=1) + "\n")
+    """Write the rows as JSON."""
+    path.write_text(json.dumps(rows_document(rows, run), indent=1) + "\n")
 
 
 def write_tuning_table(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
-    """The quickest algorithm of each size, written to a table whose other collectives stay; ConfigError."""
+    """Write the fastest algorithm of each size to a tuning table, and keep the table's other collectives."""
     hosts = run.topology.hosts[: run.ranks] if run.topology else ()
     buildings = len({host.building for host in hosts}) or 1
     times: dict[int, dict[str, float]] = {}
@@ -164,7 +179,7 @@ def _wrong(option: str, value: str, expected: str) -> ConfigError:
     return ConfigError([Problem(COMMAND_LINE, None, option, value, expected)])
 
 
-WAYS = {
+STARTUP_METHODS = {
     "baseline": BASELINE,
     "ring": replace(BASELINE, bootstrap=RING),
     "by_ranks": replace(BASELINE, by_pairs=False),
@@ -172,24 +187,24 @@ WAYS = {
     "lazy": replace(BASELINE, eager=False),
     "scalable": SCALABLE,
 }
-"""By name: as it was, each of the four remedies by itself, and all of them."""
+"""Start-up methods by name: the baseline, each of four improvements by itself, and all of them."""
 COSTS = {"published": PUBLISHED, "none": SoftwareCosts(0.0, 0.0)}
-"""What software takes, by name."""
+"""Software costs by name."""
 MOST_RANKS = 8192
-"""A thread each, and sockets."""
+"""Limit on ranks, each of which is a thread with its sockets."""
 
 
 def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[BootstrapOptions]:
-    """For each number of ranks every way. ConfigError names the option that is wrong."""
+    """Return one trial for each number of ranks and start-up method; ConfigError if an option is wrong."""
     if clock not in CLOCKS:
         raise _start_error("--clock", clock, did_you_mean(clock, CLOCKS))
     if costs not in COSTS:
         raise _start_error("--costs", costs, did_you_mean(costs, COSTS))
-    names = list(WAYS) if way == "all" else way.split(",")
+    names = list(STARTUP_METHODS) if way == "all" else way.split(",")
     for name in names:
-        if name not in WAYS:
-            raise _start_error("--way", name, did_you_mean(name, WAYS))
-    dimensions = dimensions_of(groups)
+        if name not in STARTUP_METHODS:
+            raise _start_error("--way", name, did_you_mean(name, STARTUP_METHODS))
+    dimensions = parse_dimensions(groups)
     found = []
     for word in ranks.split(","):
         count = int(word) if word.isascii() and word.isdigit() else 0
@@ -199,15 +214,17 @@ def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) 
         if count % product:
             raise _start_error("--ranks", word, f"a multiple of the {product} that --groups make")
         for name in names:
-            if WAYS[name].eager and count > MOST_EAGER:
-                expected = f"lazy or scalable beyond {MOST_EAGER} ranks, as all others connect everybody to everybody"
+            if STARTUP_METHODS[name].eager and count > MOST_EAGER:
+                expected = (
+                    f"lazy or scalable beyond {MOST_EAGER} ranks, as all others connect all pairs of ranks"
+                )
                 raise _start_error("--way", f"{name} with {count} ranks", expected)
-            found.append(BootstrapOptions(count, dimensions, WAYS[name], COSTS[costs]))
+            found.append(BootstrapOptions(count, dimensions, STARTUP_METHODS[name], COSTS[costs]))
     return found
 
 
-def dimensions_of(groups: str) -> tuple[tuple[str, int], ...]:
-    """From NAME=SIZE,NAME=SIZE. ConfigError."""
+def parse_dimensions(groups: str) -> tuple[tuple[str, int], ...]:
+    """Parse NAME=SIZE,NAME=SIZE; ConfigError for anything else."""
     if groups in ("", "none"):
         return ()
     found = []
@@ -220,13 +237,12 @@ def dimensions_of(groups: str) -> tuple[tuple[str, int], ...]:
 
 
 def guest_bytes_for(tries: Sequence[BootstrapOptions]) -> int:
-    """Memory for a guest that carries the largest of these."""
-    most = max(one.ranks * one.rank_bytes for one in tries)
-    return DEFAULT_MEMORY_BYTES + most
+    """Return the memory of a guest that is large enough for all trials."""
+    return DEFAULT_MEMORY_BYTES + max(one.ranks * one.rank_bytes for one in tries)
 
 
 def connection_buffers_bytes() -> int:
-    """What a connection keeps of the window that copies go through, by the preset `nccl`."""
+    """Return the staging buffers of a connection in bytes, with the preset `nccl`."""
     staging = preset_transport("nccl").staging
     return staging.chunk_bytes * staging.slots
 

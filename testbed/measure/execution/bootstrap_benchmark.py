@@ -19,11 +19,11 @@ from testbed.workload.job.endpoints import RankEndpoint
 from testbed.workload.job.errors import RunError
 
 MOST_EAGER = 1024
-"""Ranks of which everybody connects to everybody: each pair takes two sockets and some 0.2 ms of a core."""
+"""Limit on ranks that all connect to each other: each pair takes two sockets and about 0.2 ms of a core."""
 RANK_BYTES, SOCKET_BYTES = 900 << 10, 16 << 10
-"""Of a rank's thread and of a connection, with the kernel's: 4,096 ranks were seen to take 5.7 GB of a guest."""
+"""Memory of a rank's thread and of a connection, including the kernel's: 4,096 ranks took 5.7 GB of a guest."""
 MOST_BYTES = 128 << 20
-"""Of the ranks of one process: in pages, half as many as the host allows it pieces of memory."""
+"""Memory limit for the ranks of one process: in pages, half of the memory mappings that the host allows it."""
 QUIET_S = 0.2
 END_TIMEOUT_S = 30.0
 LATE_S = 1e-3
@@ -31,7 +31,7 @@ LATE_S = 1e-3
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """What to try. ranks: in all. dimensions: of parallelism, and sizes; replicas, the last one, are the rest."""
+    """One start-up to measure: total ranks, and parallelism dimensions with sizes (the replicas are the rest)."""
 
     ranks: int
     dimensions: tuple[tuple[str, int], ...]
@@ -41,28 +41,28 @@ class BootstrapOptions:
 
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
-        """All ranks, then those of each dimension."""
+        """The kinds of process groups: all ranks, then those of each dimension."""
         replicas = self.ranks // math.prod(size for _, size in self.dimensions)
         sizes = (*self.dimensions, ("data", replicas))
         return group_kinds(self.ranks, [(name, size) for name, size in sizes if size > 1])
 
     @property
     def rank_bytes(self) -> int:
-        """Memory that a rank takes, about."""
+        """Approximate memory of a rank."""
         return RANK_BYTES + self.predicted.connections * SOCKET_BYTES
 
     @property
     def predicted(self) -> StartupCost:
-        """By the closed form."""
+        """The closed-form prediction."""
         return estimate_startup(self.ranks, [kind.size for kind in self.kinds[1:]], self.way, self.costs)
 
 
 @dataclass(frozen=True)
 class BootstrapRow:
-    """What a start took. Seconds; parts: in the mean over ranks, by what they went to.
+    """A measured start-up, in seconds.
 
-    sockets, memory_bytes: of a rank, the most and the mean; memory is that of its process. bytes_sent: by rank 0.
-    late_s: how much later than the others the last rank began.
+    `parts` is the mean over ranks, by activity. `sockets` is the largest number of any rank, `memory_bytes` the mean
+    per rank of its process. `bytes_sent` is that of rank 0. `late_s` is how late the last rank was ready.
     """
 
     ranks: int
@@ -77,33 +77,32 @@ class BootstrapRow:
 
 
 class BootstrapRun:
-    """A network that is built once, and starts on it, one after the other."""
+    """A series of start-ups on one network, which is built once."""
 
     def __init__(self, network: Network, seed: int, phase: Callable[[str], None]) -> None:
         self.network, self.seed, self.phase = network, seed, phase
         self.topology = network.topology.resolve(network.scale)
 
     def rows(self, tries: Sequence[BootstrapOptions]) -> Iterator[BootstrapRow]:
-        """Build, measure, take down; rows as they come. FabricError, RunError."""
+        """Build the network, measure, and yield each row as it is complete; raises FabricError or RunError."""
         clean_abandoned()
         fabric = self.network.fabric(self.seed, self.phase)
         with fabric:
             hosts = endpoints_on(self.topology, self.topology.hosts, fabric.state.pids)
             counts = dict.fromkeys(str(options.ranks) for options in tries)
-            self.phase(
-                f"starting {', '.join(counts)} ranks"
-            )  # before the first row, for a table has nothing between
+            # before the first row, so that it does not interrupt the table
+            self.phase(f"starting {', '.join(counts)} ranks")
             for options in tries:
                 yield self._row(options, hosts, fabric)
 
     def _row(self, options: BootstrapOptions, hosts: Sequence[RankEndpoint], fabric: Fabric) -> BootstrapRow:
-        spec = spec_of(options, hosts)
+        spec = make_spec(options, hosts)
         found: list[Mapping[str, float]] = []
         failures = []
         with LauncherProcess(spec.to_json(), {ENVIRONMENT_MARK: fabric.state.id}) as launcher:
             while (events := launcher.events(QUIET_S)) is not None:
-                if trouble := fabric.failure():
-                    raise RunError(trouble)
+                if failure := fabric.failure():
+                    raise RunError(failure)
                 for event in events:
                     if event["event"] in ("failed", "killed"):
                         failures.append(f"{event['who']} on {event['host']}: {event['message']}")
@@ -112,13 +111,13 @@ class BootstrapRun:
             ended = launcher.ended(END_TIMEOUT_S)
         if failures or ended:
             raise RunError("\n".join(failures[:5]) or str(ended))
-        return row_of(options, found, spec.ranks_per_process)
+        return make_row(options, found, spec.ranks_per_process)
 
 
-def spec_of(
+def make_spec(
     options: BootstrapOptions, hosts: Sequence[RankEndpoint], ready_s: float | None = None
 ) -> BootstrapSpec:
-    """Ranks that follow each other on one host, as many on each as it takes. ready_s: until all are to be ready."""
+    """Return the specification of a start-up: consecutive ranks share a host; `ready_s` is the time to get ready."""
     if ready_s is None:
         ready_s = 2.0 + 0.004 * options.ranks
     each = -(-options.ranks // len(hosts))
@@ -145,13 +144,13 @@ def spec_of(
     )
 
 
-def row_of(options: BootstrapOptions, results: Sequence[Mapping[str, float]], together: int) -> BootstrapRow:
-    """From what the ranks told. RunError where some began later than the others."""
+def make_row(
+    options: BootstrapOptions, results: Sequence[Mapping[str, float]], together: int
+) -> BootstrapRow:
+    """Return the row of the ranks' results; RunError if a rank was ready too late."""
     late_s = max(result["late_s"] for result in results)
     if late_s > LATE_S:
-        raise RunError(
-            f"a rank was ready {late_s:.1f} s after the others had begun: this machine is too busy"
-        )
+        raise RunError(f"a rank was ready {late_s:.1f} s after the others had started: this host is too busy")
     parts: dict[str, float] = {}
     for result in results:
         for name, seconds in result["parts"].items():  # type: ignore[attr-defined]

@@ -42,10 +42,10 @@ QUIET_S = 0.2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size.
+    """Options of a collective benchmark.
 
-    congestion_control: in place of the one in `transport`; None: the kernel's own. ranks_per_process: None for what is
-    quickest.
+    Every algorithm is measured with every size, in real bytes of a rank's whole array. `congestion_control` overrides
+    that of `transport`; None: the kernel's default. `ranks_per_process`: None for the fastest.
     """
 
     collective: str
@@ -65,10 +65,11 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the result, in real bytes and seconds; see nccl-tests for algbw and busbw, in bytes per second.
+    """A row of the result, in real bytes and seconds.
 
-    chosen: the algorithm that ran. choice_bytes: the size that `auto` goes by. limit_s: what the most loaded link needs
-    for its bytes; None on loopback.
+    `algbw` and `busbw` are defined as in nccl-tests, in bytes per second. `chosen` is the algorithm that ran,
+    `choice_bytes` the size by which `auto` chooses. `limit_s` is the time that the most loaded link needs for its
+    bytes; None on loopback.
     """
 
     collective: str
@@ -89,12 +90,12 @@ class Row:
 
     @property
     def of_limit(self) -> float | None:
-        """How near it came to what the bottleneck allows, 0 to 1."""
+        """The achieved share of what the bottleneck allows, 0 to 1."""
         return None if self.limit_s is None else self.limit_s / self.time_s
 
 
 class BenchRun:
-    """One benchmark. Without a network, ranks are joined by this machine's loopback."""
+    """A collective benchmark, on a network or, without one, over this machine's loopback."""
 
     def __init__(
         self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
@@ -115,9 +116,12 @@ class BenchRun:
         ]
 
     def rows(self) -> Iterator[Row]:
-        """Build, measure, take down; rows as they come. FabricError, RunError.
+        """Build the network, measure, and yield each row as it is complete.
 
-        PluginError, before anything is built, for an algorithm that was added and does not do what it should.
+        Raises:
+            PluginError: If a plug-in algorithm is incorrect; checked before anything is built.
+            FabricError: If the network cannot be built.
+            RunError: If a rank fails.
         """
         hosts = self.topology.hosts[: self.ranks] if self.topology else None
         groups = [host.building for host in hosts] if hosts else [""] * self.ranks
@@ -182,8 +186,8 @@ class BenchRun:
         failures = []
         with LauncherProcess(spec.to_json(), environment) as launcher:
             while (events := launcher.events(QUIET_S)) is not None:
-                if fabric is not None and (trouble := fabric.failure()):
-                    raise RunError(trouble)
+                if fabric is not None and (failure := fabric.failure()):
+                    raise RunError(failure)
                 for event in events:
                     if event["event"] in ("failed", "killed"):
                         failures.append(f"{event['who']} on {event['host']}: {event['message']}")
@@ -241,7 +245,7 @@ class BenchRun:
         return self.tuning.choose(self.options.collective, self._part(case) * self.itemsize, buildings)
 
     def _part(self, case: Case) -> int:
-        """Elements as `collectives.traffic` counts them."""
+        """Return the number of elements as `collectives.traffic` counts them."""
         return self.collective.part(case.numel, self.ranks)
 
     def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
@@ -253,7 +257,7 @@ class BenchRun:
 
 
 def payload_share(mtu: int) -> float:
-    """Of a link's rate, what full packets leave for TCP's payload."""
+    """Return the share of a link's rate that is TCP payload with full packets."""
     frame = mtu + ETHERNET_HEADER_BYTES
     return (frame - PACKET_HEADERS_BYTES) / frame
 
@@ -261,9 +265,15 @@ def payload_share(mtu: int) -> float:
 def bottleneck_s(
     topology: Topology, hosts: Sequence[Host], traffic: Mapping[tuple[int, int], float]
 ) -> float:
-    """Seconds that the most loaded link needs for these payload bytes, per pair of ranks (source, target).
+    """Return the seconds that the most loaded link needs for some traffic.
 
-    Links of the NICs, leaves and spines, and between buildings, each direction apart; parallel ones share evenly.
+    Links are those of NICs, leaves and spines, and between buildings, each direction separately. Parallel links share
+    their load evenly.
+
+    Args:
+        topology: The topology.
+        hosts: Host of each rank.
+        traffic: Payload bytes by (source rank, target rank).
     """
     bits: defaultdict[tuple[str, ...], float] = defaultdict(float)
     rates: dict[tuple[str, ...], float] = {}

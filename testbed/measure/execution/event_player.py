@@ -1,4 +1,4 @@
-"""Applies a scenario's events while a job runs, and works out what they change and when."""
+"""Player of a scenario's events while a job runs, and what they change and when."""
 
 from __future__ import annotations
 
@@ -23,12 +23,21 @@ from testbed.spec.topology import Topology
 
 
 class EventPlayer:
-    """Carries a scenario's events out, anew for each variant. Times are CLOCK_MONOTONIC, log entries in real seconds.
+    """A player that applies a scenario's events, afresh for each variant.
 
-    hosts: by rank. pid_of_rank: None for one that is gone. told: has it known that a rank's process was killed, where
-    that would not show. return_ranks: has those that were killed start anew, each in a process of its own. seed: of the
-    moments that are drawn. Call `step` before every step starts, `play` at `due_s` or later, `finish` after the last
-    step. What ranks do to themselves is only noted.
+    Call `step` before every step starts, `play` at `due_s` or later, and `finish` after the last step. Faults that
+    ranks inject themselves are only logged. Times are CLOCK_MONOTONIC; log entries are in real seconds.
+
+    Args:
+        events: The scenario's events.
+        topology: The emulated topology.
+        scale: The scale in force.
+        faults: Applies faults to the fabric.
+        hosts: Host of each rank.
+        pid_of_rank: Returns a rank's process id; None if the process is gone.
+        report_death: Called with each rank that was killed, so that its death is known at once.
+        return_ranks: Called with killed ranks that must be restarted, each in its own process.
+        seed: Seed of random event times.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class EventPlayer:
         faults: Faults,
         hosts: Sequence[str],
         pid_of_rank: Callable[[int], int | None],
-        told: Callable[[int], None],
+        report_death: Callable[[int], None],
         return_ranks: Callable[[Collection[int]], None],
         seed: int = 1,
     ) -> None:
@@ -49,24 +58,24 @@ class EventPlayer:
         self._faults = faults
         self._hosts = hosts
         self._pid_of_rank = pid_of_rank
-        self._told = told
+        self._report_death = report_death
         self._return_ranks = return_ranks
         self._seed = seed
         self._variant = ""
         self._origin_s = 0.0
         self._changes: list[Change] = []
         self._started: set[int] = set()  # measured steps of this variant
-        self._to_come: list[int] = []  # events whose step has not started
+        self._pending: list[int] = []  # events of steps that have not started
         self._active: list[int] = []
         self._paused: dict[int, int] = {}  # by rank, its process
         self._dead: frozenset[int] = frozenset()
-        self._deaths: Counter[int] = Counter()  # that nobody has told of yet
+        self._deaths: Counter[int] = Counter()  # kills whose deaths have not been reported yet
         self.killed_s: float | None = None
         self.log: list[dict[str, Any]] = []
 
     @property
     def due_s(self) -> float | None:
-        """When the next change comes, or switches see what an earlier one did; None when there is none."""
+        """When the next change is due, or switches detect an earlier one; None if nothing is due."""
         change_s = self._planned_s(self._changes[0]) if self._changes else None
         return min((due_s for due_s in (change_s, self._faults.due_s) if due_s is not None), default=None)
 
@@ -74,20 +83,20 @@ class EventPlayer:
         return self._origin_s + self._scale.emulated_s(change.at_s)
 
     def explains_death(self, rank: int) -> bool:
-        """Whether an event has killed a rank whose death is told now; each explains one."""
+        """Return whether an event caused a rank's reported death; each kill explains one death."""
         explained = self._deaths[rank] > 0
         self._deaths[rank] -= explained
         return explained
 
     @property
     def nobody_left(self) -> bool:
-        """Whether all ranks were killed, and none is to return."""
+        """Whether all ranks were killed and none will return."""
         return len(self._dead) == len(self._hosts) and self.due_s is None
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
-        """A step is about to start: the variant's first measured one sets its events' clock going.
+        """Prepare for a step that is about to start; the variant's first measured step starts the events' clock.
 
-        Once: a job that was set back goes through steps again, and its events go on.
+        A job that restarts from a checkpoint repeats steps, but its events continue.
         """
         if variant != self._variant:
             self.finish()
@@ -95,15 +104,17 @@ class EventPlayer:
             self._started = set()
         if trial >= 0 and not self._started:
             self._origin_s = start_s
-            self._to_come = list(range(len(self._events)))
+            self._pending = list(range(len(self._events)))
         if trial >= 0 and trial not in self._started:
             self._started.add(trial)
             after_s = self._scale.real_s(start_s - self._origin_s)
-            self._changes = in_order([*self._changes, *changes(self._events, self._seed, trial, after_s)])
-            self._to_come = [index for index in self._to_come if (self._events[index].step or 0) > trial]
+            self._changes = sort_changes(
+                [*self._changes, *planned_changes(self._events, self._seed, trial, after_s)]
+            )
+            self._pending = [index for index in self._pending if (self._events[index].step or 0) > trial]
 
     def play(self) -> None:
-        """Carry out what is due; what is seen when something new happens is seen first."""
+        """Apply all changes that are due, after what switches must detect first."""
         self._faults.apply_due()
         while self._changes and self._planned_s(self._changes[0]) <= time.monotonic():
             change = self._changes.pop(0)
@@ -111,13 +122,13 @@ class EventPlayer:
                 self._active.append(change.event)
             elif change.event in self._active:
                 self._active.remove(change.event)
-            self._carry_out()
+            self._apply()
             self._note(change.event, change.begins, change.at_s, time.monotonic())
 
-    def _carry_out(self) -> None:
+    def _apply(self) -> None:
         active = [self._events[index] for index in self._active]
         self._pause({str(event.target) for event in active if event.action == "host_pause"})
-        self._faults.apply(condition(active, self._topology, self._scale))
+        self._faults.apply(network_condition(active, self._topology, self._scale))
         silenced = {str(event.target) for event in active if event.action == "host_kill"}
         dead = {int(event.target) for event in active if event.action == "rank_kill"}
         dead |= {rank for rank, host in enumerate(self._hosts) if host in silenced}
@@ -139,7 +150,7 @@ class EventPlayer:
                 os.kill(self._paused.pop(rank), signal.SIGCONT)
 
     def _kill(self, rank: int, silently: bool) -> None:
-        """silently: with its connections, as a machine that is gone; else the kernel tells its peers."""
+        """Kill a rank; `silently` drops its connections without FIN or RST, as a power loss would."""
         pid = self._pid_of_rank(rank)
         if pid is None:
             return
@@ -151,7 +162,7 @@ class EventPlayer:
                 suppress_tcp_close(pid)
             os.kill(pid, signal.SIGKILL)
         if not silently:
-            self._told(rank)
+            self._report_death(rank)
 
     def _note(self, index: int, begins: bool, planned_s: float | None, now_s: float | None) -> None:
         event = self._events[index]
@@ -168,23 +179,23 @@ class EventPlayer:
         self.log.append(entry)
 
     def finish(self) -> None:
-        """The variant's last step is over: everything is undone; what never came stands in the log without a time.
+        """Undo all events after the variant's last step, and log those that never took place, without a time.
 
-        But for what was drawn, which need not come.
+        Events at random times are not logged, as they need not take place.
         """
         missed = [(change.event, change.at_s) for change in self._changes if change.begins]
-        for index, planned_s in [*missed, *((index, None) for index in self._to_come)]:
+        for index, planned_s in [*missed, *((index, None) for index in self._pending)]:
             if not isinstance(self._events[index], DrawnEvent):
                 self._note(index, True, planned_s, None)
-        self._changes, self._to_come = [], []
+        self._changes, self._pending = [], []
         if self._active:
             self._active.clear()
-            self._carry_out()
+            self._apply()
         self._faults.flush()
 
 
-def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:
-    """What a summary says of a variant's events: how many changes were planned and came, how late at most, real s."""
+def summarise_events(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:
+    """Return the fields of `Events` in a summary for one variant; times in real seconds."""
     own = [entry for entry in log if entry["variant"] == variant]
     late = [entry["actual_s"] - entry["planned_s"] for entry in own if entry["actual_s"] is not None]
     return {"planned": len(own), "came": len(late), "late_max_s": max(late, default=0.0)}
@@ -192,17 +203,23 @@ def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, A
 
 @dataclass(frozen=True)
 class Change:
-    """An event begins, or ends, so many real seconds after the start of a variant's first measured step."""
+    """The start or end of an event, in real seconds after the start of a variant's first measured step."""
 
     at_s: float
     event: int
     begins: bool
 
 
-def changes(events: Sequence[EventSpec], seed: int = 1, step: int = 0, start_s: float = 0.0) -> list[Change]:
-    """All that follows, in one variant, from the start of one measured step, `start_s` after the first one's.
+def planned_changes(
+    events: Sequence[EventSpec], seed: int = 1, step: int = 0, start_s: float = 0.0
+) -> list[Change]:
+    """Return the changes that the start of one measured step triggers, in time order.
 
-    In order; what ends at the moment at which something begins ends first. seed: of the moments that are drawn.
+    Args:
+        events: The scenario's events.
+        seed: Seed of random event times.
+        step: The measured step.
+        start_s: Its start, in real seconds after that of the first measured step.
     """
     found = []
     for index, event in enumerate(events):
@@ -214,16 +231,16 @@ def changes(events: Sequence[EventSpec], seed: int = 1, step: int = 0, start_s: 
             found.append(Change(begin_s, index, begins=True))
             if event.for_s is not None:
                 found.append(Change(begin_s + event.for_s, index, begins=False))
-    return in_order(found)
+    return sort_changes(found)
 
 
-def in_order(found: Iterable[Change]) -> list[Change]:
-    """As they come; what ends at the moment at which something begins ends first."""
+def sort_changes(found: Iterable[Change]) -> list[Change]:
+    """Sort changes by time; at the same time, ends come before starts."""
     return sorted(found, key=lambda change: (change.at_s, change.begins, change.event))
 
 
-def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
-    """What the network is like while these events last; of several that change a setting the last one counts."""
+def network_condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
+    """Return the state of the network while these events are active; the last one wins if several change a setting."""
     down: set[str] = set()
     dark: set[str] = set()
     switches: set[str] = set()
@@ -254,28 +271,28 @@ def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> 
 
 
 def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], Direction]:
-    """What an event changes the settings of, as the topology has it."""
+    """Return the link directions that an event changes, with their settings in the topology."""
     which = CARD_DIRECTIONS.get(event.direction, event.direction)
     chosen = DIRECTIONS if which == "both" else (which,)
     if event.action in CARD_EVENTS:
-        cable = card_of(topology, str(event.target))
+        cable = host_cable(topology, str(event.target))
         assert cable.direction is not None
         return {(cable.name, direction): cable.direction for direction in chosen}
     (link,) = (link for link in topology.wan if link.name == event.target)
     return {(link.name, direction): getattr(link, direction) for direction in chosen}
 
 
-def card_of(topology: Topology, host: str) -> Cable:
-    """The cable between a host's card and its switch."""
+def host_cable(topology: Topology, host: str) -> Cable:
+    """Return the cable between a host's NIC and its switch."""
     return nic_cables(topology)[host]
 
 
-def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
-    """(links, buildings) whose packet counts do not add up by design when these events happen."""
+def affected_parts(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
+    """Return the links and buildings with packet counts that cannot add up because of these events."""
     wan = {link.name for link in topology.wan}
     links: set[str] = set()
     for event in events:
-        now = condition([event], topology, UNSCALED)
+        now = network_condition([event], topology, UNSCALED)
         links |= (now.links_down | now.links_dark | {name for name, _ in now.changed}) & wan
         for switch in now.switches_down:
             building = switch.split("-")[0]
@@ -285,13 +302,13 @@ def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], 
     return links, buildings | switched
 
 
-def cards_touched(events: Iterable[EventSpec]) -> set[str]:
-    """Hosts of whose cards, and of the switches that these are plugged into, packet counts do not add up by design."""
+def affected_cards(events: Iterable[EventSpec]) -> set[str]:
+    """Return the hosts with NIC (and switch port) packet counts that cannot add up because of these events."""
     return {str(event.target) for event in events if event.action in CARD_EVENTS}
 
 
-def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: str) -> list[str]:
-    """Hosts to whose cards events give a delay or a loss that this link engine cannot: it does not carry them."""
+def hosts_beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: str) -> list[str]:
+    """Return the hosts with NICs that get a delay or loss which this link engine cannot apply to them."""
     if link_engine == NETEM:
         return []
     found = set()
@@ -299,16 +316,16 @@ def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: 
         asked = event.changes
         if event.action in CARD_EVENTS and asked is not None and (asked.delay_s or asked.loss):
             found.add(str(event.target))
-    return sorted(host for host in found if not card_of(topology, host).needs_engine)
+    return sorted(host for host in found if not host_cable(topology, host).needs_engine)
 
 
-def changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:
-    """(links, switches, hosts by their cards) whose settings these events change."""
+def parts_changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:
+    """Return the links, the switches, and the hosts of NICs with settings that these events change."""
     wan = {link.name for link in topology.wan}
     links: set[str] = set()
     switches: set[str] = set()
     for event in events:
-        now = condition([event], topology, UNSCALED)
+        now = network_condition([event], topology, UNSCALED)
         links |= now.links_down | now.links_dark | ({name for name, _ in now.changed} & wan)
         switches |= now.switches_down
-    return links, switches, cards_touched(events)
+    return links, switches, affected_cards(events)

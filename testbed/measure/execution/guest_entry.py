@@ -1,6 +1,6 @@
-"""Measures a shard of a run inside a guest of the virtual clock: its only argument is the file that says which.
+"""Program that measures one shard inside a guest of the virtual clock; its argument is a task file.
 
-What it tells meanwhile goes to standard output, one JSON object per line: {"phase": text} or {"step": done, "of": all}.
+Progress goes to standard output as JSON lines: {"phase": text} or {"step": done, "of": all}.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from testbed.spec.scenario import load_scenario
 
 
 def main() -> int:
-    """0 when the shard's record is there."""
+    """Measure the shard and return the exit status: 0 if its record was written."""
     task = json.loads(Path(sys.argv[1]).read_text())
     progress = Progress(
-        phase=lambda line: _tell({"phase": line}), step=lambda done, total: _tell({"step": done, "of": total})
+        phase=lambda line: _emit({"phase": line}), step=lambda done, total: _emit({"step": done, "of": total})
     )
     try:
         scenario = load_scenario(task["scenario"])
@@ -36,7 +36,7 @@ def main() -> int:
     return 0
 
 
-def _tell(event: dict[str, object]) -> None:
+def _emit(event: dict[str, object]) -> None:
     print(json.dumps(event), flush=True)
 
 

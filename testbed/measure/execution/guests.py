@@ -1,4 +1,4 @@
-"""Guests of the virtual clock that measure a run's shards, side by side."""
+"""The backend that measures shards in parallel in guests of the virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from testbed.measure.execution.progress import PartProgress, Progress
 from testbed.measure.execution.resources import Forecast
-from testbed.measure.results.run_directory import surroundings
+from testbed.measure.results.run_directory import describe_environment
 from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards
 from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
 from testbed.measure.results.writer import BackendResult, ShardTimes
@@ -43,18 +43,18 @@ _KEY_DIGITS = 16
 
 
 def record_key(scenario: str, others: Any) -> str:
-    """Hexadecimal; changes with the scenario's text, the text of files named in it, this code and the calibration.
+    """Return a hexadecimal key of the scenario, the files named in it, the testbed's code and the calibration.
 
-    scenario: as YAML, with whole paths. others: what else counts, as JSON.
+    `scenario` is YAML with absolute paths. `others` is any further JSON data that the record depends on.
     """
-    found = hashlib.sha256()
-    for part in (scenario, json.dumps(others, sort_keys=True), *_surroundings(), *_texts(scenario)):
-        found.update(part.encode() + b"\0")
-    return found.hexdigest()[:_KEY_DIGITS]
+    digest = hashlib.sha256()
+    for part in (scenario, json.dumps(others, sort_keys=True), *_environment(), *_texts(scenario)):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:_KEY_DIGITS]
 
 
-def _surroundings() -> Iterator[str]:
-    yield json.dumps(surroundings()["versions"], sort_keys=True)
+def _environment() -> Iterator[str]:
+    yield json.dumps(describe_environment()["versions"], sort_keys=True)
     yield sys.executable
     yield str(_PACKAGE)
 
@@ -69,13 +69,13 @@ def _texts(scenario: str) -> Iterator[str]:
 
 LINK_ENGINE, DATAPATH = "netem", "system"
 CHECKOUT = Path(__file__).parents[3]
-Told = Callable[[Mapping[str, Any]], None]
-"""Hears what the guest says of itself: `phase`, or `step` of `of`."""
+EventCallback = Callable[[Mapping[str, Any]], None]
+"""Callback for a guest's progress: a `phase`, or `step` of `of`."""
 
 
 @dataclass(frozen=True)
 class GuestWork:
-    """What shards of a run have in common. settings: of each guest, but for core, seed and folders."""
+    """What all shards of a run have in common; core, seed and directories of `settings` are set for each guest."""
 
     settings: GuestSettings
     scale: Scale
@@ -91,10 +91,25 @@ def measure_in_guest(
     folder: Path,
     *,
     core: int | None = None,
-    told: Told = lambda event: None,
+    on_event: EventCallback = lambda event: None,
     meanwhile: Callable[[Guest], None] = lambda guest: None,
 ) -> GuestExit:
-    """Measure a shard in a guest, into its folder, which is made; scenario: its own. RunError, VirtualClockError."""
+    """Measure a shard in a guest, into a new directory.
+
+    Args:
+        work: What all shards have in common.
+        image: The guest's kernel.
+        shard: The shard.
+        scenario: The shard's own scenario.
+        folder: The directory to make.
+        core: The CPU core to pin the guest to; None: any.
+        on_event: Called with each progress report.
+        meanwhile: Called regularly while the guest runs; may raise to stop it.
+
+    Raises:
+        RunError: If the measurement fails.
+        VirtualClockError: If the guest fails.
+    """
     folder.mkdir(parents=True)
     own = folder / "scenario.yaml"
     own.write_text(_with_schedule(scenario, work.scale, folder).to_yaml())
@@ -109,23 +124,23 @@ def measure_in_guest(
     }
     (folder / "task.json").write_text(json.dumps(task))
     settings = replace(work.settings, core=core, seed=shard.seed, writable=(folder,))
-    ended = _booted(Guest(image, settings), shard, folder, told, meanwhile)
-    finish(folder, ended)
+    ended = _run_guest(Guest(image, settings), shard, folder, on_event, meanwhile)
+    mark_finished(folder, ended)
     return ended
 
 
-def finish(folder: Path, ended: GuestExit) -> None:
-    """Mark a shard's record as whole: last of all."""
+def mark_finished(folder: Path, ended: GuestExit) -> None:
+    """Mark a shard's record as complete; this is the last file written."""
     written = folder / f".{FINISHED}"
     written.write_text(json.dumps(asdict(ended)))
     written.rename(folder / FINISHED)
 
 
 def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
-    """The same on a worker of an engine: its folder as an archive; nothing of it stays on the worker."""
+    """Measure a shard on a remote worker and return its directory as a zip archive; nothing stays on the worker."""
     shard, scenario = item
-    with tempfile.TemporaryDirectory(prefix="testbed-shard-") as above:
-        folder = Path(above, str(shard.number))
+    with tempfile.TemporaryDirectory(prefix="testbed-shard-") as parent:
+        folder = Path(parent, str(shard.number))
         measure_in_guest(work, find_image(), shard, scenario, folder)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -135,31 +150,31 @@ def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> GuestExit:
-    """A shard's folder from its archive; what marks it as whole comes last."""
+    """Unpack a shard's directory from its archive, the mark of completeness last."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         folder.mkdir(parents=True)
         archive.extractall(folder, [name for name in archive.namelist() if name != FINISHED])
         ended = GuestExit(**json.loads(archive.read(FINISHED)))
-    finish(folder, ended)
+    mark_finished(folder, ended)
     return ended
 
 
 def read_ended(file: Path) -> GuestExit:
-    """How a finished shard's guest ended."""
+    """Read how a finished shard's guest ended."""
     return GuestExit(**json.loads(file.read_text()))
 
 
-def _booted(
-    guest: Guest, shard: Shard, folder: Path, told: Told, meanwhile: Callable[[Guest], None]
+def _run_guest(
+    guest: Guest, shard: Shard, folder: Path, on_event: EventCallback, meanwhile: Callable[[Guest], None]
 ) -> GuestExit:
-    complaints: list[str] = []
+    errors: list[str] = []
     pending = ""
 
-    def said(text: str) -> None:
+    def on_output(text: str) -> None:
         nonlocal pending
         *lines, pending = (pending + text).split("\n")
         for line in lines:
-            told(json.loads(line))
+            on_event(json.loads(line))
 
     command = [
         sys.executable,
@@ -169,17 +184,17 @@ def _booted(
     ]
     environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment()}
     try:
-        ended = guest.run(command, CHECKOUT, environment, said, complaints.append, lambda: meanwhile(guest))
+        ended = guest.run(command, CHECKOUT, environment, on_output, errors.append, lambda: meanwhile(guest))
     except VirtualClockError as error:
         raise VirtualClockError(f"{shard.name}: {error}") from error
     if ended.status != 0:
-        why = "".join(complaints).strip().removeprefix("error: ")
-        raise RunError(f"{shard.name}: {why or f'ended with status {ended.status}'}")
+        reason = "".join(errors).strip().removeprefix("error: ")
+        raise RunError(f"{shard.name}: {reason or f'ended with status {ended.status}'}")
     return ended
 
 
 def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
-    """The same with a schedule that is searched for as a file: a guest has other things to do."""
+    """Return the scenario with a searched schedule replaced by a file, so that guests need not search."""
     asked = scenario.workload.schedule
     if asked is None or asked.file is not None or not find_schedule(asked.name).searched:
         return scenario
@@ -194,9 +209,9 @@ POLL_S = 0.1
 
 
 class Guests:
-    """Several at once, each on a core of its own.
+    """A backend that runs several guests in parallel, each on its own core.
 
-    settings: of each, but for core, seed and folders. ranks_per_process: None for what is quickest.
+    Core, seed and directories of `settings` are set for each guest. `ranks_per_process`: None for the fastest.
     """
 
     def __init__(
@@ -216,22 +231,22 @@ class Guests:
 
     @property
     def words(self) -> str:
-        """How many, and how large."""
+        """The number of guests in parallel, and their memory."""
         return f"virtual clock, {self.jobs} at once, at most {format_size(self.settings.memory_bytes)} each"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
-        """Algorithms side by side in networks of their own: under the virtual clock all see the same anyway."""
+        """Split by algorithm too: under the virtual clock, all networks behave alike."""
         return split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str:
-        """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
+        """Return a key for the request, its files, the kernel and the testbed's code."""
         image = self.image
         kernel = [image.version, image.recipe, self.settings.cpu_time]
         if self.link_engine != LINK_ENGINE:
             kernel.append(self.link_engine)
         return record_key(scenario.to_yaml(), [asdict(scale), kernel])
 
-    def carry_out(
+    def run_shards(
         self,
         scenario: Scenario,
         shards: Sequence[Shard],
@@ -239,12 +254,12 @@ class Guests:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """See `Backend`."""
+        """Measure the shards in parallel guests; see `Backend`."""
         check_programs()
         began_s = time.monotonic()
-        carrying = _Carrying(self, scenario, shards, scale, parts, progress)
-        ended = carrying.run()
-        records = [ShardRecord.read(carrying.target(shard)) for shard in shards]
+        pool = _GuestPool(self, scenario, shards, scale, parts, progress)
+        ended = pool.run()
+        records = [ShardRecord.read(pool.target(shard)) for shard in shards]
         times = [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended]
         wall_s = time.monotonic() - began_s
         memory_bytes, expected = self.settings.memory_bytes, self.expected
@@ -252,7 +267,7 @@ class Guests:
             records,
             wall_s,
             memory_bytes,
-            len(carrying.cores),
+            len(pool.cores),
             times,
             expected.wall_s,
             expected.memory_bytes,
@@ -260,8 +275,8 @@ class Guests:
         )
 
 
-class _Carrying:
-    """Once: which cores are free, how far each shard is."""
+class _GuestPool:
+    """The guests of one run: free cores, and the progress of each shard."""
 
     def __init__(
         self,
@@ -286,23 +301,23 @@ class _Carrying:
         self._lock = threading.Lock()
 
     def target(self, shard: Shard) -> Path:
-        """Where a shard's record is to be."""
+        """Return the directory of a shard's record."""
         return self.folder / str(shard.number)
 
     def run(self) -> list[GuestExit]:
-        """All of them; RunError and VirtualClockError name the shard that failed."""
+        """Run all shards and return how their guests ended; RunError and VirtualClockError name the failed shard."""
         pool = ThreadPoolExecutor(len(self.cores))
         futures = [pool.submit(self._run_shard, shard) for shard in self.shards]
         try:
-            self._follow(futures)
+            self._report_progress(futures)
         finally:
             self._stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
         return [future.result() for future in futures]
 
-    def _follow(self, futures: Sequence[Future[GuestExit]]) -> None:
-        """Tell how far all are, until all are done or one has failed."""
-        told = -1
+    def _report_progress(self, futures: Sequence[Future[GuestExit]]) -> None:
+        """Report progress until all shards are done or one has failed."""
+        reported = -1
         while True:
             done, waiting = wait(futures, POLL_S, FIRST_EXCEPTION)
             for future in done:
@@ -311,8 +326,8 @@ class _Carrying:
             total = sum(state.total for state in states)
             steps = sum(state.done for state in states)
             known = [state.total for state in states if state.total]
-            if known and steps != told:
-                told = steps
+            if known and steps != reported:
+                reported = steps
                 self.progress.step(steps, max(total, known[0] * len(states)))
             self.progress.parts(states)
             if not waiting:
@@ -341,7 +356,7 @@ class _Carrying:
                 shard.scenario(self.scenario),
                 folder,
                 core=core,
-                told=lambda event: self._event(shard, event),
+                on_event=lambda event: self._event(shard, event),
                 meanwhile=meanwhile,
             )
         finally:
@@ -354,15 +369,12 @@ class _Carrying:
         state = self._state[shard.number]
         if "step" in event:
             state.done, state.total = event["step"], event["of"]
-        elif shard.number == 0:  # the others do the same
+        elif shard.number == 0:  # the other shards go through the same phases
             self.progress.phase(event["phase"])
 
 
 def check_programs() -> None:
-    """RunError where this machine lacks what a guest runs."""
-    if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=_search_path()) is None]:
+    """Raise RunError if programs that guests need are not installed."""
+    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+    if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=path) is None]:
         raise RunError(f"not installed here, and a guest needs them: {', '.join(missing)} (make setup)")
-
-
-def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"

@@ -1,4 +1,4 @@
-"""The ring all-reduce that a run does alone on its network, and what a model says it should take."""
+"""The isolated ring all-reduce that a run performs on the idle network, and its predicted time."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from testbed.spec.transport import TransportSpec
 from testbed.workload.job.endpoint_resolution import software_of
 from testbed.workload.job.endpoints import JobEndpoints
 
-MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/explanation/fidelity.md
+MESSAGE_S = 0.2e-3  # cost of a message in Python: docs/explanation/fidelity.md
 
 
 class IsolatedBaseline:
-    """The collective and its model. Figures are emulated; message_bytes: those of the workload's largest messages."""
+    """The isolated collective and its model, in emulated figures; `message_bytes`: the workload's largest message."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class IsolatedBaseline:
         link_engine: str = NETEM,
     ) -> None:
         self.exact = clock_here() == "free"
-        # what messages cost software where that is modelled: else it costs what it costs
+        # the modelled software cost of messages; without a model, it is whatever it really is
         self.software = software_of(transport, scale)
         self._wiring = wiring
         self._lossy = topology.lossy
         sockets = [wiring.congestion_control, *(own.congestion_control for own in transport.sockets)]
         self._remembers = any(find_control(name).paces for name in sockets if name)
-        # which plane a message takes is the policy's to say, and several connections may take several
+        # the policy decides which plane a message takes, and several connections may take several planes
         best = all_planes if wiring.transport.takes_several_paths else nearest_plane
         paths = Paths(topology, link_engine)
         self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
-        # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
+        # pacing only bounds the slow side: TCP sends short bursts unpaced
         worst = ring_steps(paths, hosts, worst_plane)
         self._worst_ring = self._as_sockets_allow(worst, paced=True)
         self.message_bytes = 0
@@ -74,16 +74,16 @@ class IsolatedBaseline:
 
     @property
     def times(self) -> int:
-        """How often it is done before the steps."""
+        """How often the collective is run before the steps."""
         return baseline_times(self.exact, self._lossy, self._wiring.transport.warms_up)
 
     @property
     def overhead_s(self) -> float:
-        """What each message costs on top of its time on the network, but for its bytes."""
+        """The cost of each message in addition to its network time, without its bytes."""
         return self.software.message_s + self.software.handover_s if self.exact else MESSAGE_S
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
-        """What the ranks measured against the model."""
+        """Return the invariant that compares the ranks' measurements with the model."""
         what = f"The beginning of a ring all-reduce, {MOST_ROUNDS} rounds,"
         if baseline_is_whole(len(self._ring)):
             what = "A ring all-reduce"
@@ -97,14 +97,14 @@ class IsolatedBaseline:
         )
 
     def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
-        """What it took each time before the steps, and after them if it was done again."""
+        """Return all attempts before the steps, and after them if it was repeated."""
         before, after = (
             [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
         )
         return _attempts(before), _attempts(after)
 
     def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> BaselineTimes:
-        """What the ranks measured before and after the steps, with what may make a difference."""
+        """Return the measurements before and after the steps, with what may cause a difference."""
         rounds = baseline_rounds(len(self._ring))
         return BaselineTimes(
             *self.attempts(calibrations),
@@ -125,12 +125,12 @@ class IsolatedBaseline:
         note_s = 2 * software.note_cost_s if self._announced else None
         acknowledged_s = 0.0
         if self._wiring.transport.writes:
-            note_s = note_s or 0.0  # its own announcements cost hosts nothing more
+            note_s = note_s or 0.0  # announcements of RDMA writes cost hosts nothing more
             acknowledged_s = max(step.returned_s for step in ring)  # of the last message
         if not self.exact:
             took_s = ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
             return took_s + acknowledged_s
-        # of a message that is cut only the first chunk's cost is not hidden behind others' way
+        # for a message sent in chunks, only the first chunk's cost is not hidden behind transfers
         whole_bytes = min(piece_bytes, software.slots.chunk_bytes) if self._copies else piece_bytes
         overhead_s = 2 * (software.message_s + software.handover_s + whole_bytes * software.byte_s)
         around_s = software.launch_s + software.completion_s + acknowledged_s
@@ -146,7 +146,7 @@ class IsolatedBaseline:
         return PROTOCOLS.find(self.software.protocol).copies
 
     def _through_slots(self, step: RingStep, piece_bytes: float) -> RingStep:
-        """A window of slots smaller than what is under way on a full path makes each message wait for notes."""
+        """Add the time that each message waits for slots, if their window is smaller than the path's in-flight data."""
         slots, software = self.software.slots, self.software
         windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
         if not self._copies or not windows:
@@ -157,9 +157,9 @@ class IsolatedBaseline:
         return replace(step, delay_s=step.delay_s + windows * waits_s)
 
     def _as_sockets_allow(self, ring: Sequence[RingStep], paced: bool) -> list[RingStep]:
-        """Pacing, parity, and windows smaller than what is under way on a full path make bytes take longer.
+        """Slow down steps that are limited by pacing, parity, or windows smaller than the path's in-flight data.
 
-        Where a receiver grants what it is sent, it grants that much of its card, and a message waits for the grant.
+        With receiver-driven grants, a receiver grants a share of its NIC's rate, and a message waits for the grant.
         """
         size = len(ring)
         found: list[RingStep] = []
@@ -178,7 +178,7 @@ class IsolatedBaseline:
 
 
 def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
-    """Segments that hosts sent again from the last attempt before the steps to the first one after them."""
+    """Return the segments retransmitted between the last attempt before the steps and the first one after them."""
     last: dict[int, int] = {}
     first: dict[int, int] = {}
     for entry in calibrations:
@@ -191,7 +191,7 @@ def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:
-    """Each of the collectives that were done, from the common start to the last rank's end."""
+    """Return each attempt's time, from the common start until the last rank finished."""
     took: dict[int, Attempt] = {}
     for entry in calibrations:
         before = took.get(entry["attempt"], Attempt(0.0, 0))

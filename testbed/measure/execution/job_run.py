@@ -1,4 +1,4 @@
-"""Runs one job on a fabric that is up: starts launchers, tracks steps, samples the links."""
+"""Run of one job on a running fabric: start launchers, track steps, sample the links."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ POST_MORTEM_S = 1.0
 
 @dataclass(frozen=True)
 class LinkSample:
-    """The fabric's counters and the link engine's account at one moment.
+    """The fabric's counters and the link engine's statistics at one time.
 
-    edge: "start" or "end" where it was taken at a measured step's; then switches has what the switches inside the
-    buildings had counted, at a start as it was announced.
+    `edge` is "start" or "end" for a sample at the edge of a measured step. Then `switches` has the counters of the
+    switches inside buildings; at a start, those at its announcement.
     """
 
     time_s: float
@@ -47,11 +47,15 @@ class LinkSample:
 
 
 class JobRun:
-    """One job's processes and the link samples taken while it ran.
+    """One job's processes, and the link samples taken while it runs.
 
-    May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
-    `watch` looks for changes that are nobody's business, `stalls` for steps that do not end, told to `on_stall`;
-    `on_sample` is told each reading of the links.
+    Optional attributes to set before `run`:
+
+    - `player` applies the scenario's events.
+    - `watch` detects changes of the network from outside.
+    - `stalls` detects stalled steps, which are reported to `on_stall`.
+    - `on_sample` receives each link sample.
+    - `watch_also` returns the failure of a further part, if it has failed.
     """
 
     def __init__(
@@ -75,19 +79,19 @@ class JobRun:
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.step_clock = StepClock()
-        self.rank_pids: dict[int, int] = {}  # of those that live
+        self.rank_pids: dict[int, int] = {}  # of live ranks
         self._launchers: Launchers | None = None
-        self.background_traffic: list[dict[str, Any]] = []  # what each has received, emulated
-        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
+        self.background_traffic: list[dict[str, Any]] = []  # what each flow received, emulated
+        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while no frame was in flight
         self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
         self._stall: Stall | None = None
         self._edges = StepEdges()
-        self._over = False  # whether all ranks have ended a step just now
-        self._switches: Mapping[str, NodeCounts] = {}  # counts of the last step that was announced
+        self._step_ended = False  # whether all ranks have just ended a step
+        self._switches: Mapping[str, NodeCounts] = {}  # counts at the announcement of the last step
 
     def run(self) -> None:
-        """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
+        """Run the job to its end; RunError names the part that failed: rank, launcher, link engine or controller."""
         with CounterReader(self.fabric.plan) as reader:
             self._settle(reader)
             self.before = self.fabric.counts()
@@ -100,12 +104,12 @@ class JobRun:
             self._watch(self._launchers, reader)
 
     def tell_of_death(self, rank: int) -> None:
-        """Have it known at once that a rank's process was killed, as its own end of a connection would tell."""
+        """Report at once that a rank's process was killed, as a closed connection would."""
         if self._launchers is not None and self.spec.survives_kills:
             self._launchers.tell_of_death(rank)
 
     def return_ranks(self, ranks: Collection[int]) -> None:
-        """Have ranks that were killed start anew, where the job goes on without them."""
+        """Restart killed ranks, if the job survives their loss."""
         if self._launchers is not None and self.spec.survives_kills:
             self._launchers.return_ranks(sorted(ranks))
 
@@ -114,7 +118,7 @@ class JobRun:
         next_look_s = time.monotonic() + self.look_interval_s
         failures: list[str] = []
         while True:
-            stalls = self.stalls if not failures else None  # else it is over anyway, and will be judged
+            stalls = self.stalls if not failures else None  # a failed job is diagnosed at its end
             waiting = (self.player, stalls, self._edges)
             dues_s = [own.due_s for own in waiting if own is not None and own.due_s is not None]
             wait_s = max(0.0, min(next_sample_s, next_look_s, *dues_s) - time.monotonic())
@@ -126,12 +130,12 @@ class JobRun:
             if self.player:
                 self.player.play()
                 if self.spec.survives_kills and self.player.nobody_left:
-                    raise RunError("as the scenario planned, all ranks were killed, and none is to return")
+                    raise RunError("as the scenario planned, all ranks were killed, and none will return")
             if stalls is not None and (stall := stalls.look(time.monotonic())):
                 self._stall = stall
                 launcher.dump(STALLED)
             if time.monotonic() >= next_sample_s:
-                # never two in quick succession, also after a delay: rates would be computed from next to no time
+                # keep samples apart, also after a delay: rates over very short intervals are meaningless
                 least_s = time.monotonic() - self.sample_interval_s / 2
                 next_sample_s = max(next_sample_s, least_s) + self.sample_interval_s
                 self._check_parts()
@@ -143,21 +147,21 @@ class JobRun:
         if self.player:
             self.player.finish()
         self._check_parts()
-        trouble = launcher.ended(END_TIMEOUT_S)
+        launcher_failure = launcher.ended(END_TIMEOUT_S)
         if failures:
-            raise RunError("\n".join([*self._planned(failures), *failures]))
-        if trouble:
-            raise RunError(trouble)
+            raise RunError("\n".join([*self._planned_kill(), *failures]))
+        if launcher_failure:
+            raise RunError(launcher_failure)
         self._settle(reader)
 
     def _read_at_edges(self, reader: CounterReader) -> None:
-        """Read all counters where a measured step has just ended, or is about to begin.
+        """Read all counters if a measured step has just ended or is about to start.
 
-        Of switches well before it begins: dumps of many namespaces take a while by the real clock.
+        Switches are read well before a start, as reading many namespaces takes a while with the real clock.
         """
         count_switches = partial(self.fabric.counts, of_hosts=False)
-        if self._over:
-            self._over = False
+        if self._step_ended:
+            self._step_ended = False
             self._sample(reader, "end")
             self.samples[-1] = replace(self.samples[-1], switches=self._read(count_switches))
         if self._edges.due_s is None:
@@ -171,7 +175,7 @@ class JobRun:
             self._switches = {}
 
     def _settle(self, reader: CounterReader) -> None:
-        """The first sample, and the last one: taken while nothing is under way, or frames would seem to be missing."""
+        """Take the first or the last sample while no frame is in flight: such frames would count as missing."""
         self._sample(reader)
         for _ in range(SETTLE_SAMPLES):
             before = self.samples.pop()
@@ -188,29 +192,29 @@ class JobRun:
         assert self.fabric.engine is not None
         begun_s = time.monotonic()
         account = self._read(self.fabric.engine.stats)
-        # what it counts was there when it was over, and all that was there when it began is counted
+        # the statistics cover at least the traffic until its begin, and at most that until its end
         time_s = begun_s if edge == "end" else time.monotonic()
         counters = self._read(reader.read)
         self.samples.append(LinkSample(time_s, counters, account, edge))
-        if not edge:  # else rates would be computed from next to no time
+        if not edge:  # edges may follow each other closely: see above
             self.on_sample(self.samples[-1])
 
     def _read(self, read: Callable[[], T]) -> T:
-        """What a part of the fabric's tells. RunError when it is gone."""
+        """Read from a part of the fabric; RunError if it has ended."""
         try:
             return read()
         except (LinkError, KeyError) as error:
-            # a killed engine stops answering a moment before it can be seen to have ended
+            # a killed engine stops answering shortly before its end is visible
             deadline = time.monotonic() + POST_MORTEM_S
             while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
+            raise RunError(failure or f"the WAN links can no longer be read: {error}") from error
 
     def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
-        """Handle what the launcher said; returns sentences on ranks that failed."""
+        """Handle the launcher's events and return a sentence for each failed rank."""
         failures = []
         for event in events:
-            self.step_clock.hear(event)
+            self.step_clock.record(event)
             if event["event"] in ("started", "returned"):
                 self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":
@@ -221,7 +225,7 @@ class JobRun:
                     self.stalls.began(event["variant"], event["trial"], event["start_s"])
                 self._edges.began(event)
             elif event["event"] == "ended":
-                self._over |= self._edges.ended(event)
+                self._step_ended |= self._edges.ended(event)
             elif event["event"] == "dumped" and self._stall is not None:
                 self.on_stall(self._stall)
             elif event["event"] == "background_traffic":
@@ -235,7 +239,7 @@ class JobRun:
         return failures
 
     def _survived(self, ranks: Sequence[int]) -> bool:
-        """Note who is gone; whether the job goes on, as the scenario has killed them."""
+        """Record killed ranks, and return whether the job continues because the scenario killed them."""
         for rank in ranks:
             self.rank_pids.pop(rank, None)
         if self.player is None or not self.spec.survives_kills:
@@ -243,29 +247,29 @@ class JobRun:
         explained = [self.player.explains_death(rank) for rank in ranks]
         return bool(explained) and all(explained)
 
-    def _planned(self, failures: Sequence[str]) -> list[str]:
-        """A sentence before the failures where they follow from an event of the scenario."""
+    def _planned_kill(self) -> list[str]:
+        """Return a headline for failures that follow from an event of the scenario; empty if there was none."""
         if self.player is None or self.player.killed_s is None:
             return []
-        words = "as the scenario planned, a rank was killed"
+        headline = "as the scenario planned, a rank was killed"
         noticed_ms = [(noticed_s - self.player.killed_s) * 1e3 for noticed_s in self._noticed_s]
         if noticed_ms:
             span = f"{min(noticed_ms):.3g} to {max(noticed_ms):.3g} ms"
-            words += f"; {len(noticed_ms)} others noticed, {span} later"
-        return [f"{words}:"]
+            headline += f"; {len(noticed_ms)} others noticed, {span} later"
+        return [f"{headline}:"]
 
 
 class StepClock:
-    """Keeps what launchers' events say of steps' starts and ends, by the number of the step."""
+    """A record of when launchers were notified of the starts and ends of steps, by step number."""
 
     def __init__(self) -> None:
         self.starts: dict[int, tuple[float, float]] = {}
-        """The start that rank 0 announced, and when its launcher heard of it, seconds of CLOCK_MONOTONIC."""
+        """The start announced by rank 0, and when its launcher received it, in seconds of CLOCK_MONOTONIC."""
         self.ends: dict[int, dict[int, float]] = {}
-        """When each rank's launcher heard that the rank had ended the step, by rank."""
+        """When each rank's launcher was notified that the rank had ended the step, by rank."""
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Note one of a launcher's events, if it is about a step."""
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Record a launcher's event, if it is about a step."""
         if event["event"] == "step" and "heard_s" in event:
             self.starts[event["index"]] = event["start_s"], event["heard_s"]
         elif event["event"] == "ended":
@@ -273,38 +277,38 @@ class StepClock:
             self.ends.setdefault(event["index"], {}).update(heard_s)
 
 
-NEAR_S = 0.001  # who waits for a launcher's words wakes up this late at most
+NEAR_S = 0.001  # largest delay of a process that waits for a launcher's events
 EARLY_S: dict[CpuTime | None, float] = {"free": NEAR_S, None: 0.005, "counted": math.inf}
-"""How long before a step's start its counters are due to be read, by what computing costs.
+"""How long before a step's start its counters are read, by the accounting of CPU time.
 
-By the real clock a reading takes some milliseconds, and ranks that begin meanwhile would wait for a core. All ranks
-have agreed on the start by then, and nothing is on its way but their last acknowledgements. In a guest whose computing
-counts a reading may take longer: there it is due as soon as the start is known.
+With the real clock, a reading takes several milliseconds, and ranks that start meanwhile would wait for a core. All
+ranks have agreed on the start by then, and only their last acknowledgements are in flight. In a guest with counted CPU
+time a reading may take longer, so it is due as soon as the start is known.
 """
 
 
 class StepEdges:
-    """Which edges of measured steps are due, from what the launchers say."""
+    """The edges of measured steps at which counters must be read, from the launchers' events."""
 
     def __init__(self) -> None:
         self._clock = clock_here()
         self._starts_s: deque[float] = deque()
-        self._ended: dict[int, int] = {}  # ranks that have ended a step, by its number
+        self._ended: dict[int, int] = {}  # number of ranks that have ended a step, by step
 
     @property
     def due_s(self) -> float | None:
-        """When somebody should be back to read at a start; None while no step is about to begin."""
+        """When counters must be read for a start; None while no step is about to start."""
         if not self._starts_s:
             return None
         return self._starts_s[0] - EARLY_S[self._clock]
 
     def began(self, event: Mapping[str, Any]) -> None:
-        """A step is going to begin: an event `step` of a launcher's."""
+        """Handle a launcher's event `step`: a step is about to start."""
         if event["trial"] >= 0:
             self._starts_s.append(event["start_s"])
 
     def ended(self, event: Mapping[str, Any]) -> bool:
-        """Some ranks have ended a step: an event `ended` of a launcher's. Whether all have now."""
+        """Handle a launcher's event `ended`, and return whether all ranks have now ended the step."""
         count = self._ended.pop(event["index"], 0) + event["ranks"]
         if count >= event["of"]:
             return True
@@ -312,7 +316,7 @@ class StepEdges:
         return False
 
     def wait_for_start(self) -> None:
-        """Sleep for what is left until the start that is due, where a reading takes no time; else do so at once."""
+        """Sleep until the start that is due if readings take no time (free CPU time); else return at once."""
         start_s = self._starts_s.popleft()
         if self._clock == "free":
-            sleep_until(start_s - 2e-9)  # a timer comes a nanosecond late
+            sleep_until(start_s - 2e-9)  # timers fire a nanosecond late

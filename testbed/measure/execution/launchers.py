@@ -26,23 +26,23 @@ LAUNCHER, WATCHER = "testbed.measure.ranks.launcher", "testbed.measure.fidelity.
 
 
 class Launcher(Protocol):
-    """What starts ranks and tells of them."""
+    """A process that starts ranks and reports their events."""
 
     def fileno(self) -> int:
-        """Readable when there may be events."""
+        """Return a file descriptor that is readable when there may be events."""
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """What it has said within this time; None at its end."""
+        """Return the events that arrive within this time; None once the launcher has ended."""
 
     def ended(self, timeout_s: float) -> str | None:
-        """How it ended, in words, unless it ended well."""
+        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
 
     def stop(self) -> None:
-        """End it, and its ranks."""
+        """Stop the launcher and its ranks."""
 
 
 class RemoteLauncher:
-    """The launcher of the ranks that are on another machine."""
+    """The launcher of the ranks on another machine."""
 
     def __init__(
         self, machine: Machine, document: str, ranks: Sequence[int], environment: Mapping[str, str]
@@ -51,11 +51,11 @@ class RemoteLauncher:
         self.pid = machine.start(LAUNCHER, [_listed(ranks)], launcher_environment(environment), document)
 
     def fileno(self) -> int:
-        """Readable when there may be events."""
+        """Return a file descriptor that is readable when there may be events."""
         return self.machine.fileno()
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """What it has said within this time; None at its end. FabricError when its machine is gone."""
+        """Return the events that arrive within this time; FabricError if the machine is unreachable."""
         wait_readable([self], timeout_s)
         lines = self.machine.lines(self.pid)
         if not lines and self.pid in self.machine.ended:
@@ -63,7 +63,7 @@ class RemoteLauncher:
         return [json.loads(line) for line in lines]
 
     def ended(self, timeout_s: float) -> str | None:
-        """How it ended, in words, unless it ended well."""
+        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
         deadline = time.monotonic() + timeout_s
         while self.pid not in self.machine.ended and time.monotonic() < deadline:
             wait_readable([self], 0.1)
@@ -71,17 +71,17 @@ class RemoteLauncher:
         status = self.machine.ended.get(self.pid)
         if status == 0:
             return None
-        how = "does not end" if status is None else f"ended with status {status}"
+        how = "did not end" if status is None else f"ended with status {status}"
         return f"the launcher of the ranks on {self.machine.name} {how}"
 
     def stop(self) -> None:
-        """End it, and its ranks."""
-        with contextlib.suppress(FabricError):  # then they have ended with their machine
+        """Stop the launcher and its ranks."""
+        with contextlib.suppress(FabricError):  # the machine is gone, and its processes with it
             self.machine.call("end", pid=self.pid)
 
 
 class Launchers:
-    """Those of all machines as one; a context: at its end nothing of them is left."""
+    """The launchers of all machines as one; a context manager that stops them all."""
 
     def __init__(self, fabric: Fabric, spec: JobSpec, environment: Mapping[str, str]) -> None:
         machines = {endpoint.rank: fabric.machine_of(endpoint.host) for endpoint in spec.wiring.ranks}
@@ -110,7 +110,7 @@ class Launchers:
         self.stop()
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """What any of them has said within this time; None when all have ended."""
+        """Return the events of all launchers that arrive within this time; None once all have ended."""
         if self._live:
             wait_readable(self._live, timeout_s)
         found = []
@@ -123,29 +123,29 @@ class Launchers:
         return found if self._live or found else None
 
     def return_ranks(self, ranks: Sequence[int]) -> None:
-        """Have ranks that were killed start anew; on this machine, as events that stop a rank are."""
+        """Restart killed ranks; only on this machine, where events can kill ranks."""
         for part in self._parts:
             if isinstance(part, LauncherProcess):
                 part.return_ranks(ranks)
 
     def tell_of_death(self, rank: int) -> None:
-        """Have it known that a rank's process was killed; on this machine, likewise."""
+        """Report that a rank's process was killed; only on this machine."""
         for part in self._parts:
             if isinstance(part, LauncherProcess):
                 part.tell_of_death(rank)
 
     def dump(self, name: str) -> None:
-        """Have the ranks' flight recorders dumped into a folder of that name, where all ranks are on this machine."""
+        """Dump the flight recorders into a directory of that name, if all ranks are on this machine."""
         (*others, last) = self._parts
         if not others and isinstance(last, LauncherProcess):
             last.dump(name)
 
     def ended(self, timeout_s: float) -> str | None:
-        """How they ended, in words, unless all ended well."""
-        return next((words for part in self._parts if (words := part.ended(timeout_s))), None)
+        """Wait for all launchers to end, and describe the first failure; None if all ended well."""
+        return next((failure for part in self._parts if (failure := part.ended(timeout_s))), None)
 
     def stop(self) -> None:
-        """End them all."""
+        """Stop all launchers."""
         for part in self._parts:
             part.stop()
         self._parts = []
@@ -157,23 +157,23 @@ def _listed(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def monitor_remote_hosts(fabric: Fabric) -> Iterator[None]:
-    """The cores of all other machines are watched in this block."""
+    """Run the host monitor on all other machines within the block."""
     started = []
     for machine in fabric.other_machines:
         file = f"{machine.folder}/{monitor_file(machine.name)}"
         started.append((machine, machine.start(WATCHER, [file], {})))
     yield
-    for machine, pid in started:  # after a failure they end with their agents
+    for machine, pid in started:  # after a failure, they end with their agents
         machine.call("end", pid=pid)
 
 
 def monitor_file(machine: str) -> str:
-    """The name of what the watcher of a machine of that name writes."""
+    """Return the name of the host monitor's file for a machine."""
     return f"monitor-{machine}.jsonl"
 
 
-def tunnels_of(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tunnel]:
-    """Every tunnel as it was measured before the run, with the frames since `before` and the clocks as they are now."""
+def measured_tunnels(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tunnel]:
+    """Return every tunnel as measured before the run, with the frames since `before` and the current clock offsets."""
     clocks = {}
     for machine in fabric.other_machines:
         offset_s, error_s = machine.clock_offset()
@@ -207,12 +207,12 @@ def tunnels_of(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tu
     return found
 
 
-def bring_home(fabric: Fabric, folder: Path) -> None:
-    """Copy what ranks and watchers have written on other machines. RunError when two have written the same."""
+def fetch_remote_files(fabric: Fabric, folder: Path) -> None:
+    """Copy the files that ranks and monitors wrote on other machines; RunError if two machines wrote the same file."""
     for machine in fabric.other_machines:
         for name, text in machine.call("files").items():
             if (folder / name).exists():
-                raise RunError(f"{name} was written on this machine and on {machine.name}")
+                raise RunError(f"{name}: got two files, on this machine and on {machine.name}, expected one")
             (folder / name).write_text(text)
 
 
@@ -220,21 +220,24 @@ STOP_TIMEOUT_S = 2.0
 
 
 def launcher_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """What ranks find in their environment beside what all programs do."""
+    """Return the environment variables of ranks, in addition to those of this process."""
     return {**more, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class LauncherProcess:
-    """Forks the ranks of a document: see `launcher`, also for `arguments`. A context: at its end nothing is left."""
+    """A launcher process on this machine; a context manager that stops it and its ranks.
+
+    `document` and `arguments` are those of `testbed.measure.ranks.launcher`.
+    """
 
     def __init__(self, document: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._pending = b""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "testbed.measure.ranks.launcher", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             env={**os.environ, **launcher_environment(environment)},
         )
         assert self._process.stdin is not None
@@ -253,12 +256,12 @@ class LauncherProcess:
         self.stop()
 
     def fileno(self) -> int:
-        """Readable when there are events."""
+        """Return a file descriptor that is readable when there are events."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
-        """What it has said within this time; None at its end."""
+        """Return the events that arrive within this time; None once the launcher has ended."""
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
         if not wait_readable([output], timeout_s):
@@ -270,35 +273,35 @@ class LauncherProcess:
         return [json.loads(line) for line in lines]
 
     def return_ranks(self, ranks: Sequence[int]) -> None:
-        """Have it fork these ranks anew, once more each; nothing where it has ended."""
-        self._ask({"return": list(ranks)})
+        """Restart these ranks; does nothing if the launcher has ended."""
+        self._request({"return": list(ranks)})
 
     def tell_of_death(self, rank: int) -> None:
-        """Have it let go of a killed rank's line, which it may hold for when a machine is lost without a word."""
-        self._ask({"died": rank})
+        """Close a killed rank's connection, which the launcher may hold open to emulate a silent loss."""
+        self._request({"died": rank})
 
     def dump(self, name: str) -> None:
-        """Have it dump the ranks' flight recorders into a folder of that name; the event `dumped` says when."""
-        self._ask({"dump": name})
+        """Dump the ranks' flight recorders into a directory of that name; the event `dumped` follows."""
+        self._request({"dump": name})
 
-    def _ask(self, what: Mapping[str, Any]) -> None:
+    def _request(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def ended(self, timeout_s: float) -> str | None:
-        """How it ended, in words, unless it ended well."""
+        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
         status = self._process.wait(timeout_s)
         if status == 0:
             return None
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        self._complaints.seek(0)
-        words = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return f"the launcher of the ranks {how}" + (f": {words[-1]}" if words else "")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f"the launcher of the ranks {how}" + (f": {lines[-1]}" if lines else "")
 
     def stop(self) -> None:
-        """Kill what is left."""
+        """Stop the launcher, by killing it if it does not end in time."""
         close_pipes(self._process)
         wait_or_kill(self._process, STOP_TIMEOUT_S)
-        self._complaints.close()
+        self._stderr.close()

@@ -1,4 +1,4 @@
-"""Writes down what a run does while it does it, for who watches: see `testbed.measure.results.unfinished_run`."""
+"""Writers of the live logs of a run in progress; `testbed.measure.results.unfinished_run` has the format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ PARTS_EVERY_S = 0.5
 
 
 class RunLive:
-    """Of a whole run, in its partial folder; `progress` tells all that it hears to another one, too.
-
-    parts: the folder of the shards' folders.
-    """
+    """The live log of a whole run, in its partial directory; `parts` is the directory of all shards."""
 
     def __init__(
         self, folder: Path, parts: Path, scenario: Scenario, shards: Sequence[Shard], scale: Scale
     ) -> None:
         self._log = LiveLog(folder)
-        self._told: list[dict[str, Any]] = []
-        self._told_s = 0.0
+        self._logged: list[dict[str, Any]] = []
+        self._logged_s = 0.0
         head = {
             "scenario": scenario.name,
             "variants": [
@@ -54,7 +51,7 @@ class RunLive:
         self._log.add(RUN, head)
 
     def progress(self, other: Progress) -> Progress:
-        """What tells both."""
+        """Return a progress that writes to the log and also calls another progress."""
 
         def phase(line: str) -> None:
             self._log.add(PHASE, {"words": line})
@@ -64,26 +61,26 @@ class RunLive:
             self._log.add(STEP, {"done": done, "total": total})
             other.step(done, total)
 
-        def parts(of: Sequence[PartProgress]) -> None:
-            self._parts(of)
-            other.parts(of)
+        def parts(current: Sequence[PartProgress]) -> None:
+            self._parts(current)
+            other.parts(current)
 
         return Progress(phase, step, parts)
 
-    def _parts(self, of: Sequence[PartProgress]) -> None:
-        """Where something has changed, and not too often."""
-        now = [asdict(part) for part in of]
-        if now != self._told and time.monotonic() >= self._told_s + PARTS_EVERY_S:
-            self._told, self._told_s = now, time.monotonic()
-            self._log.add(PARTS, {"parts": now})
+    def _parts(self, current: Sequence[PartProgress]) -> None:
+        """Log the parts' progress if it has changed, at most every PARTS_EVERY_S."""
+        entries = [asdict(part) for part in current]
+        if entries != self._logged and time.monotonic() >= self._logged_s + PARTS_EVERY_S:
+            self._logged, self._logged_s = entries, time.monotonic()
+            self._log.add(PARTS, {"parts": entries})
 
     def end(self) -> None:
-        """The run is over: what is kept of it says more."""
+        """Close and remove the log: the finished run replaces it."""
         self._log.close(remove=True)
 
 
 class ShardLive:
-    """Of one shard, in its own folder. player: of the scenario's events, where it has some."""
+    """The live log of one shard, in its own directory; `player` is set if the scenario has events."""
 
     def __init__(self, folder: Path, fabric: Mapping[str, Any]) -> None:
         self._log = LiveLog(folder)
@@ -92,7 +89,7 @@ class ShardLive:
         self._events = 0
 
     def sample(self, sample: LinkSample) -> None:
-        """One reading of all links, counted from the beginning of time; and the events that came since the last one."""
+        """Log a reading of all links (cumulative counters), and the events since the last reading."""
         directions = []
         for counters in sample.counters.wan:
             account = sample.account.directions[link_key(counters)]
@@ -111,11 +108,11 @@ class ShardLive:
             self._events = len(self.player.log)
 
     def end(self) -> None:
-        """The shard's record says all of it."""
+        """Close and remove the log: the shard's record replaces it."""
         self._log.close(remove=True)
 
 
 def _work(variant: Scenario) -> dict[str, Any] | None:
-    """Of a step, for rates while the run goes on; None where replicas may be missing, or no model is trained."""
+    """Return a step's work, for live rates; None with elastic replicas, or if no model is trained."""
     work = None if variant.has_faults else step_work(variant)
     return None if work is None else asdict(work)

@@ -1,4 +1,4 @@
-"""What hosts, ports and pausing links counted during a run, for its verdict."""
+"""Counters of hosts, ports and pausing links during a run, as evidence for its verdict."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from testbed.measure.execution.event_player import cards_touched
+from testbed.measure.execution.event_player import affected_cards
 from testbed.measure.execution.job_run import JobRun, LinkSample, StepClock
 from testbed.measure.execution.rank_evidence import RankEvidence
 from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.building_invariants import (
     building_of,
     conservation_in_buildings,
-    grown,
     lossless,
-    no_circle,
+    no_pause_cycle,
     packet_balances,
+    subtract_counts,
     timed_cables,
 )
 from testbed.measure.fidelity.host_invariants import (
     BaselineTimes,
-    in_steps,
+    find_stalls,
+    foreign_in_steps,
+    foreign_outside_steps,
     network_as_before,
     no_foreign_traffic,
-    outside_steps,
     ranks_awake,
-    stalls,
 )
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import PortDrops
@@ -50,12 +50,18 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostEvidence:
-    """Of one run, for all of its variants; figures are emulated.
+    """Counters of one run, for all of its variants, in emulated figures.
 
-    before, after: counts of all hosts and switches while nothing was under way. links: readings of the WAN links.
-    samples: the ranks' own. again: what the lone collective took before the steps, and after them where it was done
-    again. step_clock: when launchers heard of steps' starts and ends. sockets: what ranks' connections say in the end,
-    for packets that the kernel has cut below IP.
+    Attributes:
+        job: The job.
+        before, after: Counts of all hosts and switches while no frame was in flight.
+        links: Readings of the WAN links.
+        samples: The ranks' samples.
+        event_log: The log of the scenario's events.
+        again: Times of the isolated collective before and after the steps.
+        exact: Whether the virtual clock is in use.
+        step_clock: When launchers were notified of the starts and ends of steps.
+        sockets: Final state of the ranks' connections, for packets that the kernel segmented below IP.
     """
 
     job: Job
@@ -71,26 +77,26 @@ class HostEvidence:
 
     @cached_property
     def topology(self) -> Topology:
-        """The network, emulated."""
+        """The emulated network."""
         return self.job.topology
 
     @cached_property
     def events(self) -> Sequence[EventSpec]:
-        """All that breaks or changes on purpose."""
+        """The scenario's events."""
         return self.job.scenario.all_events
 
     @cached_property
     def hosts(self) -> list[str]:
-        """By rank."""
+        """The host of each rank."""
         return [host.name for host in self.job.hosts]
 
     @cached_property
     def background(self) -> frozenset[str]:
-        """Hosts with the scenario's background traffic."""
+        """The hosts with background traffic of the scenario."""
         return frozenset(name for other in self.job.scenario.background_traffic for name in other.hosts)
 
     def result_elements(self, steps: Sequence[StepResult]) -> int | None:
-        """Return how many elements ranks get in these steps; None where that is not known beforehand."""
+        """Return how many result elements ranks get in these steps; None if that is not known in advance."""
         if self.job.workload.dispatching is not None or self.job.replication is not None or self.events:
             return None
         each = result_elements(self.job.workload.plan)
@@ -98,7 +104,7 @@ class HostEvidence:
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
-        found = grown(self.before, self.after)
+        found = subtract_counts(self.before, self.after)
         for pair in self.sockets:
             if cut := pair.get("packets_cut"):
                 host = self.hosts[pair["rank"]]
@@ -106,7 +112,7 @@ class HostEvidence:
         return found
 
     def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
-        """Those of one variant's measured steps."""
+        """Return the invariants of one variant's measured steps."""
         variant = steps[0].variant
         own = [
             sample
@@ -117,23 +123,23 @@ class HostEvidence:
             self._conservation(),
             self._foreign(own, sum(step.step_time_s for step in steps)),
             self._awake(own, variant),
-            *self._witnesses.invariants(steps),
+            *self._rank_evidence.invariants(steps),
             network_as_before(
                 replace(self.again, overflowed=self.dropped > 0),
                 self.exact and self.job.wiring.transport.settles,
-                why_not_again(self.events, self.background, self.topology),
+                reason_not_repeated(self.events, self.background, self.topology),
             ),
         ]
 
     @cached_property
     def dropped(self) -> int:
-        """Frames that queues of the topology dropped in the whole run."""
+        """Frames that the topology's queues dropped in the whole run."""
         first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
         on_links = sum(last[key].dropped - first[key].dropped for key in last)
         return on_links + sum(port.dropped for node in self._counted.values() for port in node.ports.values())
 
     @cached_property
-    def _witnesses(self) -> RankEvidence:
+    def _rank_evidence(self) -> RankEvidence:
         own = self.job, self.samples, self.step_clock, self._counted, self.links
         return RankEvidence(*own, self.exact, self.dropped, self.again.remembers)
 
@@ -144,14 +150,14 @@ class HostEvidence:
         )
         corrupting = any(direction.corrupt for direction in _all_directions(self.topology))
         changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
-        cards = cards_touched(self.events)
+        cards = affected_cards(self.events)
         balances = list(packet_balances(self.topology, self._counted, left_out, cards))
         timed = self._timed(left_out, cards)
         without = sorted({*left_out, *cards})
         return conservation_in_buildings(balances, timed, without, corrupting or changed)
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
-        """Cables that the link engine carries, each way; left_out: buildings, cards: hosts, whose are left out."""
+        """Return counts of cables that the link engine emulates, without those of some buildings and hosts."""
         first, last = self.links[0].account, self.links[-1].account
         found = []
         for cable in timed_cables(self.topology):
@@ -179,33 +185,35 @@ class HostEvidence:
 
     def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
         names = [host.name for host in self.topology.hosts]
-        found = in_steps(self.hosts, own, self.topology.mtu)
-        found += outside_steps(self._counted, self.hosts, self.background, names)
+        found = foreign_in_steps(self.hosts, own, self.topology.mtu)
+        found += foreign_outside_steps(self._counted, self.hosts, self.background, names)
         known = all(sample["traffic"] is not None for sample in own)
         slowest_bps = min(direction.rate_bps for direction in _all_directions(self.topology))
         return no_foreign_traffic(found, slowest_bps, steps_s, known)
 
     def _awake(self, own: Sequence[Record], variant: str) -> Invariant:
-        pauses = pauses_of([entry for entry in self.event_log if entry["variant"] == variant])
+        pauses = scenario_pauses([entry for entry in self.event_log if entry["variant"] == variant])
         noticed_s = REAL_WAIT_S + REAL_LATE_S
         if self.exact:
             noticed_s = max(sample["looks_s"] for sample in own)
-        return ranks_awake(stalls(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
+        return ranks_awake(find_stalls(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
 
 
-def why_not_again(events: Sized, background: Sized, topology: Topology) -> str:
-    """Why the lone collective is not done once more after the steps of a scenario, if there is a reason."""
+def reason_not_repeated(events: Sized, background: Sized, topology: Topology) -> str:
+    """Say why the isolated collective is not repeated after the steps; empty if it is."""
     if events:
-        return "The scenario's events may change the network, so that nothing should be as it was."
+        return "The scenario's events may change the network."
     if background:
-        return "The scenario's background traffic goes on after the last step: nothing has the network to itself then."
+        return (
+            "The scenario's background traffic continues after the last step, so the network is never idle."
+        )
     if topology.lossy:
-        return "Links lose packets, and what that costs a collective is a matter of chance."
+        return "Links lose packets, so the time of a collective is random."
     return ""
 
 
-def pauses_of(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
-    """By host, when the scenario itself had it stand still, out of one variant's log of events."""
+def scenario_pauses(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
+    """Return the spans in which the scenario paused each host, from one variant's log of events."""
     found: dict[str, list[tuple[float, float]]] = {}
     for entry in log:
         if entry["action"] != "host_pause" or entry["time_s"] is None:
@@ -219,7 +227,7 @@ def pauses_of(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _all_directions(topology: Topology) -> list[Direction]:
-    """Of all that frames go through: cards, links between switches, WAN links."""
+    """Return all directions that frames pass: NICs, links between switches, WAN links."""
     found = [getattr(link, direction) for link in topology.wan for direction in DIRECTIONS]
     found += [host.nic for host in topology.hosts]
     for building in topology.buildings:
@@ -233,13 +241,13 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class PortCounts:
-    """What all ports had counted at one moment: those of the kernel's shapers, and those of a link engine."""
+    """The counters of all ports at one time: those of the kernel's shapers, and those of a link engine."""
 
     nodes: Mapping[str, NodeCounts]
     account: EngineStats
 
     def drops(self, cable: Cable, end: int) -> int:
-        """Of the queue at the cable's end a (0) or b (1)."""
+        """Return the drops of the queue at the cable's end a (0) or b (1)."""
         if cable.needs_engine:
             return self.account.directions[cable.name, DIRECTIONS[end]].dropped
         node, interface = (cable.a, cable.b)[end]
@@ -247,10 +255,10 @@ class PortCounts:
 
 
 def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span]) -> list[PortDrops]:
-    """Every port inside the buildings whose queue dropped packets in these steps, the worst first.
+    """Return every port inside buildings that dropped packets in these steps, the worst first.
 
-    Hosts' cards are counted over the whole run: their queues are the hosts' memory, which never fills up. So is
-    everything where nobody read at the steps' edges.
+    Hosts' NICs are counted over the whole run, as their queues are in host memory and never fill up. So is every port
+    if there are no readings at the edges of the steps.
     """
     whole = PortCounts(job.before, job.samples[0].account), PortCounts(job.after, job.samples[-1].account)
     windows = list(_windows(job.samples, steps))
@@ -260,16 +268,16 @@ def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Seque
     found = []
     for cable in cables(topology):
         assert cable.direction is not None
-        for end, (here, there) in enumerate(((cable.a, cable.b), (cable.b, cable.a))):
-            own = [whole] if here[1] == NIC or len(windows) < len(steps) else windows
+        for end, (near, far) in enumerate(((cable.a, cable.b), (cable.b, cable.a))):
+            own = [whole] if near[1] == NIC or len(windows) < len(steps) else windows
             if packets := sum(late.drops(cable, end) - early.drops(cable, end) for early, late in own):
-                given_here = cable.a[0] in given and here[1] != NIC
-                found.append(PortDrops(_place(here, there), cable.direction.queue_bytes, given_here, packets))
+                is_given = cable.a[0] in given and near[1] != NIC
+                found.append(PortDrops(_place(near, far), cable.direction.queue_bytes, is_given, packets))
     return sorted(found, key=lambda drops: -drops.packets)
 
 
 def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
-    """As `testbed.measure.results.port_drops.DroppingPort` has it, in real units."""
+    """Return the fields of `DroppingPort`, in real units."""
     return {
         "place": drops.place,
         "queue_bytes": round(scale.real_bytes(drops.queue_bytes)),
@@ -278,12 +286,12 @@ def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _place(here: End, there: End) -> str:
-    return f"the card of {here[0]}" if here[1] == NIC else f"the port of {here[0]} to {there[0]}"
+def _place(near: End, far: End) -> str:
+    return f"the NIC of {near[0]}" if near[1] == NIC else f"the port of {near[0]} to {far[0]}"
 
 
 def _windows(samples: Sequence[LinkSample], steps: Sequence[Span]) -> Iterator[tuple[PortCounts, PortCounts]]:
-    """The readings around each step, of those steps at whose edges somebody has read."""
+    """Yield the readings before and after each step that has readings at both edges."""
     edges = [sample for sample in samples if sample.switches]
     for start_s, end_s in steps:
         before = [sample for sample in edges if sample.time_s <= start_s]
@@ -298,7 +306,7 @@ def _windows(samples: Sequence[LinkSample], steps: Sequence[Span]) -> Iterator[t
 def paused_links(
     topology: Topology, first: EngineStats, last: EngineStats, scale: Scale
 ) -> list[dict[str, Any]]:
-    """Return a `PausedLink` for each link of a network that pauses; none for any other network."""
+    """Return the fields of a `PausedLink` for each link of a network with pause frames; else none."""
     if not topology.pauses:
         return []
     found = []
@@ -320,7 +328,7 @@ def paused_links(
 
 
 def _engine_directions(topology: Topology) -> dict[tuple[str, str], Direction]:
-    """Of all that the link engine carries. To a host nobody pauses who sends."""
+    """Return all directions that the link engine emulates, except those towards hosts, which send no pause frames."""
     found = {(link.name, which): getattr(link, which) for link in topology.wan for which in DIRECTIONS}
     hosts = {host.name for host in topology.hosts}
     for cable in cables(topology):
@@ -332,7 +340,7 @@ def _engine_directions(topology: Topology) -> dict[tuple[str, str], Direction]:
 
 
 def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> list[Invariant]:
-    """Of a network that pauses; none of another."""
+    """Return the invariants of a network with pause frames; else none."""
     if not topology.pauses:
         return []
     shares = {f"{row['link']} {row['direction']}": _filled(row) for row in rows}
@@ -340,7 +348,7 @@ def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> l
     dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
     return [
         lossless(dropped, pauses, fullest, shares[fullest]),
-        no_circle(find_pause_cycle(topology)),
+        no_pause_cycle(find_pause_cycle(topology)),
     ]
 
 

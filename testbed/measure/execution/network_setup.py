@@ -1,4 +1,4 @@
-"""Settles what is built before a run: backend parts, policy, scale, guests, network."""
+"""Choice of what a run is built on: link engine, datapath, policy, scale, guests, network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.clock import CpuTime, clock_here
-from testbed.measure.execution.resources import Forecast, GuestLoad, forecast, memory_words, room_for
+from testbed.measure.execution.resources import Forecast, GuestLoad, forecast, memory_text, required_bytes
 from testbed.measure.fidelity.capacity import (
     HostCapacity,
     NetworkBackend,
@@ -41,9 +41,11 @@ DATAPATHS = ("system", "netdev")
 
 
 def choose_network_backend(link_engine: str | None, datapath: str | None) -> NetworkBackend:
-    """The parts asked for, or the best that this host has.
+    """Return the requested link engine and datapath, or the best that this host has.
 
-    ConfigError for unknown names, FabricError for what this host does not have.
+    Raises:
+        ConfigError: For an unknown name.
+        FabricError: If this host does not have what was requested.
     """
     for option, value, known in (
         ("--link-engine", link_engine, LINK_ENGINES),
@@ -61,17 +63,21 @@ def choose_network_backend(link_engine: str | None, datapath: str | None) -> Net
     has = {capability.name: capability for capability in capabilities}
     for value, name in ((link_engine, "netem"), (datapath, "system datapath")):
         if value in ("netem", "system") and not has[name].status:
-            raise FabricError(f"{value} was asked for, but this host does not offer it: {has[name].evidence}")
+            raise FabricError(f"{value} was requested, but this host does not have it: {has[name].evidence}")
     return NetworkBackend(link_engine or choice.link_engine, datapath or choice.datapath)
 
 
 def link_engine_for(asked: str | None, pauses: bool) -> str | None:
-    """The link engine asked for; where switches pause who sends to them, the one that can. ConfigError."""
+    """Return the requested link engine, or the one for pause frames if the topology has them.
+
+    Raises:
+        ConfigError: If the requested engine cannot emulate pause frames.
+    """
     if not pauses or asked == PAUSE_ENGINE:
         return asked
     if asked is None:
         return PAUSE_ENGINE
-    reason = "the kernel's queues do not know by which port a frame came in"
+    reason = "the kernel's queues do not know a frame's ingress port"
     expected = f"{PAUSE_ENGINE}: {reason} (docs/explanation/pause.md)"
     raise ConfigError(
         [Problem("command line", None, "--link-engine", f"{asked} for a topology with pause", expected)]
@@ -87,7 +93,12 @@ def choose_network(
     ranks: int | None,
     least: int = 2,
 ) -> tuple[Network | None, int]:
-    """The network to put ranks on, None for this machine's loopback, and how many ranks. ConfigError, FabricError."""
+    """Return the network for a benchmark or program (None: loopback) and the number of ranks.
+
+    Raises:
+        ConfigError: If an option is wrong, or the host cannot carry the rates.
+        FabricError: If this host does not have the requested engine or datapath.
+    """
     if path is None:
         count = ranks or LOOPBACK_RANKS
         if not least <= count <= MOST_LOOPBACK_RANKS:
@@ -99,7 +110,7 @@ def choose_network(
     hosts = len(spec.resolve().hosts)
     count = ranks or hosts
     if not least <= count <= hosts:
-        expected = f"{least} to {hosts}, as there are hosts"
+        expected = f"{least} to {hosts}, the number of hosts"
         raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
     return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, count), chosen), count
 
@@ -112,17 +123,27 @@ def choose_network_without_ranks(
     size_scale: float | str = "auto",
     policy_field: str = "--policy",
 ) -> Network:
-    """The network to bring up for programs of anybody; policy_field: what names its policy, for errors.
+    """Return a network to bring up without ranks, for any program.
 
-    size_scale: divides all rates; "auto": the smallest that this host carries. ConfigError, FabricError.
+    Args:
+        topology: File or data of the topology.
+        policy: Name of the transport policy.
+        link_engine: The link engine; None: the best one.
+        datapath: The datapath; None: the best one.
+        size_scale: Divides all rates; "auto": the smallest that this host can carry.
+        policy_field: Name of the policy's field in errors.
+
+    Raises:
+        ConfigError: If an option is wrong, or the host cannot carry the rates.
+        FabricError: If this host does not have the requested engine or datapath.
     """
     spec, chosen = load_topology(topology), choose_policy(policy, policy_field)
     backend = choose_network_backend(link_engine_for(link_engine, spec.pauses), datapath)
     return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0), chosen)
 
 
-def command_given(arguments: Sequence[str]) -> list[str]:
-    """A program and its arguments, as they stand after a command's own. ConfigError where there is none."""
+def require_command(arguments: Sequence[str]) -> list[str]:
+    """Return the program and its arguments from a command line; ConfigError if there is none."""
     if not arguments:
         raise ConfigError(
             [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
@@ -131,7 +152,7 @@ def command_given(arguments: Sequence[str]) -> list[str]:
 
 
 def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
-    """A policy from its name on a command line, without options. ConfigError."""
+    """Return a policy by its name on a command line, without options; ConfigError if there is none."""
     try:
         return PolicyChoice(**parse_policy(text).to_choice())
     except ValueError as error:
@@ -139,9 +160,9 @@ def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
 
 
 def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
-    """The scale to use under the virtual clock, which carries anything: what was asked for, or by the wait.
+    """Return the scale under the virtual clock, which can carry any rate: the requested one, or one for a short wait.
 
-    rank_bytes: real bytes that the busiest rank of any variant reduces or sends in a step.
+    `rank_bytes` are the real bytes that the busiest rank of any variant reduces or sends in a step.
     """
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     steps = scenario.trials + scenario.warmup
@@ -157,10 +178,21 @@ def choose_guests(
     jobs: int | None,
     asked_bytes: int | None,
 ) -> Forecast:
-    """How many guests at once, what each may use of memory, and what that comes to.
+    """Choose the number of parallel guests and their memory limit, and return the forecast.
 
-    As many as were asked for; else as there are shards, as this machine has cores, and as its memory holds: what they
-    are expected to use, not all that they may. ConfigError when so many do not fit, or none does.
+    Without `jobs`, it is the smallest of the numbers of shards, of cores, and of guests that fit into memory by their
+    expected use (not their limit).
+
+    Args:
+        scenario: The scenario.
+        scale: The scale in force.
+        rank_bytes: Real bytes that the busiest rank reduces or sends in a step.
+        loads: Load of a guest for one step, by variant.
+        jobs: Requested number of parallel guests; None: choose.
+        asked_bytes: Requested memory limit of each guest; None: choose.
+
+    Raises:
+        ConfigError: If the guests do not fit into memory.
     """
     topology = scenario.topology.resolve(scale)
     least = guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
@@ -168,15 +200,13 @@ def choose_guests(
     facts = doctor.host_facts()
     free = facts.memory_available_bytes
     expected = forecast(scenario, loads, jobs or facts.cores, ceiling)
-    used = room_for(expected)
+    used = required_bytes(expected)
     if jobs is None:
         expected = replace(expected, jobs=max(1, min(expected.jobs, free // used)))
     if expected.jobs * used > free:
         several = expected.jobs > 1
         many = f"{expected.jobs} guests that use" if several else "a guest that uses"
-        found = (
-            f"{many} about {memory_words(used)}{' each' if several else ''}, {memory_words(free)} are free"
-        )
+        found = f"{many} about {memory_text(used)}{' each' if several else ''}, {memory_text(free)} are free"
         fewer = "fewer --jobs, " if several else ""
         memory = "a smaller --memory" if asked_bytes else "--memory where you know better"
         advice = f"{fewer}a larger scale.size_scale, or {memory}"
@@ -196,15 +226,15 @@ def guest_settings(
     default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
     core: int | None = None,
 ) -> GuestSettings:
-    """From a command line's words. ConfigError names the option that is wrong."""
+    """Return a guest's settings from command-line options; ConfigError if one is wrong."""
     modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
     if cpu_time not in modes:
         raise ConfigError([Problem("command line", None, "--cpu-time", cpu_time, "free or counted")])
     for folder in writable:
         if not folder.is_dir():
-            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a folder")])
+            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a directory")])
     return GuestSettings(
-        memory_bytes=size_of("--memory", memory) if memory else default_memory_bytes,
+        memory_bytes=parse_size_option("--memory", memory) if memory else default_memory_bytes,
         cpu_time=modes[cpu_time],
         seed=seed,
         core=core,
@@ -223,19 +253,28 @@ def choose_scale(
     ranks: int,
     file: str = "command line",
 ) -> Scale:
-    """The scale to use: what was asked for if this host carries it, or for "auto" the smallest that it carries.
+    """Return the requested scale, or for "auto" the smallest one that this host can carry.
 
-    ConfigError when the host cannot carry it, naming what is too much and the scale that would do.
+    Args:
+        resolve: Returns the topology at a scale.
+        size_scale: The size scale, or "auto".
+        time_dilation: The time dilation, or "auto".
+        backend: Link engine and datapath.
+        ranks: Number of ranks.
+        file: The file named in errors.
+
+    Raises:
+        ConfigError: If the host cannot carry it; the message says what is too much and which scale would fit.
     """
     facts = doctor.host_facts()
     cores = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
     in_guest = clock_here() is not None
     if clock_here() == "free":
-        cores = math.inf  # whatever it takes, it takes no virtual time
+        cores = math.inf  # computing takes no virtual time
     host = HostCapacity(cores, facts.memory_available_bytes)
     if shortage := memory_shortage(resolve(Scale()), ranks, host, in_guest):
         raise ConfigError(
-            [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]
+            [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a machine with more memory")]
         )
     size, dilation = _factor(size_scale, "size_scale", file), _factor(time_dilation, "time_dilation", file)
     found = smallest_scale(resolve, host, backend, size, dilation)
@@ -248,12 +287,12 @@ def choose_scale(
     advice = (
         f"size_scale of at least {fitting.size_scale:g}, or auto" if fitting else "lower rates or fewer hosts"
     )
-    advice += "; or --clock virtual, which carries anything"
+    advice += "; or --clock virtual, which can carry any rate"
     raise ConfigError([Problem(file, None, "size_scale", f"{size:g}: {too_much}", advice)])
 
 
 def _factor(wanted: float | str, name: str, file: str) -> float | None:
-    """A number of at least 1; None for auto."""
+    """Return a factor of at least 1; None for auto."""
     if wanted == "auto":
         return None
     try:
@@ -265,8 +304,8 @@ def _factor(wanted: float | str, name: str, file: str) -> float | None:
     return factor
 
 
-def size_of(option: str, text: str) -> int:
-    """Bytes, with a unit, or as nccl-tests write sizes: 64M is 64 MiB. ConfigError names the option."""
+def parse_size_option(option: str, text: str) -> int:
+    """Parse a size in bytes, with a unit or in the notation of nccl-tests (64M is 64 MiB); ConfigError if wrong."""
     try:
         if text[-1:] in "KMG" and text[:-1].isdigit():
             size = int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
@@ -288,7 +327,7 @@ def _duration(option: str, value: str) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """An emulated network to put ranks on."""
+    """An emulated network for ranks or programs, not yet built."""
 
     topology: TopologySpec
     backend: NetworkBackend
@@ -302,7 +341,7 @@ class Network:
         multipath: Multipath | None = None,
         rdma: bool = False,
     ) -> Fabric:
-        """The network to be built; multipath: for MPTCP; rdma: whether hosts' cards have verbs."""
+        """Return the fabric to build; `multipath` is for MPTCP, `rdma` gives hosts RDMA NICs."""
         return Fabric(
             self.topology.resolve(self.scale),
             policy=self.policy,
@@ -316,7 +355,7 @@ class Network:
         )
 
     def start(self, file: Path, progress: Callable[[str], None]) -> str:
-        """Bring it up in a process of its own, which stays: its id. file: its topology's. FabricError."""
+        """Bring the network up in a background process, from its topology's file, and return its id."""
         options = {
             "policy": self.policy.to_data(),
             "link_engine": self.backend.link_engine,

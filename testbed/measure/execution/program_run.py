@@ -1,4 +1,4 @@
-"""Runs any program as the ranks of a job, on an emulated network or over loopback."""
+"""Run of any program as the ranks of a job, on an emulated network or over loopback."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, ProgramJob, ring_name
 from testbed.errors import did_you_mean
-from testbed.measure.execution.network_setup import LOOPBACK_RANKS, Network, command_given
+from testbed.measure.execution.network_setup import LOOPBACK_RANKS, Network, require_command
 from testbed.measure.fidelity import invariants, link_invariants
 from testbed.measure.fidelity.probe import measure_links
 from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
-from testbed.measure.results.run_directory import hand_over
+from testbed.measure.results.run_directory import chown_to_sudo_user
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
@@ -45,11 +45,11 @@ from testbed.workload.job.endpoints import RankEndpoint
 SEED = 1
 CLOCKS = ("real", "virtual")
 UNTRUSTED = 3
-RANK_BYTES = 384 << 20  # of a guest, for a program with PyTorch and a small model
+RANK_BYTES = 384 << 20  # guest memory for a program with PyTorch and a small model
 
 
 def check_program_options(transport: str, protocol: str, clock: str) -> None:
-    """ConfigError names the first option whose value is none of those that there are."""
+    """Raise ConfigError for the first option with an unknown value."""
     for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
         if (expected := own.expected(value)) is not None:
             raise ConfigError([Problem("command line", None, option, value, expected)])
@@ -58,17 +58,17 @@ def check_program_options(transport: str, protocol: str, clock: str) -> None:
 
 
 def guest_bytes(ranks: int | None, topology: Path | None) -> int:
-    """Memory that programs' guest may use, where nobody says how much: nothing of it is used before it is needed."""
+    """Return the default memory limit of a guest for programs; memory is only allocated when it is used."""
     if ranks is None:
         ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
     return DEFAULT_MEMORY_BYTES + ranks * RANK_BYTES
 
 
-def program_given(arguments: Sequence[str]) -> list[str]:
-    """A program that there is, and its arguments. ConfigError."""
-    command = command_given(arguments)
+def require_program(arguments: Sequence[str]) -> list[str]:
+    """Return a program and its arguments; ConfigError if there is no such program."""
+    command = require_command(arguments)
     if shutil.which(command[0]) is None:
-        raise ConfigError([Problem("command line", None, "COMMAND", command[0], "a program that there is")])
+        raise ConfigError([Problem("command line", None, "COMMAND", command[0], "an executable program")])
     return command
 
 
@@ -82,33 +82,34 @@ def run_programs(
     strict: bool = False,
     output: Path | None = None,
 ) -> int:
-    """Run a program once per rank, each in its host, to their end; nothing is left, however that comes.
+    """Run a program once per rank, each on its host, until all have ended; all processes and the network are removed.
 
     Args:
         command: The program and its arguments.
-        network: The network to build; None: this machine's loopback, without one.
-        ranks: How many; on a network at most as many as it has hosts, of which the first are taken.
-        show: Called with every line that a rank prints: rank, whether to standard error, line.
-        progress: Called with a line for each phase of building.
-        options: Of collectives of programs with PyTorch that use the backend `testbed`.
-        strict: Measure the network before, check it after.
-        output: Where dumps of flight recorders go when a rank fails; None: nobody records.
+        network: The network to build; None: this machine's loopback.
+        ranks: Number of ranks. On a network they use its first hosts, one each.
+        show: Called with every line that a rank prints: rank, whether it is standard error, line.
+        progress: Called with a line for each phase.
+        options: Options of the PyTorch backend `testbed`.
+        strict: Whether to measure the network before and check it after.
+        output: Directory for flight recorder dumps if a rank fails; None: no flight recorders.
 
     Returns:
-        The worst exit status; UNTRUSTED where that is 0 and the network was not the one that was asked for.
+        The worst exit status; UNTRUSTED if that is 0 but the network did not behave as configured.
 
     Raises:
-        FabricError: When the network cannot be built, or breaks.
-        OSError: When the program cannot be started.
+        FabricError: If the network cannot be built, or breaks.
+        OSError: If the program cannot be started.
     """
     options = options or TorchOptions()
     if network is None:
         with loopback_endpoints(2 * ranks) as endpoints:
-            theirs, ours = endpoints[:ranks], endpoints[ranks:]  # ports for programs, and for the backend
-            ours = [replace(one, rank=rank) for rank, one in enumerate(ours)]
-            flight = None if output is None else ProgramFlight(ours, output)
-            with torch_environment(options, ours, None, Scale(), SEED, flight) as environment:
-                return _run(Programs(list(command), theirs, show, environment), flight, output, progress)
+            program_ends = endpoints[:ranks]
+            backend_ends = [replace(one, rank=rank) for rank, one in enumerate(endpoints[ranks:])]
+            flight = None if output is None else ProgramFlight(backend_ends, output)
+            with torch_environment(options, backend_ends, None, Scale(), SEED, flight) as environment:
+                programs = Programs(list(command), program_ends, show, environment)
+                return _run(programs, flight, output, progress)
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
     multipath = multipath_of(options.transport, resolved.hosts[:ranks])
@@ -133,7 +134,7 @@ def run_programs(
         if check is None or status:
             return status
         verdict = check.verdict()
-        for line in words_of(verdict):
+        for line in verdict_lines(verdict):
             progress(line)
         return UNTRUSTED if verdict.status == "untrusted" else 0
 
@@ -141,7 +142,7 @@ def run_programs(
 def _run(
     programs: Programs, flight: ProgramFlight | None, output: Path | None, progress: Callable[[str], None]
 ) -> int:
-    """To their end; says where dumps are, if there are any."""
+    """Run the programs to their end, and report where flight recorder dumps are, if there are any."""
     if flight is None:
         return programs.run()
 
@@ -149,21 +150,25 @@ def _run(
         try:
             flight.keep(ended)
         except OSError as error:
-            progress(f"what ranks' collectives did last cannot be kept: {error}")
+            progress(f"cannot write the flight recorder dumps: {error}")
 
     programs.failing = keep
     try:
         return programs.run()
     finally:
         if flight.kept:
-            progress(f"what ranks' collectives did last: testbed diagnose {output}")
+            progress(f"flight recorder dumps are kept; to analyse them: testbed diagnose {output}")
 
 
-LOOK_INTERVAL_S = 5.0  # switches close connections of those who say nothing for a minute
+LOOK_INTERVAL_S = 5.0  # switches close connections that are silent for a minute
 
 
 class ProgramCheck:
-    """Of a network that is up. `look` from time to time; `verdict` when programs have ended. FabricError, LinkError."""
+    """A check of a running network: call `look` from time to time and `verdict` after the programs have ended.
+
+    Raises:
+        FabricError, LinkError: If the network cannot be measured or read back.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -172,16 +177,16 @@ class ProgramCheck:
         self._began_s = self._looked_s = time.monotonic()
 
     def look(self) -> None:
-        """Note what was changed since, if it is time to."""
+        """Record changes of the network since the last look, if LOOK_INTERVAL_S has passed."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_INTERVAL_S:
             self._looked_s = now_s
             self._watch.look()
 
     def verdict(self) -> Verdict:
-        """Links as they were measured, settings as they are now, and whatever has changed meanwhile.
+        """Return the verdict on the network: measured links, current settings, and changes meanwhile.
 
-        What a run's verdict says of ranks there is nobody to say of programs: whether they are right, or were late.
+        Unlike a run's verdict, it cannot say whether the programs' results are right or whether they were late.
         """
         self._watch.look(thorough=True)
         changes = [(change.time_s - self._began_s, change.words) for change in self._watch.changes]
@@ -198,16 +203,16 @@ class ProgramCheck:
         )
 
 
-def words_of(verdict: Verdict) -> list[str]:
-    """For people: the verdict, and what does not hold."""
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return the verdict and the failed invariants as lines of text."""
     broken = [f"{one.name}: {one.sentence}" for one in verdict.invariants if one.ok is False]
     return [f"the network: {verdict.status}, {len(verdict.invariants)} checks", *broken]
 
 
 class ProgramFlight:
-    """Of the ranks at these endpoints. output: the folder that dumps go into, made when there are any.
+    """The flight recorders of programs' ranks.
 
-    kept: whether there are.
+    `output` is the directory for dumps, made when there are any. `kept` says whether dumps were written.
     """
 
     def __init__(self, endpoints: Sequence[RankEndpoint], output: Path) -> None:
@@ -217,7 +222,7 @@ class ProgramFlight:
         self.kept = False
 
     def make(self, folder: Path) -> None:
-        """Every rank's ring as a file of its name in the folder; its memory is kept here when the folder is gone."""
+        """Create every rank's ring buffer as a file in a directory; it stays mapped after the file is deleted."""
         for endpoint in self._endpoints:
             path = folder / ring_name(endpoint.rank)
             with path.open("x+b") as file:
@@ -225,26 +230,26 @@ class ProgramFlight:
                 self._rings[endpoint.rank] = mmap.mmap(file.fileno(), 0)
 
     def keep(self, ended: Mapping[int, str]) -> None:
-        """Dump what every rank's operations do now, unless none has begun any. ended: how ranks ended, by rank."""
+        """Dump all flight recorders, unless no rank has started an operation; `ended` says how ranks ended, by rank."""
         now_s = time.monotonic()
         dumps = [
             read_ring(self._rings[one.rank], one.host, now_s, ended.get(one.rank, ""))
             for one in self._endpoints
-            if any(self._rings[one.rank][:8])  # the others have made no process group
+            if any(self._rings[one.rank][:8])  # the other ranks have created no process group
         ]
         if not any(dump.entries for dump in dumps):
             return
         folder = self._output / FLIGHT
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(DUMPS):
-            old.unlink()  # of more ranks, perhaps
+            old.unlink()  # there may be dumps of more ranks
         for dump in dumps:
             dump.write(folder / dump_name(dump.rank))
-        # which parts of the network a pair crosses is not told
+        # the paths of pairs through the network are not known
         NetworkPaths({one.rank: one.host for one in self._endpoints}, one_clock=True).write(
             folder / PATHS_FILE
         )
-        hand_over(self._output)
+        chown_to_sudo_user(self._output)
         self.kept = True
 
 
@@ -254,9 +259,9 @@ ENTRY_POINTS = "[torch.backends]\ntestbed = testbed.contrib.torch:autoload\n"
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """How process groups of programs do their collectives.
+    """Options of the PyTorch backend `testbed` for programs' process groups.
 
-    algorithms: by collective. default: whether programs get them that name no backend.
+    `algorithms` is by collective. `default` makes it the backend of programs that name none.
     """
 
     transport: TransportSpec = field(default_factory=TransportSpec)
@@ -266,8 +271,8 @@ class TorchOptions:
     default: bool = False
 
 
-def algorithms_of(asked: Sequence[str]) -> dict[str, str]:
-    """From `COLLECTIVE=ALGORITHM` words of a command line. ConfigError."""
+def parse_algorithm_options(asked: Sequence[str]) -> dict[str, str]:
+    """Parse `COLLECTIVE=ALGORITHM` options; ConfigError if one is wrong."""
     found = {}
     for word in asked:
         collective, equals, algorithm = word.partition("=")
@@ -294,9 +299,15 @@ def torch_environment(
     seed: int,
     flight: ProgramFlight | None = None,
 ) -> Iterator[dict[str, str]]:
-    """The environment, and within the block the folder that it speaks of.
+    """Yield the environment variables of programs with PyTorch; the directory they refer to exists within the block.
 
-    endpoints: of ranks, with ports of their own. topology: emulated; None on loopback. flight: where ranks record.
+    Args:
+        options: Options of the backend.
+        endpoints: Endpoints of the ranks, with their own ports.
+        topology: The emulated topology; None on loopback.
+        scale: The scale in force.
+        seed: Seed of the run.
+        flight: The flight recorders; None: no recording.
     """
     wiring = resolve_endpoints(
         options.transport,
@@ -327,6 +338,6 @@ def torch_environment(
             "PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])]),
             VARIABLE: str(file),
             **({DEFAULT_VARIABLE: "1"} if options.default else {}),
-            # as torchrun: ranks share this machine's cores
+            # as torchrun does: ranks share this machine's cores
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }

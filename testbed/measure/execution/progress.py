@@ -1,4 +1,4 @@
-"""What a run tells while it is carried out."""
+"""Progress reports of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class PartProgress:
-    """How far a part is. done, total: steps, 0 of 0 before the first begins. clock_s: virtual seconds of its guest."""
+    """Progress of a part: steps done of `total` (0 of 0 before the first one), and its guest's virtual seconds."""
 
     name: str
     done: int = 0
@@ -17,34 +17,34 @@ class PartProgress:
     finished: bool = False
 
 
-def no_parts(parts: Sequence[PartProgress]) -> None:
-    """For whoever does not want to know."""
+def ignore_parts(parts: Sequence[PartProgress]) -> None:
+    """Ignore the progress of parts."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run tells meanwhile: `phase` once per phase, `step(done, all)` before each step, `parts` now and then."""
+    """Callbacks of a run: `phase` once per phase, `step(done, all)` before each step, `parts` from time to time."""
 
     phase: Callable[[str], None]
     step: Callable[[int, int], None]
-    parts: Callable[[Sequence[PartProgress]], None] = no_parts
+    parts: Callable[[Sequence[PartProgress]], None] = ignore_parts
 
 
 def progress_text(parts: Sequence[PartProgress]) -> str:
-    """For people: "1 of 3 parts done; ring at 12.3 s, leaders at 9.8 s"; empty where there is one part only."""
+    """Return a text such as "1 of 3 parts done; ring at 12.3 s, leaders at 9.8 s"; empty if there is only one part."""
     if len(parts) < 2:
         return ""
-    at_work = [part for part in parts if part.clock_s > 0 and not part.finished]
-    said = f"{sum(part.finished for part in parts)} of {len(parts)} parts done"
-    moments = ", ".join(f"{part.name} at {part.clock_s:.1f} s" for part in at_work)
-    return said + (f"; {moments}" if moments else "")
+    running = [part for part in parts if part.clock_s > 0 and not part.finished]
+    text = f"{sum(part.finished for part in parts)} of {len(parts)} parts done"
+    clocks = ", ".join(f"{part.name} at {part.clock_s:.1f} s" for part in running)
+    return text + (f"; {clocks}" if clocks else "")
 
 
 def time_left_text(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
-    """For people: "about 40 s left", as if steps went on as quickly; empty until a step is done and all are known."""
-    here = [part for part in parts if part.clock_s > 0 or not part.finished]  # others were there from before
-    done = sum(part.total if part.finished else part.done for part in here)
-    total = max((part.total for part in here), default=0) * len(here)
+    """Return a text such as "about 40 s left", extrapolated from the steps so far; empty while nothing is known."""
+    current = [part for part in parts if part.clock_s > 0 or not part.finished]  # the others were done before
+    done = sum(part.total if part.finished else part.done for part in current)
+    total = max((part.total for part in current), default=0) * len(current)
     if not done or done >= total:
         return ""
     left_s = elapsed_s / done * (total - done)

@@ -1,4 +1,4 @@
-"""What ranks reported, checked against independent observations, for the verdict."""
+"""Independent observations of what ranks reported, as evidence for the verdict."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from testbed.measure.execution.job_run import LinkSample, StepClock
 from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.cross_check_invariants import (
     EXACT_S,
-    Begun,
     CardClaim,
-    Computed,
+    CollectiveStart,
+    ComputeTime,
     LinkClaim,
     StepEnd,
     StepStart,
@@ -24,7 +24,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
     step_ends_witnessed,
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
-from testbed.measure.results.summary import StepResult, undisturbed
+from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
 from testbed.net.links.interfaces import NodeCounts
@@ -36,12 +36,12 @@ from testbed.workload.job.launch_spec import SLOW
 from testbed.workload.plan import Computing, Pause, jittered_s
 
 Record = Mapping[str, Any]
-SALT = 1000  # of a step, by its number: see Rank
-START, END, EDGE_S = "start", "end", 1e-3  # of readings of links at the edges of steps
+SALT = 1000  # per step, in the seed of compute jitter: see Rank
+START, END, EDGE_S = "start", "end", 1e-3  # link readings at the edges of steps
 
 
 def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Change]:
-    """Return what was changed of ranks' sockets, as they saw it at the ends of steps. hosts: by rank."""
+    """Return changes of ranks' socket options, as seen at the ends of steps; `hosts` is by rank."""
     return [
         Change(sample["end_s"], f"{hosts[sample['rank']]}: {words}")
         for sample in samples
@@ -51,12 +51,17 @@ def socket_changes(samples: Iterable[Record], hosts: Sequence[str]) -> list[Chan
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """Second witnesses of one run, for all of its variants.
+    """Independent observations of one run, for all of its variants.
 
-    samples: the ranks' own records. clock: when launchers heard of steps' starts and ends. counted: what hosts and
-    switches have carried in the whole run, and links: readings of the WAN links, both by another process than the
-    ranks. exact: by the virtual clock. dropped: frames that queues of the topology dropped in the run. remembers:
-    whether connections are paced by what they remember.
+    Attributes:
+        job: The job.
+        samples: The ranks' own records.
+        clock: When launchers were notified of the starts and ends of steps.
+        counted: Counters of hosts and switches over the whole run, read by another process than the ranks.
+        links: Readings of the WAN links, likewise.
+        exact: Whether the virtual clock is in use.
+        dropped: Frames that the topology's queues dropped in the run.
+        remembers: Whether connections are paced at remembered rates.
     """
 
     job: Job
@@ -69,14 +74,14 @@ class RankEvidence:
     remembers: bool = False
 
     def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
-        """Return those of one variant's measured steps."""
+        """Return the invariants of one variant's measured steps."""
         variant = steps[0].variant
         own = [sample for sample in self.samples if sample["variant"] == variant]
         late = self._late_steps(own)
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
         hosts = [host.name for host in self.job.hosts]
-        # a replica's rank may have done a step once more that its peer has not
+        # a replica's rank may have repeated a step that its peer has not
         comparable = self.job.replication is None
         return [
             bytes_witnessed(
@@ -94,25 +99,25 @@ class RankEvidence:
         ]
 
     def _late_steps(self, own: Sequence[Record]) -> set[int]:
-        """Return the steps that some rank began late since the network had lost a packet of the agreement on the start.
+        """Return the steps that some rank started late because a packet of the agreement on the start was lost.
 
-        It knew of the start only when the packet had been sent again, and read its connections' counters then. Where
-        nothing can have been lost there is no such excuse.
+        The rank learnt of the start only after the retransmission, and read its connections' counters then. If nothing
+        can have been lost, no step is excused.
         """
         job = self.job
-        if not (job.scenario.all_events or job.topology.lossy or self._chance or self.dropped):
+        if not (job.scenario.all_events or job.topology.lossy or self._is_random or self.dropped):
             return set()
         announced = {step for step, (start_s, heard_s) in self.clock.starts.items() if heard_s > start_s}
         return announced | {sample["step"] for sample in own if (sample.get("late_s") or 0.0) > EXACT_S}
 
     @property
-    def _chance(self) -> bool:
-        """Whether links do anything to packets by chance, besides losing them."""
-        links = [getattr(link, way) for link in self.job.topology.wan for way in DIRECTIONS]
+    def _is_random(self) -> bool:
+        """Whether links treat packets randomly, other than by losing them."""
+        links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
         return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
 
     def _cards(self, hosts: Sequence[str]) -> Iterator[CardClaim]:
-        """Compare only totals: cards are read before the first step and after the last one."""
+        """Compare only totals, as NICs are read before the first step and after the last one."""
         sent: dict[int, int] = dict.fromkeys(range(len(hosts)), 0)
         received = dict(sent)
         for sample in self.samples:
@@ -126,9 +131,9 @@ class RankEvidence:
             yield CardClaim(host, "received", received[rank], card.rx_bytes)
 
     def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
-        """Compare what left each building in each step, between two readings that enclose it.
+        """Compare the traffic that left each building in each step, between the readings before and after it.
 
-        Not in steps in which a replica gave its state away: that is still under way when the step is over.
+        Steps in which a replica sent its state are left out, as that transfer outlasts the step.
         """
         topology, ranks = self.job.topology, self.job.hosts
         starts = [sample for sample in self.links if sample.edge == START]
@@ -141,10 +146,10 @@ class RankEvidence:
                 continue
             first, last = before[-1].account.directions, after[0].account.directions
             for building in topology.buildings:
-                outwards = [
-                    (link.name, way)
+                outgoing = [
+                    (link.name, direction)
                     for link in topology.wan
-                    for way, source in zip(DIRECTIONS, (link.a, link.b), strict=True)
+                    for direction, source in zip(DIRECTIONS, (link.a, link.b), strict=True)
                     if source == building.name
                 ]
                 claimed = sum(
@@ -152,12 +157,12 @@ class RankEvidence:
                     for (rank, peer), count in step.sent_bytes.items()
                     if ranks[rank].building == building.name != ranks[peer].building
                 )
-                carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outwards)
+                carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outgoing)
                 yield LinkClaim(building.name, step.trial, claimed, carried)
 
-    def _computed(self, own: Sequence[Record]) -> Iterator[Computed]:
+    def _computed(self, own: Sequence[Record]) -> Iterator[ComputeTime]:
         if self.job.workload.dispatching is not None:
-            return  # who computes what is decided on the way
+            return  # the assignment of work to ranks is decided during the step
         plan, share = self.job.workload.plan, self.job.wiring.software.computing_share
         scenario, scale = self.job.scenario, self.job.scale
         faults = rank_faults_of(scenario.all_events, plan, scenario.seed, scale)
@@ -182,13 +187,15 @@ class RankEvidence:
             spans_s = asked_s, most_s, next_s - sample["start_s"]
             took_s = sample["end_s"] - sample["start_s"]
             host = self.job.hosts[rank].name
-            yield Computed(rank, host, sample["trial"], sample["name"], took_s, *spans_s)
+            yield ComputeTime(rank, host, sample["trial"], sample["name"], took_s, *spans_s)
 
-    def _begun(self, own: Sequence[Record]) -> Iterator[Begun]:
+    def _begun(self, own: Sequence[Record]) -> Iterator[CollectiveStart]:
         for sample in own:
             if (late_s := sample.get("late_s")) is not None:
                 rank = sample["rank"]
-                yield Begun(rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s)
+                yield CollectiveStart(
+                    rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s
+                )
 
     def _ends(self, own: Sequence[Record]) -> Iterator[StepEnd]:
         last_s: dict[tuple[int, int], float] = {}
@@ -231,22 +238,24 @@ class RankEvidence:
         for sample in whole:
             traffic = sample["traffic"] or {}
             resent[sample["step"]] = resent.get(sample["step"], 0) + traffic.get("resent", 0)
-        times = [StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed(steps)]
-        return steps_alike(times, self._why_unlike(), self.dropped)
+        times = [
+            StepTime(step.trial, step.step_time_s, resent[step.index]) for step in undisturbed_steps(steps)
+        ]
+        return steps_alike(times, self._reason_for_difference(), self.dropped)
 
-    def _why_unlike(self) -> str:
-        """Why the steps of a variant need not take the same, if there is a reason."""
+    def _reason_for_difference(self) -> str:
+        """Say why the steps of a variant may take different times; empty if they may not."""
         job, plan = self.job, self.job.workload.plan
-        unlike = plan.jitter or job.workload.dispatching is not None or job.replication is not None
+        differ = plan.jitter or job.workload.dispatching is not None or job.replication is not None
         reasons = {
-            "By the real clock each step takes a little longer or shorter.": not self.exact,
-            "Events and background traffic do not meet all steps alike.": bool(
+            "With the real clock, step times vary slightly.": not self.exact,
+            "Events and background traffic do not affect all steps alike.": bool(
                 job.scenario.all_events or job.scenario.background_traffic
             ),
-            "Links lose packets, and what that costs a step is a matter of chance.": job.topology.lossy,
-            "Links delay, double, swap or corrupt packets by chance.": self._chance,
-            "Steps do not ask the same of the ranks.": bool(unlike),
-            "The transport goes by what it remembers of the steps before.": self.remembers
+            "Links lose packets, so the time of a step is random.": job.topology.lossy,
+            "Links delay, duplicate, reorder or corrupt packets at random.": self._is_random,
+            "Steps do not have the same work for ranks.": bool(differ),
+            "The transport's state carries over from earlier steps.": self.remembers
             or not job.wiring.transport.settles,
         }
-        return next((words for words, holds in reasons.items() if holds), "")
+        return next((reason for reason, applies in reasons.items() if applies), "")

@@ -1,4 +1,4 @@
-"""Guests of the virtual clock that an engine's workers carry out, on whatever machine they are."""
+"""The backend that runs guests of the virtual clock on the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIGITS = 12
 
 
 class RemoteGuests(Guests):
-    """As many at once as the engine has workers; what is finished is kept here as each comes."""
+    """A backend that runs one guest per cluster worker, and stores each finished shard on this machine."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class RemoteGuests(Guests):
 
     @property
     def words(self) -> str:
-        """Who carries them."""
-        return f"virtual clock, by {self.engine.words}"
+        """A description of the workers."""
+        return f"virtual clock, on {self.engine.words}"
 
-    def carry_out(
+    def run_shards(
         self,
         scenario: Scenario,
         shards: Sequence[Shard],
@@ -56,7 +56,7 @@ class RemoteGuests(Guests):
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """See `Backend`. A worker that dies loses nothing: what it had is done again by another."""
+        """Measure the shards on the workers; see `Backend`. The shard of a worker that dies is repeated by another."""
         began_s = time.monotonic()
         finished = parts.finished
         waiting = [shard for shard in shards if shard.number not in finished]
@@ -65,7 +65,7 @@ class RemoteGuests(Guests):
         done = sum(shard.trials + each for shard in shards if shard.number in finished)
         total = sum(shard.trials + each for shard in shards)
         guests = f"{len(waiting)} guest{'' if len(waiting) == 1 else 's'}"
-        progress.phase(f"{guests} for {self.engine.words}")
+        progress.phase(f"{guests} on {self.engine.words}")
         progress.step(done, total)
         with self.engine.workers(measure_on_worker, work) as workers:
             asked = [(shard, shard.scenario(scenario)) for shard in waiting]
@@ -87,7 +87,7 @@ class RemoteGuests(Guests):
 
 
 def worker_identity() -> Mapping[str, str]:
-    """What must be the same on all workers, for figures to be the same whoever works."""
+    """Return what must be equal on all workers, so that results do not depend on the worker."""
     try:
         image = find_image()
         kernel = f"{image.version} ({image.recipe[:DIGITS]})"

@@ -1,4 +1,4 @@
-"""A run from request to result: checked and prepared, then executed by a backend."""
+"""A run from request to result: check and prepare it, then execute it on a backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from testbed.errors import TestbedError
 from testbed.measure.diagnosis import diagnose, read_evidence
 from testbed.measure.diagnosis.verdicts import verdict_line
-from testbed.measure.execution.event_player import beyond_engine, cards_touched
+from testbed.measure.execution.event_player import affected_cards, hosts_beyond_engine
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
 from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
@@ -28,9 +28,9 @@ from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
     halving_option,
-    ranks_asked,
-    room_for,
-    stopping,
+    parse_ranks_per_process,
+    required_bytes,
+    stopping_events,
 )
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.fidelity.capacity import NetworkBackend
@@ -57,10 +57,10 @@ CLOCKS = ("real", "virtual")
 
 @dataclass(frozen=True)
 class Request:
-    """A scenario, where its run directory is to be, and how it is to be run; what is None is chosen.
+    """A request to run a scenario; fields that are None are chosen automatically.
 
-    file: the scenario's, for messages. engine: whose workers carry guests; None, or processes: this machine, by itself.
-    The rest is as on the command line of `testbed run`.
+    `output` is the run directory to make, `file` the scenario's file for messages. `engine` runs the guests; None, or
+    processes, means this machine. The other fields are those of the command `testbed run`.
     """
 
     scenario: Scenario
@@ -80,9 +80,9 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can begin: all that could be refused has been looked at.
+    """A checked run that is ready to start.
 
-    expectation: what it is going to take, for people; empty by this machine's clock.
+    `expectation` is a forecast of time and memory for people; empty with the real clock.
     """
 
     request: Request
@@ -91,34 +91,38 @@ class PreparedRun:
     expectation: str = ""
 
     def execute(self, progress: Progress) -> Result:
-        """Do everything; returns what stands in the run directory. FabricError, RunError and their kin."""
+        """Execute the run and return its result; see `execute` for errors."""
         return execute(self.request.scenario, self.backend, self.scale, self.request.output, progress)
 
     def slower(self) -> PreparedRun:
-        """The same with its time stretched twice as far."""
+        """Return the same run with twice the time dilation."""
         return replace(self, scale=replace(self.scale, time_dilation=self.scale.time_dilation * 2))
 
 
 def prepare(request: Request) -> PreparedRun:
-    """Refuse what cannot be run here: a plan that does not fit, rates that this machine does not carry, no kernel.
+    """Check that a request can run here, and choose its backend and scale.
 
-    ConfigError, RunExists, FabricError, VirtualClockError.
+    Raises:
+        ConfigError: If an option or the plan does not fit, or the host cannot carry the rates.
+        RunExists: If the run directory already exists.
+        FabricError: If this host cannot build a network.
+        VirtualClockError: If the virtual clock's kernel is missing.
     """
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":
         raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
     workloads = workloads_of(request.scenario, Scale())
-    together = ranks_asked(request.ranks_per_process, request.scenario.ranks, request.scenario)
+    together = parse_ranks_per_process(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
-    if isinstance(request.engine, Cluster):  # what a machine's own clock measures is not carried to others
+    if isinstance(request.engine, Cluster):  # real-clock measurements run on this machine only
         raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])
     return _here(request, workloads.values(), together)
 
 
 def check_here(scenario: Scenario, file: str, clock: str) -> None:
-    """Refuse early what `prepare` would refuse of any scenario on this topology: ConfigError, FabricError and kin."""
+    """Raise the errors early that `prepare` would raise for any scenario on this topology."""
     check_clock(clock)
     if clock == "virtual":
         find_image()
@@ -127,7 +131,7 @@ def check_here(scenario: Scenario, file: str, clock: str) -> None:
 
 
 def check_clock(clock: str) -> None:
-    """ConfigError for one that there is not."""
+    """Raise ConfigError for an unknown clock."""
     if clock not in CLOCKS:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
 
@@ -136,10 +140,10 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
     link_engine = link_engine_for(request.link_engine, pauses)
-    carries = PAUSE_ENGINE if pauses else LINK_ENGINE
-    if link_engine not in (None, carries) or datapath not in (None, DATAPATH):
-        asked = f"{link_engine or carries} and {datapath or DATAPATH}"
-        offered = f"{carries} and {DATAPATH}"
+    guest_engine = PAUSE_ENGINE if pauses else LINK_ENGINE
+    if link_engine not in (None, guest_engine) or datapath not in (None, DATAPATH):
+        asked = f"{link_engine or guest_engine} and {datapath or DATAPATH}"
+        offered = f"{guest_engine} and {DATAPATH}"
         raise ConfigError([Problem("command line", None, "--clock virtual", asked, offered)])
     image = find_image()
     rank_bytes = max(workload.rank_bytes for workload in workloads.values())
@@ -150,23 +154,23 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     asked_bytes = settings.memory_bytes if request.memory else None
     loads = guest_loads(scenario, workloads, scale, together)
     expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
-    settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=room_for(expected))
+    settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=required_bytes(expected))
     hint = halving_option(scenario, scale, loads, expected)
     if isinstance(request.engine, Cluster):
         return PreparedRun(
-            request, scale, RemoteGuests(image, settings, expected, together, carries, request.engine)
+            request, scale, RemoteGuests(image, settings, expected, together, guest_engine, request.engine)
         )
-    guests = Guests(image, settings, expected, together, carries)
+    guests = Guests(image, settings, expected, together, guest_engine)
     return PreparedRun(request, scale, guests, forecast_text(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
     scenario = request.scenario
-    machines = machines_of(request.machines, scenario, workloads)
+    machines = parse_machines(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
-    if hosts := beyond_engine(scenario.all_events, scenario.topology.resolve(), backend.link_engine):
+    if hosts := hosts_beyond_engine(scenario.all_events, scenario.topology.resolve(), backend.link_engine):
         shown = f"a delay or loss of {', '.join(hosts)} with link engine {backend.link_engine}"
-        expected = "cards that have a delay in the topology, another link engine (netem), or --clock virtual"
+        expected = "NICs that have a delay in the topology, another link engine (netem), or --clock virtual"
         raise ConfigError([Problem(request.file, None, "events", shown, expected)])
     return PreparedRun(request, scale, LocalBackend(backend, machines, together))
 
@@ -184,42 +188,48 @@ def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
 
 
 def _pauses(scenario: Scenario) -> bool:
-    """Whether any variant's network pauses: then all have its link engine."""
+    """Return whether any variant's network has pause frames: then all use the engine for them."""
     return any(scenario.variant(name).topology.pauses for name in scenario.variant_names)
 
 
 def _check_cards(scenario: Scenario, file: str) -> None:
-    """ConfigError where ranks need cards with verbs, and this machine's kernel can give their hosts none."""
+    """Raise ConfigError if ranks need RDMA NICs and this host's kernel cannot provide them."""
     if wants_rdma(scenario.transport) and (reason := soft_roce_obstacle()):
-        shown = f"{scenario.transport.kind} by this machine's clock: {reason}"
+        shown = f"{scenario.transport.kind} with the real clock: {reason}"
         raise ConfigError(
             [Problem(file, None, "transport.kind", shown, "--clock virtual: docs/reference/rdma.md")]
         )
 
 
-def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:
-    """The names in `--machines`; ConfigError for what several machines cannot do. workloads: of all variants."""
+def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:
+    """Return the names in `--machines`; ConfigError if the scenario cannot run on several machines."""
     if not asked:
         return []
     refused = {
-        "events that stop a rank": bool(stopping(scenario.all_events)),
-        "events that change a card": bool(cards_touched(scenario.all_events)),
+        "events that stop a rank": bool(stopping_events(scenario.all_events)),
+        "events that change a NIC": bool(affected_cards(scenario.all_events)),
         "background_traffic": bool(scenario.background_traffic),
         "messages that wait for their receivers": any(
             workload.plan.holds_receivers for workload in workloads
         ),
     }
-    if found := [what for what, there in refused.items() if there]:
+    if found := [feature for feature, is_used in refused.items() if is_used]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"
         raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
     return [name.strip() for name in asked.split(",")]
 
 
 def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, progress: Progress) -> Result:
-    """Do everything; returns what stands in the run directory `output`, which is there only when all went well.
+    """Run all shards of a scenario and return the result, which is also written to `output`.
 
-    RunExists, FabricError, RunError, VirtualClockError: nothing is left behind, but for finished parts under the
-    virtual clock, with which the same run goes on, and what ranks did last, in `<output>.failed`.
+    The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under the
+    virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
+
+    Raises:
+        RunExists: If `output` already exists.
+        FabricError: If the network cannot be built.
+        RunError: If a rank or another part fails.
+        VirtualClockError: If a guest fails.
     """
     directory = RunDirectory(output)
     shards = backend.shards(scenario)
@@ -229,11 +239,11 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
         live = RunLive(directory.partial, parts.folder, scenario, shards, scale)
         progress = live.progress(progress)
         if there := len(parts.finished):
-            progress.phase(f"{there} of {len(shards)} parts are there from before")
-        carried = backend.carry_out(scenario, shards, scale, parts, progress)
+            progress.phase(f"resuming: {there} of {len(shards)} parts were already done")
+        outcome = backend.run_shards(scenario, shards, scale, parts, progress)
         if len(shards) > 1:
-            progress.phase("putting the parts together")
-        result = write_run(directory, scenario, scale, carried)
+            progress.phase("merging the parts")
+        result = write_run(directory, scenario, scale, outcome)
         live.end()
         parts.remove()
         directory.finish()
@@ -245,16 +255,16 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
         ):
             for line in failure_summary(left):
                 progress.phase(line)
-            progress.phase(f"what every rank did last: {left}; testbed diagnose {left} says more")
+            progress.phase(f"flight recorder dumps: {left}; to analyse them: testbed diagnose {left}")
         if parts is not None and (kept := parts.stop()):
-            progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command goes on")
+            progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command resumes")
         directory.discard()
         raise
     return result.at(output)
 
 
 def failure_summary(left: Path) -> list[str]:
-    """Who it was that a run failed for, in a line, by what is left of it; nothing where that does not say."""
+    """Name the cause of a failed run in a line, from its flight recorder dumps; empty if they do not show it."""
     try:
         found = [diagnose(part.dumps, part.paths) for part in read_evidence(left)]
     except (TestbedError, OSError):
@@ -263,19 +273,19 @@ def failure_summary(left: Path) -> list[str]:
 
 
 class Backend(Protocol):
-    """Carries out shards, each in a network of its own."""
+    """Runs shards, each in its own network."""
 
     @property
     def words(self) -> str:
-        """For people: with what."""
+        """A description of the backend for people."""
 
     def shards(self, scenario: Scenario) -> list[Shard]:
-        """How a run is cut."""
+        """Split a scenario into shards."""
 
     def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Names all that a shard's record depends on; None where it would not be the same again."""
+        """Return a key for everything that a shard's record depends on; None if records are not reproducible."""
 
-    def carry_out(
+    def run_shards(
         self,
         scenario: Scenario,
         shards: Sequence[Shard],
@@ -283,16 +293,21 @@ class Backend(Protocol):
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """Measure all that are not finished, each in `parts.folder`/NUMBER. RunError, FabricError, VirtualClockError.
+        """Measure all shards that are not finished, each in `parts.folder`/NUMBER.
 
-        When one fails, or the user stops it, nothing of it runs on; records of those that are done stay where they are.
+        If a shard fails or the user interrupts, all processes are stopped, and finished records stay in place.
+
+        Raises:
+            FabricError: If a network cannot be built.
+            RunError: If a rank or another part fails.
+            VirtualClockError: If a guest fails.
         """
 
 
 class LocalBackend:
-    """One shard after the other in this process, as root.
+    """A backend that runs one shard after the other in this process, as root.
 
-    machines: those of the buildings, through SSH. ranks_per_process: None for what is quickest.
+    `machines` are those of the buildings, reached through SSH. `ranks_per_process`: None for the fastest.
     """
 
     def __init__(
@@ -307,18 +322,18 @@ class LocalBackend:
 
     @property
     def words(self) -> str:
-        """Link engine and datapath."""
+        """The link engine and the datapath."""
         return f"link engine {self.network_backend.link_engine}, datapath {self.network_backend.datapath}"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
-        """Variants have networks of their own; algorithms alternate in one, which building it anew would cost time."""
+        """Split by variant, as variants have different networks; algorithms alternate on one to save building time."""
         return whole_run_shard(scenario) if scenario.variants is None else split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """None: what this machine measures is never quite the same again."""
+        """Return None: real-clock measurements are not reproducible."""
         return None
 
-    def carry_out(
+    def run_shards(
         self,
         scenario: Scenario,
         shards: Sequence[Shard],
@@ -326,7 +341,7 @@ class LocalBackend:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """See `Backend`."""
+        """Measure the shards in turn; see `Backend`."""
         began_s = time.monotonic()
         records = []
         for shard in shards:
@@ -335,10 +350,12 @@ class LocalBackend:
                 progress.phase(f"{shard.variant}, trial {shard.first_trial + 1} of {scenario.trials}")
             target = parts.folder / str(shard.number)
             target.mkdir(parents=True)
-            records.append(self._measured(shard, own, scale, target, _among(shards, shard, own, progress)))
+            records.append(
+                self._measure(shard, own, scale, target, _shard_progress(shards, shard, own, progress))
+            )
         return BackendResult(records, time.monotonic() - began_s)
 
-    def _measured(
+    def _measure(
         self, shard: Shard, scenario: Scenario, scale: Scale, folder: Path, progress: Progress
     ) -> ShardRecord:
         backend, machines = self.network_backend, self.machines
@@ -346,14 +363,16 @@ class LocalBackend:
         return ShardRun(shard, scenario, backend, scale, folder, progress, machines, together).measure()
 
 
-def _among(shards: Sequence[Shard], shard: Shard, scenario: Scenario, progress: Progress) -> Progress:
-    """What one of them tells, as told of all; scenario: its own."""
+def _shard_progress(
+    shards: Sequence[Shard], shard: Shard, scenario: Scenario, progress: Progress
+) -> Progress:
+    """Return a progress that reports one shard's steps as part of all shards' steps."""
     each = scenario.trials + scenario.warmup
     if len(shards) == 1:
         return progress
 
     def phase(line: str) -> None:
-        if shard.number == 0:  # the others do the same
+        if shard.number == 0:  # the other shards go through the same phases
             progress.phase(line)
 
     def step(number: int, total: int) -> None:

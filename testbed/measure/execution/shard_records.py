@@ -1,4 +1,4 @@
-"""Records that ranks and the network wrote during a shard, read back from its files."""
+"""Records that ranks and the controller made during a shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RankRecord = dict[str, Any]
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """What the controller had to say in the end: the policy, all rules with their counts; and its events."""
+    """The controller's final state (policy, rules with their counts) and its events."""
 
     policy: dict[str, Any]
     bridges: dict[str, list[RankRecord]]
@@ -33,19 +33,19 @@ class NetworkRecord:
 
     @classmethod
     def of(cls, fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
-        """Ask the controller of a fabric that is up."""
+        """Query the controller of a running fabric."""
         assert fabric.controller is not None
         api = fabric.controller.api
         return cls(api.show(), api.rules(), events, fabric.controller.restarts)
 
     @property
     def repairs(self) -> list[str]:
-        """What the controller found changed by somebody else, in its words."""
+        """Descriptions of the rules that the controller had to restore."""
         found = [event for event in self.events if event["event"] == "repaired"]
         return [f"{event['bridge']}: {event['words']}" for event in found]
 
     def rule_lines(self) -> Iterator[RankRecord]:
-        """One record a rule, with the packets and (emulated) bytes that it took."""
+        """Yield one record per rule, with the packets and (emulated) bytes that matched it."""
         for bridge, rules in self.bridges.items():
             for rule in rules:
                 yield {"bridge": bridge, **rule}
@@ -53,7 +53,7 @@ class NetworkRecord:
 
 @dataclass
 class RankRecords:
-    """What all ranks have written down, by kind."""
+    """The records of all ranks, by kind."""
 
     samples: list[RankRecord] = field(default_factory=list)
     sockets: list[RankRecord] = field(default_factory=list)
@@ -62,7 +62,7 @@ class RankRecords:
     bootstraps: list[RankRecord] = field(default_factory=list)
 
     def bootstrap(self) -> RankRecord:
-        """How the ranks found each other: the slowest one's time, messages and bytes of all, and those of rank 0."""
+        """Return the bootstrap's figures: the slowest rank's time, and messages and bytes of all ranks and rank 0."""
         counts = ("messages_sent", "bytes_sent", "connections")
         return {
             "method": self.bootstraps[0]["method"],
@@ -73,14 +73,14 @@ class RankRecords:
 
 
 def read_ranks(folder: Path, ranks: int) -> RankRecords:
-    """All ranks' records; the ranks' own files are merged away."""
+    """Read the records of all ranks, and remove the ranks' own files."""
     found = RankRecords()
     for rank in range(ranks):
         path = folder / f"rank-{rank}.jsonl"
         if not path.exists():
-            continue  # it was killed, and the others went on
+            continue  # it was killed, and the other ranks continued
         steps: dict[int, list[RankRecord]] = {}
-        over: set[int] = set()
+        finished: set[int] = set()
         for line in path.read_text().splitlines():
             if not line.endswith("}"):
                 continue  # the rank was killed while it wrote
@@ -93,13 +93,13 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
             elif entry["operation"] == "bootstrap":
                 found.bootstraps.append(entry)
             else:
-                if entry["step"] in over:  # done once more, from a checkpoint on
-                    over.discard(entry["step"])
+                if entry["step"] in finished:  # repeated after a restart from a checkpoint
+                    finished.discard(entry["step"])
                     steps[entry["step"]] = []
                 steps.setdefault(entry["step"], []).append(entry)
                 if entry["operation"] == "step":
-                    over.add(entry["step"])
-        found.samples += [entry for step in over for entry in steps[step]]
+                    finished.add(entry["step"])
+        found.samples += [entry for step in finished for entry in steps[step]]
         path.unlink()
     found.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
     found.tcp.sort(
@@ -109,17 +109,14 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
 
 
 def fabric_record(shown: RankRecord, hosts: Sequence[Host]) -> RankRecord:
-    """Return buildings, hosts and WAN links as `inspect` shows them, and which rank each host has.
-
-    hosts: of the ranks, in their order.
-    """
+    """Return buildings, hosts and WAN links as read back by `inspect`, with each host's rank; `hosts` is by rank."""
     ranks = {host.name: rank for rank, host in enumerate(hosts)}
     ranked = [{**host, "rank": ranks.get(host["name"])} for host in shown["hosts"]]
     return {**{key: shown[key] for key in ("buildings", "wan", "seeded")}, "hosts": ranked}
 
 
-def shifted(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[RankRecord]:
-    """The same records with the times that they have counted from the run's origin."""
+def shift_times(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[RankRecord]:
+    """Yield the records with their times counted from the run's origin."""
     for record in records:
         times = {name: record[name] - origin_s for name in _TIMES if record.get(name) is not None}
         yield {**record, **times}
@@ -129,7 +126,7 @@ _TIMES = ("time_s", "start_s", "end_s", "last_byte_s")
 
 
 def link_lines(samples: Sequence[LinkSample], origin_s: float) -> Iterator[RankRecord]:
-    """One record per reading and WAN direction; counters count from the first reading, after the probes."""
+    """Yield one record per reading and WAN direction; counters start at the first reading, after the probes."""
     for sample in samples:
         for counters in sample.counters.wan:
             key = link_key(counters)
@@ -156,9 +153,12 @@ _LogRecord = Mapping[str, Any]
 
 
 def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
-    """The job with what its one measured step came to; the files are merged away. ValueError where it did not end.
+    """Return a serving job with the plan that its measured step executed, and remove the ranks' files of it.
 
-    Of ranks that were killed the samples are put in, of what they had done until then.
+    Samples of killed ranks are added to `records`, up to their last operation.
+
+    Raises:
+        ValueError: If the step did not end.
     """
     if job.workload.dispatching is None:
         return job
@@ -173,7 +173,7 @@ def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
         for number, marks in decided["answers"].items()
         if all(mark in entry for mark in marks)
     }
-    _put_in_killed(records, ranks, done, job.workload.itemsize)
+    _add_killed_ranks(records, ranks, done, job.workload.itemsize)
     plan = replace(job.workload.plan, ranks=ranks)
     start_s = min(sample["start_s"] for sample in records.samples if sample["operation"] == "step")
     dispatched = DispatchLog.from_document(decided["dispatched"]).since(start_s)
@@ -189,7 +189,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _done(path: Path, step: int) -> list[dict[str, Any]]:
-    """A rank's operations of a step, in the order of its plan."""
     return sorted((line for line in _lines(path) if line["step"] == step), key=lambda line: line["index"])
 
 
@@ -197,22 +196,22 @@ def _last(path: Path, step: int) -> dict[str, Any]:
     for line in _lines(path):
         if line["step"] == step:
             return line
-    raise ValueError(f"step {step}: nothing that was decided of it, expected a line in {path.name}")
+    raise ValueError(f"step {step}: got no decisions, expected a line in {path.name}")
 
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
-    """An operation, behind others as they stand in a plan without what was not done."""
+    """Return an operation with its dependencies renumbered for a plan of executed operations only."""
     operation = operation_from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 
 
-def _put_in_killed(
+def _add_killed_ranks(
     records: RankRecords,
     ranks: Sequence[Sequence[Operation]],
     done: Mapping[int, Sequence[_LogRecord]],
     itemsize: int,
 ) -> None:
-    """Samples of those that have none."""
+    """Add samples of ranks that wrote none."""
     steps = {sample["rank"]: sample for sample in records.samples if sample["operation"] == "step"}
     if len(steps) == len(ranks):
         return

@@ -1,4 +1,4 @@
-"""One shard of a run: its network is built, its job measured and watched, its figures judged."""
+"""Measurement of one shard: build its network, run and monitor its job, judge the figures."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from testbed.comm.collectives import between_groups
 from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE
 from testbed.measure.execution import resources
 from testbed.measure.execution.assessment import Evidence, ReplicationRecord, assess, check_model
-from testbed.measure.execution.event_player import EventPlayer, changed_by, events_record
+from testbed.measure.execution.event_player import EventPlayer, parts_changed_by, summarise_events
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
-from testbed.measure.execution.launchers import bring_home, monitor_file, monitor_remote_hosts, tunnels_of
+from testbed.measure.execution.launchers import (
+    fetch_remote_files,
+    measured_tunnels,
+    monitor_file,
+    monitor_remote_hosts,
+)
 from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
     HostEvidence,
     paused_links,
     port_drops,
     port_record,
-    why_not_again,
+    reason_not_repeated,
 )
 from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.rank_evidence import socket_changes
@@ -37,18 +42,24 @@ from testbed.measure.execution.shard_records import (
     link_lines,
     read_ranks,
     resolve_served_job,
-    shifted,
+    shift_times,
 )
 from testbed.measure.execution.stalls import StallReporter, StallWatch
 from testbed.measure.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.fidelity.link_invariants import Tunnel
-from testbed.measure.fidelity.similarity import numbers_of
+from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
-from testbed.measure.results.run_directory import surroundings, write_lines
+from testbed.measure.results.run_directory import describe_environment, write_lines
 from testbed.measure.results.serving_summary import shard_latencies
 from testbed.measure.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
-from testbed.measure.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
+from testbed.measure.results.summary import (
+    StepResult,
+    first_start_s,
+    gather_steps,
+    is_slower_than_predicted,
+    undisturbed_steps,
+)
 from testbed.measure.results.training_summary import training_summary
 from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.capture import Capture
@@ -65,7 +76,6 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import WHEN_SLOW, Scenario
 from testbed.spec.topology import Topology
 from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
-from testbed.workload.job.endpoints import BackgroundHost
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import job_of
@@ -77,9 +87,10 @@ LOOK_INTERVAL_S = 1.0
 
 
 class ShardRun:
-    """Measures one shard in a network of its own. scenario: the shard's own; folder: where all goes, which there is.
+    """The measurement of one shard on its own network.
 
-    ranks_per_process: None for what is quickest.
+    `scenario` is the shard's own, `folder` an existing directory for all files. `ranks_per_process`: None for the
+    fastest.
     """
 
     def __init__(
@@ -105,7 +116,7 @@ class ShardRun:
         self.job = job_of(scenario, scale, network_backend.link_engine)
         self.topology: Topology = self.job.topology
         if machines and self.job.replication is not None:
-            expected = "one machine, as ranks have lines to a coordinator on it"
+            expected = "one machine, as ranks connect to a coordinator on it"
             raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
         self.hosts, self.workload = self.job.hosts, self.job.workload
         self.happenings = scenario.all_events
@@ -114,7 +125,7 @@ class ShardRun:
             len(self.hosts),
             self.workload.rank_bytes,
             exact=self.clock == "free",
-            apart=bool(resources.stopping(self.happenings)) or self.job.replication is not None,
+            apart=bool(resources.stopping_events(self.happenings)) or self.job.replication is not None,
         )
         self.baseline = IsolatedBaseline(
             self.topology,
@@ -127,7 +138,12 @@ class ShardRun:
         )
 
     def measure(self) -> ShardRecord:
-        """Build, measure, watch, take down, judge; the record stands in the folder, too. FabricError, RunError."""
+        """Measure the shard and return its record, which is also written to the directory.
+
+        Raises:
+            FabricError: If the network cannot be built.
+            RunError: If a rank or another part fails.
+        """
         clean_abandoned()
         scenario = self.scenario
         events: list[Mapping[str, Any]] = []
@@ -147,7 +163,7 @@ class ShardRun:
             progress=self.progress.phase,
         )
         with fabric:
-            watch = fabric.watch(*changed_by(self.happenings, self.topology))
+            watch = fabric.watch(*parts_changed_by(self.happenings, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
             if fabric.has_queues:
@@ -164,25 +180,25 @@ class ShardRun:
             live = ShardLive(self.folder, fabric_record(shown, self.hosts))
             live.player, job.on_sample = job.player, live.sample
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
-            teller = StallReporter(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
-            job.on_stall = teller.tell
+            reporter = StallReporter(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
+            job.on_stall = reporter.report
             capture = self._capture(fabric)
             frames = fabric.tunnel_frames()
             with contextlib.ExitStack() as stack:
                 stack.enter_context(capture)
-                stack.callback(teller.end)
+                stack.callback(reporter.end)
                 if self.clock != "free":
                     monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
-                    job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
+                    job.watch_also = lambda: None if monitor.alive() else "the host monitor ended"
                     stack.enter_context(monitor_remote_hosts(fabric))
                 try:
                     job.run()
                 except RunError:
-                    self._leave_events(job)
+                    self._write_events(job)
                     raise
             self.progress.phase("judging the figures")
-            tunnels = tunnels_of(fabric, frames)
-            bring_home(fabric, self.folder)
+            tunnels = measured_tunnels(fabric, frames)
+            fetch_remote_files(fabric, self.folder)
             watch.look(thorough=True)
             changed = fabric.changed_settings(), fabric.changed_offloads()
             network = NetworkRecord.of(fabric, events)
@@ -191,27 +207,17 @@ class ShardRun:
         live.end()
         return record
 
-    def _leave_events(self, job: JobRun) -> None:
-        """For who looks at why it failed: what happened meanwhile, beside what the ranks did last."""
+    def _write_events(self, job: JobRun) -> None:
+        """Write the scenario's events next to the flight recorders' dumps, for the diagnosis of a failure."""
         if job.player and (dumps := self.folder / FLIGHT).exists():
             write_lines(dumps / EVENTS, job.player.log)
 
     def _write_paths(self) -> None:
-        """What connections cross as the run starts, beside what ranks' flight recorders will say."""
+        """Write the connections' paths at the start of the run next to the flight recorders' dumps."""
         folder = self.folder / FLIGHT
         folder.mkdir(parents=True, exist_ok=True)
         paths = network_paths(self.job, self._calibration)
         replace(paths, one_clock=not self.machines).write(folder / PATHS_FILE)
-
-    def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
-        scenario = self.scenario
-        return background_hosts(
-            scenario.background_traffic,
-            self.topology,
-            fabric.state.pids.__getitem__,
-            scenario.transport.congestion_control,
-            scenario.seed,
-        )
 
     def _capture(self, fabric: Fabric) -> Capture:
         asked = self.scenario.telemetry.capture
@@ -237,6 +243,13 @@ class ShardRun:
     def _job_spec(self, fabric: Fabric) -> JobSpec:
         scenario = self.scenario
         endpoints = endpoints_on(self.topology, self.hosts, fabric.pids)
+        background = background_hosts(
+            scenario.background_traffic,
+            self.topology,
+            fabric.state.pids.__getitem__,
+            scenario.transport.congestion_control,
+            scenario.seed,
+        )
         return JobSpec(
             wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
             dtype=scenario.workload.gradient_dtype,
@@ -246,14 +259,14 @@ class ShardRun:
                 scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.happenings
             ),
             output=str(self.folder.resolve()),
-            background_traffic=tuple(self._background_hosts(fabric)),
+            background_traffic=tuple(background),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             calibrations=self.baseline.times,
             ranks_per_process=self.ranks_per_process,
             rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
             calibrate_again=self.job.replication is None
-            and not why_not_again(self.happenings, scenario.background_traffic, self.topology),
+            and not reason_not_repeated(self.happenings, scenario.background_traffic, self.topology),
             survives_kills=self.job.survives_kills,
             replication=self.job.replication,
         )
@@ -276,7 +289,7 @@ class ShardRun:
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
         changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
-        numbers = numbers_of(
+        numbers = run_numbers(
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
         evidence = Evidence(
@@ -307,13 +320,15 @@ class ShardRun:
             )
             own_evidence = replace(evidence, port_drops=drops)
             variants.append(self._variant(name, algorithm, own, records, own_evidence))
-        slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
+        slow = any(
+            is_slower_than_predicted(variant["step_time_s"], variant["predicted_s"]) for variant in variants
+        )
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.all_events and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
         manifest = {
             "schema": 1,
-            **surroundings(),
+            **describe_environment(),
             "seed": self.scenario.seed,
             "clock": {"kind": clock, "cpu_time": self.clock or "real"},
             "scale": scale,
@@ -343,23 +358,25 @@ class ShardRun:
             self.shard,
             self.folder,
             ShardFigures.model_validate(figures),
-            samples=list(shifted(samples, origin_s)),
+            samples=list(shift_times(samples, origin_s)),
             links=list(link_lines(job.samples, origin_s)),
-            sockets=list(shifted(records.tcp, origin_s)),
-            events=list(shifted(log, origin_s)),
-            controller=list(shifted(network.events, origin_s)),
+            sockets=list(shift_times(records.tcp, origin_s)),
+            events=list(shift_times(log, origin_s)),
+            controller=list(shift_times(network.events, origin_s)),
             rules=list(network.rule_lines()),
         )
 
     def _variant(
         self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
     ) -> dict[str, Any]:
-        """As `ShardVariant` has it."""
+        """Return the fields of `ShardVariant`."""
         expected = self.done.wan_bytes(algorithm)
         model = check_model(self.job, algorithm, self._calibration)
         missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
         evidence = replace(evidence, missing_share=missing, model=model)
-        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed(steps)]
+        observed = [
+            between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed_steps(steps)
+        ]
         entry = {
             "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
@@ -377,11 +394,10 @@ class ShardRun:
         if evidence.replication is not None:
             entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
         if evidence.events:
-            entry["events"] = events_record(evidence.event_log, name)
+            entry["events"] = summarise_events(evidence.event_log, name)
         return entry
 
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
-        """What was counted inside the buildings."""
         return HostEvidence(
             self.job,
             job.before,
@@ -396,7 +412,7 @@ class ShardRun:
         )
 
     def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
-        """What watched each machine; nothing where nothing can be late."""
+        """Return the host monitor's file of each machine; empty under the virtual clock, where nothing is late."""
         if self.clock == "free":
             return {}
         others = {tunnel.machine: self.folder / monitor_file(tunnel.machine) for tunnel in tunnels}

@@ -1,4 +1,4 @@
-"""A step that does not end: how long is too long, and who it is, said while it still goes on."""
+"""Detection of stalled steps, and their diagnosis while the run continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from testbed.measure.diagnosis import diagnose, read_stalled
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.results.shards import Shard
 
-LEAST_TIMES = 5.0  # longer than is usual: steps of a healthy run differ by less
-SURE = 0.8  # of a verdict after which nobody looks again
+LEAST_TIMES = 5.0  # times the usual duration: steps of a healthy run differ by less
+SURE = 0.8  # certainty of a verdict that needs no further look
 MOST_LOOKS = 3
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A step that has lasted far longer than those of its variant before. All seconds are emulated."""
+    """A step that takes far longer than the earlier steps of its variant; emulated seconds."""
 
     variant: str
     trial: int
@@ -29,42 +29,42 @@ class Stall:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The stall as a phrase for people."""
         times = self.lasted_s / self.usual_s
         step = (
             f"step {self.trial} of {self.variant}" if self.trial >= 0 else f"a warm-up step of {self.variant}"
         )
-        return f"{step} has lasted {self.lasted_s:.3g} s, {times:.3g} times what is usual"
+        return f"{step} has lasted {self.lasted_s:.3g} s, {times:.3g} times the usual duration"
 
 
 class StallWatch:
-    """Says when the step that goes on is stalled: it lasts many times as long as the median of its variant.
+    """A detector of stalled steps.
 
-    And it, with those right before it that did so too, has cost `least_s` more than is usual. Then twice more, half as
-    long apart, unless `settled`. Of a variant's first step nobody knows how long it should take; time-outs end it.
+    A step is stalled when it lasts LEAST_TIMES the median of its variant, and it and the stalled steps right before it
+    have lost `least_s` in total. It is reported MOST_LOOKS times, `least_s` / 2 apart, unless `settled` is set. The
+    first step of a variant has no usual duration, so only timeouts end it.
     """
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._steps_s: dict[str, list[float]] = {}
-        self._lost_s: dict[str, float] = {}  # to steps in a row that were too long
+        self._lost_s: dict[str, float] = {}  # to consecutive steps that took too long
         self._now: tuple[str, int, float] | None = None
         self._looks = 0
         self._again_s = 0.0
         self.settled = False
 
     def began(self, variant: str, trial: int, start_s: float) -> None:
-        """A step begins, and so the one before it is over."""
+        """Record the start of a step, which ends the one before."""
         if self._now is not None:
             before, _, began_s = self._now
-            self._over(before, start_s - began_s)
+            self._record_duration(before, start_s - began_s)
         self._now = variant, trial, start_s
 
-    def _over(self, variant: str, lasted_s: float) -> None:
-        """A step is."""
+    def _record_duration(self, variant: str, lasted_s: float) -> None:
         known = self._steps_s.setdefault(variant, [])
         usual_s = median(known) if known else lasted_s
-        if lasted_s >= LEAST_TIMES * usual_s:  # and no measure of what is usual
+        if lasted_s >= LEAST_TIMES * usual_s:  # does not count towards the usual duration
             self._lost_s[variant] += lasted_s - usual_s
         else:
             self._lost_s[variant] = 0.0
@@ -72,7 +72,7 @@ class StallWatch:
 
     @property
     def due_s(self) -> float | None:
-        """When it will be stalled; None where that cannot be said, or has been often enough."""
+        """When the current step will count as stalled; None if that is unknown or was reported often enough."""
         if self.settled or self._looks == MOST_LOOKS or self._now is None:
             return None
         variant, _, began_s = self._now
@@ -83,7 +83,7 @@ class StallWatch:
         return max(stalled_s, self._again_s)
 
     def look(self, now_s: float) -> Stall | None:
-        """The step that is stalled now, if it is time to look at it."""
+        """Return the current step if it is stalled and a report is due."""
         if self.due_s is None or now_s < self.due_s:
             return None
         assert self._now is not None
@@ -94,9 +94,13 @@ class StallWatch:
 
 
 class StallReporter:
-    """Has dumps judged beside what goes on, and says what they tell, once that is sure, or differs from before.
+    """A reporter that diagnoses flight recorder dumps of a stalled step in a thread, and reports each new verdict.
 
-    flight: the folder of the run's dumps. watch: is settled once a verdict is sure. shard: what of the run goes on.
+    Args:
+        flight: Directory of the run's dumps.
+        say: Called with each report.
+        watch: Its `settled` is set once a verdict is certain.
+        shard: The shard that is running.
     """
 
     def __init__(self, flight: Path, say: Callable[[str], None], watch: StallWatch, shard: Shard) -> None:
@@ -104,31 +108,31 @@ class StallReporter:
         self._say = say
         self._watch = watch
         self._shard = shard
-        self._said = ""
+        self._reported = ""
         self._thread: threading.Thread | None = None
 
-    def tell(self, stall: Stall) -> None:
-        """Once dumps stand there."""
+    def report(self, stall: Stall) -> None:
+        """Start diagnosing a stall, after its dumps were written."""
         self.end()
-        self._thread = threading.Thread(target=self._tell, args=(stall,), daemon=True)
+        self._thread = threading.Thread(target=self._report, args=(stall,), daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Wait until it is said."""
+        """Wait for the report in progress."""
         if self._thread is not None:
             self._thread.join()
 
-    def _tell(self, stall: Stall) -> None:
+    def _report(self, stall: Stall) -> None:
         try:
             evidence = read_stalled(self._flight)
             verdicts = diagnose(evidence.dumps, evidence.paths).verdicts
         except (TestbedError, OSError) as error:
-            said = f"nobody can say why: {error}"
+            verdict = f"the cause is unknown: {error}"
         else:
-            said = verdict_line(verdicts[0]) if verdicts else "nothing is wrong that flight recorders tell"
+            verdict = verdict_line(verdicts[0]) if verdicts else "the flight recorders show nothing wrong"
             self._watch.settled = bool(verdicts) and verdicts[0].certainty >= SURE
-        if said != self._said:
-            self._said = said
+        if verdict != self._reported:
+            self._reported = verdict
             trial = stall.trial + self._shard.first_trial if stall.trial >= 0 else stall.trial
             own = replace(stall, variant=self._shard.variant or stall.variant, trial=trial)
-            self._say(f"{own.words}: {said}")
+            self._say(f"{own.words}: {verdict}")

@@ -1,4 +1,4 @@
-"""Fidelity: probes, monitor, invariants, verdict, and what a host can carry."""
+"""Fidelity of a run: link probes, host monitor, invariants, verdict, and the host's capacity."""
 
 from testbed.measure.fidelity.cpu_monitor import MonitorProcess, MonitorWindow, read_windows
 from testbed.measure.fidelity.probe import LinkMeasurement, measure_links

@@ -1,4 +1,4 @@
-"""Invariants of the network inside buildings: conservation and pauses. Pure."""
+"""Invariants of the network inside buildings: packet conservation and pause frames. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, without
+from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, left_out_text
 from testbed.measure.fidelity.verdict import Invariant, graded
 from testbed.net.fabric.bridges import NIC, Bridge, Cable, bridges, cables, nic_cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts
 from testbed.spec.topology import Topology
 
-NAMED = 3  # places of many
+NAMED = 3  # places named in a sentence
 _NAME, _BOUND = "conservation_in_buildings", "0 frames missing"
 
 
@@ -23,18 +23,23 @@ def conservation_in_buildings(
     left_out: Sequence[str] = (),
     corrupting: bool = False,
 ) -> Invariant:
-    """Every frame that entered a cable, a switch or a host left it, or a queue of the topology's dropped it.
+    """Check that every frame that entered a cable, switch or host left it or was dropped by a modelled queue.
 
-    timed: cables that a link engine carries. left_out: buildings in which events take a switch down, and hosts whose
-    cards they change, with the switches that these are plugged into. corrupting: links change bits on purpose, those
-    of addresses among them.
+    Args:
+        balances: Frame counts of switches, cables and hosts.
+        timed: Cables emulated by a link engine.
+        left_out: Buildings in which events take a switch down, and hosts with NICs that events change, with their
+            switches.
+        corrupting: Whether links corrupt frames by configuration, including their addresses.
     """
     if corrupting:
-        words = "Links corrupt frames on purpose: one whose addresses were hit goes nowhere, by design."
-        return Invariant(_NAME, _BOUND, "not applicable", None, words)
+        sentence = (
+            "Links corrupt frames by configuration: a frame with a corrupted address cannot be delivered."
+        )
+        return Invariant(_NAME, _BOUND, "not applicable", None, sentence)
     if not balances:
-        words = "The scenario's events take switches of every building down."
-        return Invariant(_NAME, _BOUND, "not applicable", None, words)
+        sentence = "The scenario's events take down switches in every building."
+        return Invariant(_NAME, _BOUND, "not applicable", None, sentence)
     missing = {_named(balance): balance.missing for balance in balances}
     missing |= {f"the cable {cable.name}": cable.missing + cable.overrun for cable in timed}
     total = sum(missing.values())
@@ -42,12 +47,12 @@ def conservation_in_buildings(
     frames = sum(balance.went_in for balance in balances if balance.name.startswith("switch "))
     full = max(balances, key=lambda balance: balance.dropped)
     dropped = sum(balance.dropped for balance in balances) + sum(cable.dropped for cable in timed)
-    words = "every one came out again, and all that came to hosts reached their sockets"
+    sentence = "every one came out again, and all that reached hosts were delivered to sockets"
     if worst:
-        words = f"{total} are missing here or at hosts, or came from nowhere: "
-        words += ", ".join(f"{missing[name]} at {name}" for name in worst[:NAMED])
-        words += f" and {len(worst) - NAMED} other places" if len(worst) > NAMED else ""
-    queues = f"the queues of cards and switch ports dropped {dropped}"
+        sentence = f"{total} are missing or in excess, there or at hosts: "
+        sentence += ", ".join(f"{missing[name]} at {name}" for name in worst[:NAMED])
+        sentence += f" and {len(worst) - NAMED} other places" if len(worst) > NAMED else ""
+    queues = f"the queues of NICs and switch ports dropped {dropped}"
     if full.dropped:
         queues += f", most at {full.name}"
     return graded(
@@ -57,13 +62,13 @@ def conservation_in_buildings(
         MISSING_UNTRUSTED * frames,
         bound=_BOUND,
         measured=f"{total} missing",
-        sentence=f"Of {frames} frames that entered switches inside buildings {words}; {queues}."
-        + without(left_out),
+        sentence=f"Of {frames} frames that entered switches inside buildings {sentence}; {queues}."
+        + left_out_text(left_out),
     )
 
 
 def _named(balance: PacketBalance) -> str:
-    """With the interface that dropped frames though nobody asked it to."""
+    """Return the name of the place, with the interface that dropped frames in a queue that is not modelled."""
     return (
         f"{balance.name} (dropped by a queueing discipline on {balance.culprit})"
         if balance.culprit
@@ -72,17 +77,17 @@ def _named(balance: PacketBalance) -> str:
 
 
 Counts = Mapping[str, NodeCounts]
-"""By node: a host or a switch inside a building."""
-LARGEST_BYTES = 65536  # that TCP hands over at once
+"""Counters by node: a host or a switch inside a building."""
+LARGEST_BYTES = 65536  # largest segment that TCP passes to the queue (GSO)
 _Counts = TypeVar("_Counts", PortCounts, ProtocolCounts)
 
 
 @dataclass(frozen=True)
 class PacketBalance:
-    """Frames (`bytes_`: their bytes, where no queue dropped any) over a whole run.
+    """Frames into and out of one place (switch, cable or part of a host) over a whole run.
 
-    name: what they went into and should have come out of. dropped: by queues that the topology asks for. culprit: the
-    interface there whose other queueing disciplines dropped most, if any did.
+    `dropped` are drops of the topology's queues. `bytes_in` and `bytes_out` are set only if no queue dropped frames.
+    `culprit` is the interface with most drops in other queueing disciplines, if there were any.
     """
 
     name: str
@@ -95,13 +100,13 @@ class PacketBalance:
 
     @property
     def missing(self) -> int:
-        """Frames that nobody accounts for, gone or come from nowhere; one, where only their bytes differ."""
+        """Frames unaccounted for, whether missing or in excess; 1 if only the bytes differ."""
         frames = abs(self.went_in - self.came_out - self.dropped)
         return frames or int(self.bytes_in != self.bytes_out)
 
 
-def grown(before: Counts, after: Counts) -> dict[str, NodeCounts]:
-    """What was counted from one reading to the other, node by node."""
+def subtract_counts(before: Counts, after: Counts) -> dict[str, NodeCounts]:
+    """Return the growth of all counters between two readings, by node."""
     found = {}
     for node, late in after.items():
         early = before[node]
@@ -127,9 +132,13 @@ def _less(late: _Counts, early: _Counts) -> _Counts:
 def packet_balances(
     topology: Topology, counted: Counts, left_out: Collection[str] = (), cards: Collection[str] = ()
 ) -> Iterator[PacketBalance]:
-    """Of all that is inside buildings, but for cables that a link engine carries.
+    """Yield the balances of everything inside buildings, except cables emulated by a link engine.
 
-    left_out: buildings. cards: hosts; their cables and the switches at these cables' ends are left out as well.
+    Args:
+        topology: The emulated topology.
+        counted: Growth of the counters over the run.
+        left_out: Buildings to leave out.
+        cards: Hosts to leave out, with their cables and the switches at their ends.
     """
     switches = {cable.b[0] for host, cable in nic_cables(topology).items() if host in cards}
     for bridge in bridges(topology):
@@ -145,12 +154,12 @@ def packet_balances(
 
 
 def timed_cables(topology: Topology) -> list[Cable]:
-    """Those that a link engine carries."""
+    """Return the cables that a link engine emulates."""
     return [cable for cable in cables(topology) if cable.needs_engine]
 
 
 def building_of(topology: Topology, cable: Cable) -> str:
-    """The building in which a cable is."""
+    """Return the building that contains a cable."""
     return next(bridge.building for bridge in bridges(topology) if bridge.name == cable.b[0])
 
 
@@ -189,45 +198,51 @@ def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[PacketBalance]:
     card, own = counted.ports[NIC], counted.protocols
     assert own is not None
     yield PacketBalance(
-        f"{name}, between its card and its IP layer",
+        f"{name}, between its NIC and its IP layer",
         card.rx_packets,
         own.in_packets,
         culprit=_culprit(counted.ports),
     )
     yield PacketBalance(f"{name}, between its IP layer and its sockets", own.in_packets, own.delivered)
-    # more than that is somebody's who does without: no_foreign_traffic has it
+    # anything beyond was sent bypassing IP, which no_foreign_traffic reports
     left = min(card.tx_packets + card.waiting, own.out_packets - card.dropped)
-    # TCP hands several segments over in one, which count as one where its queue drops them
+    # TCP passes several segments as one (GSO), which count as one when the queue drops them
     dropped = min(max(own.out_packets - left, card.dropped), card.dropped * (LARGEST_BYTES // mtu + 1))
-    yield PacketBalance(f"{name}, between its sockets and its card", own.out_packets, left, dropped)
+    yield PacketBalance(f"{name}, between its sockets and its NIC", own.out_packets, left, dropped)
 
 
 def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Invariant:
-    """Whether pausing switches had room for all that came.
+    """Check that the ingress buffers of switches with pause frames never overflowed.
 
-    dropped: frames for which a buffer had none. fullest: the link whose buffer was fullest, and by what share.
+    Args:
+        dropped: Frames dropped by full buffers.
+        pauses: Pause frames sent.
+        fullest: The link with the fullest buffer; empty if unknown.
+        share: Occupancy of that buffer.
     """
-    words = f"Switches sent {pauses} pauses, and no buffer overflowed"
+    sentence = f"Switches sent {pauses} pauses, and no buffer overflowed"
     if dropped:
-        words = f"Switches sent {pauses} pauses, and buffers overflowed all the same: {dropped} frames were dropped"
+        sentence = (
+            f"Switches sent {pauses} pauses, but buffers still overflowed: {dropped} frames were dropped"
+        )
     if fullest:
-        words += f"; the fullest, of what came by {fullest}, was so to {share:.0%}"
-    return Invariant("lossless", "0 frames dropped", f"{dropped} dropped", dropped == 0, f"{words}.")
+        sentence += f"; the fullest buffer, for frames from {fullest}, was {share:.0%} full"
+    return Invariant("lossless", "0 frames dropped", f"{dropped} dropped", dropped == 0, f"{sentence}.")
 
 
-def no_circle(circle: Sequence[str]) -> Invariant:
-    """Whether pauses can wait for each other; circle: the buildings of one, the first one last again."""
-    words = "On the paths of least delay no pausing links wait for each other in a circle."
+def no_pause_cycle(circle: Sequence[str]) -> Invariant:
+    """Check that links cannot pause each other in a cycle; `circle` names its buildings, the first again at the end."""
+    sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
     if circle:
-        words = (
-            f"Pausing links lie in a circle, {' to '.join(circle)}, and packets go on from each to the next: once "
-            "all of their buffers are full, all of them stand for ever."
+        sentence = (
+            f"Links with pause frames form a cyclic buffer dependency, {' to '.join(circle)}: once all of their "
+            "buffers are full, they pause each other for ever (PFC deadlock)."
         )
     return Invariant(
         "no_pause_circle",
-        bound="no circle",
+        bound="no cycle",
         measured="none" if not circle else " to ".join(circle),
         ok=not circle,
-        sentence=words,
+        sentence=sentence,
         severity="caution",
     )

@@ -1,9 +1,11 @@
-"""What a host can carry, and the smallest size scale that fits it. Pure; the figures are measured ones, rounded down.
+"""The traffic that a host can emulate, and the smallest size scale that fits it. Pure functions.
 
-Two things run out first: the packets that cross the WAN (two Open vSwitch edges and the link engine each: about 0.8
-Gbit/s at 1500 bytes for the userspace datapath's one thread, some four times that in the kernel), and the bytes that
-rank processes and their namespaces move (8 ranks moved 8 x 0.8 Gbit/s over kernel bridges on 2 cores when nothing was
-measured at the same time; half of it leaves room to measure).
+The limits were measured and rounded down. Two resources run out first:
+
+- WAN packets: each passes two Open vSwitch edges and the link engine. The one thread of the userspace datapath does
+  about 0.8 Gbit/s at 1500 bytes, the kernel about four times as much.
+- Bytes moved by rank processes and their namespaces. 8 ranks moved 8 x 0.8 Gbit/s over kernel bridges on 2 cores with
+  no measurement running; half of that leaves room for measurements.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ RANK_BYTES = 60 * 1024 * 1024
 MEMORY_SHARE = 0.7
 HEADROOM = 2.0  # `auto` leaves half of the capacity free
 LARGEST_SCALE = 1e7
-IN_GUEST_BYTES = (
+IN_GUEST_BYTES = (  # HOST_BYTES and RANK_BYTES measured in guests: no shells, smaller libraries
     2 * 1024 * 1024,
     12 * 1024 * 1024,
-)  # the same, measured in guests: no shells, smaller libraries
+)
 GUEST_BYTES, GUEST_STEP_BYTES = 512 << 20, 256 << 20
 GUEST_HOST_BYTES = 6 << 20
 GUEST_RANK_BYTES = 16 << 20  # forked from one parent, so most of it is shared
@@ -33,7 +35,7 @@ VIRTUAL_BYTES = 2e9  # a gigabyte takes some ten seconds
 
 @dataclass(frozen=True)
 class NetworkBackend:
-    """The parts that a run uses here: link engine ("userspace" or "netem"), datapath ("netdev" or "system")."""
+    """The link engine ("userspace" or "netem") and the datapath ("netdev" or "system") of a run."""
 
     link_engine: str
     datapath: str
@@ -41,7 +43,7 @@ class NetworkBackend:
 
 @dataclass(frozen=True)
 class HostCapacity:
-    """The machine: cores, and memory free for us in bytes."""
+    """The host's cores, and the memory available to a run in bytes."""
 
     cores: float
     memory_bytes: int
@@ -50,7 +52,14 @@ class HostCapacity:
 def overload(
     topology: Topology, host: HostCapacity, backend: NetworkBackend, headroom: float = 1.0
 ) -> list[str]:
-    """What of `topology` (emulated rates) this host cannot carry, one sentence each; empty when it can."""
+    """Say what of a topology exceeds the host's capacity, one sentence each; empty if nothing does.
+
+    Args:
+        topology: The topology with emulated rates.
+        host: The host's resources.
+        backend: The link engine and datapath in use.
+        headroom: Factor by which the capacity must exceed the demand.
+    """
     nic_bps = sum(entry.nic.rate_bps for entry in topology.hosts) * headroom
     nic_limit_bps = NIC_BPS_PER_CORE * host.cores
     wan_bps = sum(link.a_to_b.rate_bps + link.b_to_a.rate_bps for link in topology.wan)
@@ -59,19 +68,19 @@ def overload(
     found = []
     if nic_bps > nic_limit_bps:
         found.append(
-            f"its NICs add up to {nic_bps / headroom / 1e9:.4g} Gbit/s, this host of {host.cores:g} cores carries about"
-            f" {nic_limit_bps / headroom / 1e9:.3g} Gbit/s"
+            f"its NICs add up to {nic_bps / headroom / 1e9:.4g} Gbit/s, but this host with {host.cores:g} cores can "
+            f"carry about {nic_limit_bps / headroom / 1e9:.3g} Gbit/s"
         )
     if packets > packets_limit:
         found.append(
-            f"its WAN links add up to {packets / headroom:,.0f} packets/s of {topology.mtu} bytes, this host's"
-            f" {backend.datapath} datapath carries about {packets_limit / headroom:,.0f}"
+            f"its WAN links add up to {packets / headroom:,.0f} packets/s of {topology.mtu} bytes, but this host's"
+            f" {backend.datapath} datapath can carry about {packets_limit / headroom:,.0f}"
         )
     return found
 
 
 def memory_shortage(topology: Topology, ranks: int, host: HostCapacity, in_guest: bool = False) -> str | None:
-    """One sentence when hosts and ranks need more memory than is free; no scale mends that."""
+    """Say so if hosts and ranks need more memory than is available, else return None. No scale changes that."""
     host_bytes, rank_bytes = IN_GUEST_BYTES if in_guest else (HOST_BYTES, RANK_BYTES)
     needed = len(topology.hosts) * host_bytes + ranks * rank_bytes
     if needed <= host.memory_bytes * MEMORY_SHARE:
@@ -79,30 +88,37 @@ def memory_shortage(topology: Topology, ranks: int, host: HostCapacity, in_guest
     gib = 1024**3
     return (
         f"{len(topology.hosts)} hosts and {ranks} ranks need about {needed / gib:.1f} GiB of memory,"
-        f" {host.memory_bytes * MEMORY_SHARE / gib:.1f} GiB may be used here"
+        f" but at most {host.memory_bytes * MEMORY_SHARE / gib:.1f} GiB may be used here"
     )
 
 
 def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
-    """Bytes of memory for a guest of the virtual clock that carries `topology` (emulated) and its ranks.
+    """Return the bytes of memory that a virtual-clock guest needs for a topology and its ranks.
 
-    `gradient_bytes`: emulated, of each rank, which holds them and as much again in messages. On their way are at most
-    all of them, and at most what the links and their queues hold; the kernel counts a packet at twice its size.
+    Every rank holds its gradients and as much again in messages. In flight are at most all gradients, and at most what
+    the links and their queues hold. The kernel accounts a packet at twice its size.
+
+    Args:
+        topology: The topology with emulated figures.
+        ranks: Number of ranks.
+        gradient_bytes: Emulated gradient bytes of each rank.
     """
-    flying = sum(
+    in_flight_bytes = sum(
         direction.rate_bps / 8 * direction.delay_s
         + min(direction.queue_bytes, direction.rate_bps / 8 * direction.delay_s)
         for link in topology.wan
         for direction in (link.a_to_b, link.b_to_a)
     )
     needed = GUEST_BYTES + len(topology.hosts) * GUEST_HOST_BYTES + ranks * GUEST_RANK_BYTES
-    needed += int(2 * ranks * gradient_bytes + 2 * min(flying, ranks * gradient_bytes))
+    needed += int(2 * ranks * gradient_bytes + 2 * min(in_flight_bytes, ranks * gradient_bytes))
     return -(-needed // GUEST_STEP_BYTES) * GUEST_STEP_BYTES
 
 
 def virtual_scale(traffic_bytes: float) -> float:
-    """The size scale for `auto` under the virtual clock: the smallest of 1, 2, 5, 10, ... for which moving so much
-    (real bytes, all ranks and steps of a variant) takes no longer than a coffee: some `VIRTUAL_BYTES`.
+    """Return the size scale for `auto` under the virtual clock: 1, 2, 5, 10, ...
+
+    It is the smallest that reduces `traffic_bytes` (real bytes of all ranks and steps of a variant) to `VIRTUAL_BYTES`,
+    so that a run takes seconds.
     """
     power = 1.0
     while True:
@@ -119,10 +135,19 @@ def smallest_scale(
     size: float | None,
     dilation: float | None,
 ) -> Scale | None:
-    """The scale for `auto` (None): 1 where this host carries the figures as they are, else with headroom.
+    """Return the scale for `auto`: 1 if this host can carry the unscaled topology, else the smallest with headroom.
 
-    That is the smallest of 2, 5, 10, 20, ...; None beyond LARGEST_SCALE. Where both are free, sizes shrink: they cost
-    no time.
+    The candidates are 2, 5, 10, 20, ... If both factors are free, sizes are scaled, as that costs no time.
+
+    Args:
+        resolve: Returns the topology at a scale.
+        host: The host's resources.
+        backend: The link engine and datapath in use.
+        size: The size scale; None: choose it.
+        dilation: The time dilation; None: choose it.
+
+    Returns:
+        The scale, or None if none up to LARGEST_SCALE fits.
     """
 
     def at(factor: float) -> Scale:

@@ -1,4 +1,4 @@
-"""The machine's CPU use during a run: the watcher process, /proc/stat, and our own share."""
+"""CPU use of the host during a run: the watcher process, /proc/stat, and the run's own share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class MonitorWindow:
-    """What happened on the machine from one moment to another.
+    """The state of the host over some time.
 
-    Per 100 ms window: `idle` shares of all cores' time; `steal` share over all. `lags_s` is every tick's lateness
-    beyond 0.2 ms, `ticks` how many were due. `foreign` is the share of all cores' time that went to processes which are
-    not the run's; None where the kernel does not tell.
+    `idle` is the idle share of all cores per 100 ms window, `steal` the stolen share over all windows. `lags_s` is the
+    lateness of every tick above 0.2 ms, `ticks` the number of ticks due. `foreign` is the share of all cores' time used
+    by processes outside the run; None if the kernel does not report it.
     """
 
     idle: tuple[float, ...]
@@ -34,7 +34,7 @@ class MonitorWindow:
     foreign: float | None = None
 
     def lag_percentile(self, share: float) -> float:
-        """Lateness that `share` of the ticks kept to; ticks that were in time count as on the spot."""
+        """Return the lateness that `share` of the ticks did not exceed; ticks in time count as 0."""
         rank = int(share * self.ticks)
         late = sorted(self.lags_s)
         in_time = self.ticks - len(late)
@@ -42,7 +42,7 @@ class MonitorWindow:
 
 
 def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
-    """What the monitor saw within the given spans (CLOCK_MONOTONIC), put together."""
+    """Return the monitor's readings within the given spans (CLOCK_MONOTONIC), merged."""
     entries = [
         entry
         for entry in map(json.loads, path.read_text().splitlines())
@@ -51,7 +51,7 @@ def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
     watched_s = sum(entry["span_s"] for entry in entries)
     foreign = None
     if entries and all("foreign" in entry for entry in entries):
-        # single windows are a few percent off either way: the kernel counts the cores' time by ticks
+        # the kernel accounts the cores' time in ticks, so single windows are a few percent off
         foreign = max(0.0, sum(entry["foreign"] * entry["span_s"] for entry in entries) / watched_s)
     return MonitorWindow(
         idle=tuple(entry["idle"] for entry in entries),
@@ -63,7 +63,7 @@ def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
 
 
 class MonitorProcess:
-    """The watcher, writing to `path`."""
+    """The host monitor's process, which writes to `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,7 +77,7 @@ class MonitorProcess:
         self.stop()
 
     def start(self) -> None:
-        """Start it; returns once it watches."""
+        """Start the monitor and return once it is running."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "testbed.measure.fidelity.watcher", str(self.path)],
             stdin=subprocess.DEVNULL,
@@ -87,11 +87,11 @@ class MonitorProcess:
         self._process.stdout.readline()
 
     def alive(self) -> bool:
-        """Whether it still watches."""
+        """Return whether the monitor is still running."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """End it; harmless when it has ended."""
+        """Stop the monitor if it is running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -105,7 +105,7 @@ _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Shares of all cores' time: idle, running processes (interrupts are neither), taken away by the hypervisor."""
+    """Shares of all cores' time: idle, in processes (interrupts count as neither), and stolen by the hypervisor."""
 
     idle: float
     processes: float
@@ -114,7 +114,7 @@ class CpuShares:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Ticks of all cores together since boot: in all, idle, running processes, taken away by the hypervisor."""
+    """Ticks of all cores together since boot: total, idle, in processes, and stolen by the hypervisor."""
 
     total: int
     idle: int
@@ -122,7 +122,7 @@ class CpuTimes:
     steal: int
 
     def shares_since(self, before: CpuTimes) -> CpuShares:
-        """How the time since an earlier reading was spent; idle when no tick has passed."""
+        """Return how the time since an earlier reading was spent; all idle if no tick has passed."""
         total = self.total - before.total
         if total <= 0:
             return CpuShares(idle=1.0, processes=0.0, steal=0.0)
@@ -134,11 +134,11 @@ class CpuTimes:
 
 
 def parse_cpu_times(text: str) -> CpuTimes:
-    """The first line of /proc/stat. ValueError for anything else."""
+    """Parse the first line of /proc/stat; ValueError if it is anything else."""
     name, *fields = text.split("\n", 1)[0].split()
     if name != "cpu":
         raise ValueError(f"/proc/stat: got {name!r} first, expected 'cpu'")
-    ticks = [int(field) for field in fields[:8]]  # what follows (guests) is part of the first two
+    ticks = [int(field) for field in fields[:8]]  # the rest (guests) is included in the first two
     return CpuTimes(
         total=sum(ticks),
         idle=ticks[_IDLE] + ticks[_IOWAIT],
@@ -148,22 +148,22 @@ def parse_cpu_times(text: str) -> CpuTimes:
 
 
 def read_cpu_times() -> CpuTimes:
-    """This machine's CPU times so far, from /proc/stat."""
+    """Return this host's CPU times since boot, from /proc/stat."""
     return parse_cpu_times(Path("/proc/stat").read_text())
 
 
-SWITCH = "ovs-vswitchd"  # switches packets for the run without being one of its children
+SWITCH = "ovs-vswitchd"  # works for the run without being its child
 _LONGEST_LINE = 64
 
 
 def parse_run_time(text: bytes) -> float:
-    """Seconds that a process has run, from its schedstat. ValueError for anything else."""
+    """Return the seconds of CPU time of a process, from its schedstat; ValueError if it is anything else."""
     ran_ns, _waited_ns, _slices = text.split()
     return int(ran_ns) / 1e9
 
 
-def run_times_kept() -> bool:
-    """Whether this kernel counts them: without CONFIG_SCHED_INFO, or with it switched off, all is zero or missing."""
+def has_run_times() -> bool:
+    """Return whether this kernel keeps run times; without CONFIG_SCHED_INFO they are zero or missing."""
     try:
         return parse_run_time(Path("/proc/self/schedstat").read_bytes()) > 0
     except (OSError, ValueError):
@@ -171,13 +171,13 @@ def run_times_kept() -> bool:
 
 
 def parse_process(text: bytes) -> tuple[str, int]:
-    """(name, parent's process id) from a process's stat; names may hold blanks and brackets."""
+    """Return name and parent process id from a process's stat; names may contain blanks and brackets."""
     opening, closing = text.index(b"("), text.rindex(b")")
     return text[opening + 1 : closing].decode(errors="replace"), int(text[closing + 1 :].split()[1])
 
 
-def family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
-    """`root`, everything below it, and the switch's daemon, out of (process id, name, parent's process id)."""
+def process_family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
+    """Return `root`, its descendants and the switch's daemon, out of (process id, name, parent process id)."""
     children: dict[int, list[int]] = {}
     found = {root}
     for pid, name, parent in processes:
@@ -186,17 +186,17 @@ def family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
             found.add(pid)
     to_visit = [root]
     while to_visit:
-        below = children.get(to_visit.pop(), [])
-        found.update(below)
-        to_visit += below
+        descendants = children.get(to_visit.pop(), [])
+        found.update(descendants)
+        to_visit += descendants
     return found
 
 
 class OwnProcesses:
-    """Follows the processes below `root`, through files kept open: a microsecond for each reading.
+    """CPU time of `root` and its descendants, read from schedstat files kept open: about 1 us per process.
 
-    Who they are is looked up in a thread. What the kernel tells of a stranger may have to wait for a lock that the
-    stranger holds: for more than a second, where that one starts a program and gets hardly any time (SCHED_IDLE).
+    A thread looks for new processes. Reading /proc of a foreign process can block on a lock that this process holds,
+    for more than a second if it is in execve and gets hardly any CPU time (SCHED_IDLE).
     """
 
     def __init__(self, root: int) -> None:
@@ -205,31 +205,31 @@ class OwnProcesses:
         self._last_s: dict[int, float] = {}
 
     @contextlib.contextmanager
-    def followed(self, every_s: float) -> Iterator[None]:
-        """Within the block new ones are looked for so often."""
-        over = threading.Event()
+    def refreshed(self, every_s: float) -> Iterator[None]:
+        """Look for new processes every `every_s` seconds within the block."""
+        stop = threading.Event()
 
-        def look() -> None:
-            while not over.is_set():
-                self.look_round()
-                over.wait(every_s)
+        def run() -> None:
+            while not stop.is_set():
+                self.refresh()
+                stop.wait(every_s)
 
-        # nobody waits for its end, which may have to wait, too
-        threading.Thread(target=look, daemon=True).start()
+        # the thread is not joined, as it may be blocked
+        threading.Thread(target=run, daemon=True).start()
         try:
             yield
         finally:
-            over.set()
+            stop.set()
 
-    def look_round(self) -> None:
-        """Follow those that have come since, too; their time counts from the next reading on."""
-        for pid in family(self._root, _all_processes()):
+    def refresh(self) -> None:
+        """Add new processes; their time counts from the next reading on."""
+        for pid in process_family(self._root, _all_processes()):
             if pid not in self._files:
-                with contextlib.suppress(OSError):  # it has ended already
+                with contextlib.suppress(OSError):  # it has already ended
                     self._files[pid] = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def ran_s(self) -> float:
-        """Seconds of core time that they took since the last call."""
+        """Return the seconds of CPU time that the processes used since the last call."""
         total_s = 0.0
         for pid, file in list(self._files.items()):
             try:
@@ -244,7 +244,7 @@ class OwnProcesses:
 
 
 def _all_processes() -> Iterator[tuple[int, str, int]]:
-    """(process id, name, parent's process id) of every process there is."""
+    """Yield (process id, name, parent process id) of every process."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:

@@ -1,4 +1,7 @@
-"""Checks what ranks report against independent observations. Pure; bounds: docs/explanation/fidelity.md."""
+"""Invariants that compare ranks' reports with independent observations. Pure functions.
+
+docs/explanation/fidelity.md explains each bound.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from typing import Any, NamedTuple
 from testbed.measure.fidelity.verdict import Invariant, Status
 
 ROUNDING_S = 1e-6
-EXACT_S = 1e-4  # under the virtual clock a launcher hears of a step's end when it ends
-TICKS_S = 2e-3  # two of the guest's kernel, by whose ticks it knows when the last data came
-LATE_S, LATE_SHARE = 0.05, 0.1  # by the real clock: of a step, or seconds, whichever is longer
+EXACT_S = 1e-4  # under the virtual clock, a launcher is notified of a step's end without delay
+TICKS_S = 2e-3  # two ticks of the guest's kernel, the resolution of its time of the last received data
+LATE_S, LATE_SHARE = 0.05, 0.1  # with the real clock: seconds, or share of a step, whichever is longer
 EXTRA_SHARE, EXTRA_BYTES = (
     0.05,
     1 << 16,
-)  # headers and agreeing on the next start, beside the messages' payload
+)  # headers and the agreement on the next start, in addition to payload
 
 
 @dataclass(frozen=True)
 class CardClaim:
-    """What a rank says that it sent or received in all measured steps, and what its host's card carried, in bytes.
+    """Bytes that a rank reports for all measured steps, and bytes counted by its host's NIC.
 
-    direction: "sent" or "received".
+    `direction` is "sent" or "received".
     """
 
     host: str
@@ -35,7 +38,7 @@ class CardClaim:
 
 @dataclass(frozen=True)
 class LinkClaim:
-    """What ranks of a building say that they sent to others in a step, and what links from there carried, in bytes."""
+    """Bytes that the ranks of a building report as sent to other buildings in a step, and bytes on its links."""
 
     building: str
     trial: int
@@ -50,16 +53,16 @@ def bytes_witnessed(
     links: Iterable[LinkClaim] = (),
     repeats: bool = False,
 ) -> Invariant:
-    """Hold the payload that each rank says it sent against what its receiver took in, step by step.
+    """Compare the payload that each rank reports as sent with what its receiver got, step by step.
 
     Args:
-        hosts: By rank.
-        steps: Each rank's record of each step: `sent_bytes` by peer is what the rank counted, `received_bytes` by peer
-            what came over the rank's connections, by its kernel.
-        cards: Whole-run totals of each host's card, which another process read.
-        links: WAN links' counters at the edges of each step, which another process read, too.
-        repeats: Whether what came may hold repeats and parity, so that only missing bytes count: as with datagrams,
-            which receiving ranks count themselves.
+        hosts: Host of each rank.
+        steps: Each rank's record of each step. `sent_bytes` by peer is counted by the rank, `received_bytes` by peer
+            is counted by its kernel on the rank's connections.
+        cards: Whole-run totals of each host's NIC, read by another process.
+        links: WAN link counters at the edges of each step, read by another process.
+        repeats: Whether received bytes may include repeats and parity, so that only missing bytes count. This is so
+            for datagrams, which receiving ranks count themselves.
     """
     witness = "which" if repeats else "whose kernel"
     records = list(steps)
@@ -81,43 +84,43 @@ def bytes_witnessed(
             surplus = 0.0 if repeats else came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES
             off = max(count - came, surplus)
             if off > worst[0]:
-                words = (
-                    f"In trial {entry['trial']} rank {rank} on {hosts[rank]} says that it sent {count} bytes "
-                )
-                words += f"to rank {peer} on {hosts[peer]}, {witness} took in {came} from it."
-                worst = off, words
+                sentence = f"In trial {entry['trial']} rank {rank} on {hosts[rank]} reports {count} bytes "
+                sentence += f"sent to rank {peer} on {hosts[peer]}, {witness} received {came} from it."
+                worst = off, sentence
     for claim in cards:
         off = claim.claimed_bytes - claim.carried_bytes
         if off > worst[0]:
-            words = (
-                f"The rank on {claim.host} says that it {claim.direction} {claim.claimed_bytes} bytes in the "
+            sentence = (
+                f"The rank on {claim.host} reports {claim.claimed_bytes} bytes {claim.direction} in the "
             )
-            words += (
-                f"measured steps; in the whole run its host's card {claim.direction} {claim.carried_bytes}."
+            sentence += (
+                f"measured steps; in the whole run its host's NIC {claim.direction} {claim.carried_bytes}."
             )
-            worst = off, words
+            worst = off, sentence
     for crossed in links:
         off = crossed.claimed_bytes - crossed.carried_bytes
         if off > worst[0]:
-            words = f"In trial {crossed.trial} ranks in {crossed.building} say that they sent {crossed.claimed_bytes} "
-            words += f"bytes to other buildings; the links from there carried {crossed.carried_bytes}."
-            worst = off, words
+            sentence = (
+                f"In trial {crossed.trial} ranks in {crossed.building} report {crossed.claimed_bytes} bytes "
+            )
+            sentence += f"sent to other buildings; the links from there carried {crossed.carried_bytes}."
+            worst = off, sentence
     name, bound = "bytes_witnessed", "no payload missing"
     if not compared and not worst[1]:
-        words = "Nothing but the ranks counts the bytes of their messages: no payload goes by sockets that can be seen."
-        return Invariant(name, bound, "not known", None, words)
-    witnesses = "receivers" if repeats else "kernels of the receivers"
-    good = f"The {witnesses} took in all {payload} bytes of payload that ranks say they sent."
+        sentence = "Only the ranks themselves count their bytes: no payload goes through sockets that can be observed."
+        return Invariant(name, bound, "not known", None, sentence)
+    witnesses = "receivers" if repeats else "receivers' kernels"
+    good = f"The {witnesses} received all {payload} bytes of payload that ranks report as sent."
     measured = f"{worst[0]:.0f} bytes off" if worst[1] else "none missing"
     return Invariant(name, bound, measured, not worst[1], worst[1] or good)
 
 
 @dataclass(frozen=True)
-class Computed:
-    """One computing or pausing of a rank in a step: what it took, and what the plan asks for.
+class ComputeTime:
+    """One compute or pause operation of a rank in a step: its time, and the time in the plan.
 
-    most_s: with all that the scenario slows it down by; infinity where it is slowed on purpose. followed_s: from its
-    begin to that of the first of the rank's operations that wait for it.
+    `most_s` includes all slowdowns of the scenario; it is infinite for a rank that is slowed on purpose. `followed_s`
+    is the time from its start to that of the rank's first operation that waits for it.
     """
 
     rank: int
@@ -131,36 +134,38 @@ class Computed:
 
     @property
     def off_s(self) -> float:
-        """By how much it was too short (negative) or too long; 0 for rounding."""
+        """By how much it was too short (negative) or too long; 0 within rounding."""
         true_s = min(self.took_s, self.followed_s)
         if true_s < self.asked_s - ROUNDING_S:
             return true_s - self.asked_s
         return self.took_s - self.most_s if self.took_s > self.most_s + ROUNDING_S else 0.0
 
 
-def compute_as_asked(found: Sequence[Computed]) -> Invariant:
-    """Hold what ranks say they computed against the plan; computing is timed waiting, so it is met exactly."""
+def compute_as_asked(found: Sequence[ComputeTime]) -> Invariant:
+    """Compare the compute times that ranks report with the plan, which timed waits meet exactly."""
     name, bound = "compute_as_asked", "as planned"
     if not found:
-        words = "The plan has no computing whose duration is known beforehand."
-        return Invariant(name, bound, "not applicable", None, words)
+        sentence = "The plan has no compute operation of known duration."
+        return Invariant(name, bound, "not applicable", None, sentence)
     worst = max(found, key=lambda entry: abs(entry.off_s))
     total_s = sum(entry.took_s for entry in found)
     if not worst.off_s:
-        words = f"Ranks computed {len(found)} times, {total_s:.4g} s in all, each as long as the plan has it."
-        return Invariant(name, bound, "as planned", ok=True, sentence=words)
+        sentence = (
+            f"Ranks computed {len(found)} times, {total_s:.4g} s in total, each time as long as planned."
+        )
+        return Invariant(name, bound, "as planned", ok=True, sentence=sentence)
     wrong = sum(bool(entry.off_s) for entry in found)
-    words = f"In trial {worst.trial} rank {worst.rank} on {worst.host} took {worst.took_s * 1e3:.4g} ms "
-    words += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
+    sentence = f"In trial {worst.trial} rank {worst.rank} on {worst.host} took {worst.took_s * 1e3:.4g} ms "
+    sentence += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
     if worst.followed_s < worst.took_s - ROUNDING_S:
-        words += f" What waits for it began after {worst.followed_s * 1e3:.4g} ms."
-    words += f" So it is with {wrong - 1} more of {len(found)}." if wrong > 1 else ""
-    return Invariant(name, bound, f"{worst.off_s * 1e3:+.4g} ms", ok=False, sentence=words)
+        sentence += f" The operation that waits for it started after {worst.followed_s * 1e3:.4g} ms."
+    sentence += f" The same is true of {wrong - 1} more of {len(found)}." if wrong > 1 else ""
+    return Invariant(name, bound, f"{worst.off_s * 1e3:+.4g} ms", ok=False, sentence=sentence)
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A collective that a rank began `late_s` after the moment at which its plan let it."""
+class CollectiveStart:
+    """A collective that a rank started `late_s` after its plan allowed it."""
 
     rank: int
     host: str
@@ -169,32 +174,36 @@ class Begun:
     late_s: float
 
 
-def begun_at_once(found: Sequence[Begun], exact: bool) -> Invariant:
-    """Whether ranks began each collective as soon as what it waits for was over.
+def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Invariant:
+    """Check that ranks started each collective as soon as its dependencies were done.
 
-    exact: under the virtual clock, where nobody begins late for want of a core.
+    `exact` is true under the virtual clock, where no rank starts late for lack of a core.
     """
     name, bound = "begun_at_once", f"within {EXACT_S * 1e3:g} ms"
     if not exact or not found:
-        words = "By the real clock whoever lacks a core begins late; ranks_awake and cpu_headroom see that."
-        words = words if found else "There are no collectives whose begin is known."
-        return Invariant(name, bound, "not applicable", None, words)
+        sentence = (
+            "With the real clock, a rank without a core starts late; ranks_awake and cpu_headroom cover that."
+        )
+        sentence = sentence if found else "There are no collectives with a known start time."
+        return Invariant(name, bound, "not applicable", None, sentence)
     worst = max(found, key=lambda entry: entry.late_s)
     late = sum(entry.late_s > EXACT_S for entry in found)
-    words = f"All {len(found)} collectives of ranks were begun as soon as they could be."
+    sentence = f"Ranks started all {len(found)} collectives as soon as they could."
     if late:
-        words = f"In trial {worst.trial} rank {worst.rank} on {worst.host} began {worst.name} "
-        words += f"{worst.late_s * 1e3:.4g} ms after it could."
-        words += f" So it was with {late - 1} more of {len(found)}." if late > 1 else ""
-    return Invariant(name, bound, f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", not late, words)
+        sentence = f"In trial {worst.trial} rank {worst.rank} on {worst.host} started {worst.name} "
+        sentence += f"{worst.late_s * 1e3:.4g} ms later than it could."
+        sentence += f" The same is true of {late - 1} more of {len(found)}." if late > 1 else ""
+    return Invariant(
+        name, bound, f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", not late, sentence
+    )
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The end of a step as a rank reports it, and as others saw it; seconds of CLOCK_MONOTONIC.
+    """The end of a step as a rank reports it, and as observed otherwise; seconds of CLOCK_MONOTONIC.
 
-    operations_s: the end of the rank's last operation. heard_s: when the launcher heard that the step was over.
-    last_byte_s: when, by the kernel, the last data came in. None: not known.
+    `operations_s` is the end of the rank's last operation. `heard_s` is when the launcher was notified of the end.
+    `last_byte_s` is when the kernel received the last data. None: unknown.
     """
 
     rank: int
@@ -208,15 +217,15 @@ class StepEnd:
 
 
 class _Doubt(NamedTuple):
-    """A reported time that another witness contradicts by `off_s`, of which `allowed_s` is nobody's fault.
+    """A reported time that an observation contradicts by `off_s`, of which `allowed_s` is acceptable.
 
-    sure: the witness cannot have been late itself.
+    `sure` is true if the observation itself cannot have been late.
     """
 
     off_s: float
     allowed_s: float
     entry: StepEnd
-    words: str
+    contradiction: str
     sure: bool = True
 
     @property
@@ -225,11 +234,11 @@ class _Doubt(NamedTuple):
 
 
 def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Invariant:
-    """Hold each rank's reported end of each step against its operations, its kernel and the launcher's clock.
+    """Compare each rank's reported end of each step with its operations, its kernel and the launcher's clock.
 
-    exact: under the virtual clock. By the real one ranks and launchers are late themselves when the machine is busy: a
-    rank that lacks a core at the end of a step looks at its kernel when the next step's first messages have come. So
-    of each step only the rank counts of which a witness is soonest.
+    `exact` is true under the virtual clock. With the real one, ranks and launchers are late themselves on a busy host:
+    a rank without a free core at the end of a step reads its kernel only after the next step's first messages arrived.
+    So only the rank with the earliest observation of each step counts.
     """
     name = "step_ends_witnessed"
     bound = f"within {EXACT_S * 1e3:g} ms"
@@ -237,18 +246,20 @@ def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Invariant:
         bound = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
     doubts = list(_doubts(ends, exact))
     if not doubts:
-        return Invariant(name, bound, "not known", None, "Nobody but the ranks saw when their steps ended.")
+        return Invariant(
+            name, bound, "not known", None, "Only the ranks themselves saw when their steps ended."
+        )
     worst = max(doubts, key=lambda doubt: doubt.beyond_s)
     if worst.beyond_s <= 0:
-        words = (
-            "Steps ended when ranks say so: by their last operations, their kernels and the launchers' clock."
+        sentence = (
+            "Steps ended when ranks report, by their last operations, their kernels and the launchers' clock."
         )
-        return Invariant(name, bound, "as seen", ok=True, sentence=words)
+        return Invariant(name, bound, "as seen", ok=True, sentence=sentence)
     entry = worst.entry
-    words = f"In trial {entry.trial} rank {entry.rank} on {entry.host} says that its step was over after "
-    words += f"{entry.step_s * 1e3:.4g} ms, which is {worst.off_s * 1e3:.4g} ms {worst.words}."
+    sentence = f"In trial {entry.trial} rank {entry.rank} on {entry.host} reports that its step ended after "
+    sentence += f"{entry.step_s * 1e3:.4g} ms, which is {worst.off_s * 1e3:.4g} ms {worst.contradiction}."
     severity: Status = "untrusted" if worst.sure else "caution"
-    return Invariant(name, bound, f"{worst.off_s * 1e3:.4g} ms off", False, words, severity)
+    return Invariant(name, bound, f"{worst.off_s * 1e3:.4g} ms off", False, sentence, severity)
 
 
 def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
@@ -258,14 +269,15 @@ def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
             off_s = entry.operations_s - entry.end_s
             yield _Doubt(off_s, ROUNDING_S, entry, "before its last operation ended")
         if entry.heard_s is not None:
-            yield _Doubt(entry.end_s - entry.heard_s, EXACT_S, entry, "after its launcher heard so")
-        for time_s, exact_s, words in (
-            (entry.heard_s, EXACT_S, "before its launcher heard so"),
-            (entry.last_byte_s, TICKS_S, "before its kernel took in the last of its data"),
+            yield _Doubt(entry.end_s - entry.heard_s, EXACT_S, entry, "after its launcher was notified")
+        for time_s, exact_s, contradiction in (
+            (entry.heard_s, EXACT_S, "before its launcher was notified"),
+            (entry.last_byte_s, TICKS_S, "before its kernel received the last of its data"),
         ):
             if time_s is not None:
                 allowed_s = exact_s if exact else _late_s(entry.step_s)
-                late[entry.trial, words].append(_Doubt(time_s - entry.end_s, allowed_s, entry, words, exact))
+                doubt = _Doubt(time_s - entry.end_s, allowed_s, entry, contradiction, exact)
+                late[entry.trial, contradiction].append(doubt)
     for doubts in late.values():
         yield from doubts if exact else [min(doubts, key=lambda doubt: doubt.off_s)]
 
@@ -276,9 +288,9 @@ def _late_s(step_s: float) -> float:
 
 @dataclass(frozen=True)
 class StepStart:
-    """The start of a step: as announced beforehand, when the launcher heard of that, and as each rank reports it.
+    """The start of a step: as announced, when the launcher received the announcement, and as each rank reports it.
 
-    first_s: when each rank's first operation began.
+    `first_s` is when each rank's first operation started.
     """
 
     trial: int
@@ -289,15 +301,15 @@ class StepStart:
 
 
 def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool) -> Invariant:
-    """Hold the start that each rank reports against the one that all agreed on, and that against the launcher's clock.
+    """Compare each rank's reported start with the agreed one, and that one with the launcher's clock.
 
-    A step that is announced after it has begun was begun by another clock. hosts: by rank.
+    A step that is announced after its start was started on another clock. `hosts` is by rank.
     """
     allowed_s = EXACT_S if exact else LATE_S
     name, bound = "common_start", "as agreed, and announced before"
     if not starts:
         return Invariant(
-            name, bound, "not known", None, "Nobody but the ranks knows when steps were to begin."
+            name, bound, "not known", None, "Only the ranks themselves know when steps were to start."
         )
     reported = [(entry, rank, start_s) for entry in starts for rank, start_s in entry.by_rank.items()]
     one, rank, start_s = max(reported, key=lambda found: abs(found[2] - found[0].announced_s))
@@ -308,20 +320,24 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
         for who, begun_s in entry.first_s.items()
     ]
     if early and (found := max(early, key=lambda one: one[0]))[0] > ROUNDING_S:
-        words = f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms before "
-        words += "the start that all ranks agreed on."
-        return Invariant(name, bound, f"{found[0] * 1e3:.4g} ms before", ok=False, sentence=words)
+        sentence = (
+            f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms "
+        )
+        sentence += "before the start that all ranks had agreed on."
+        return Invariant(name, bound, f"{found[0] * 1e3:.4g} ms before", ok=False, sentence=sentence)
     late = max(starts, key=lambda entry: entry.heard_s - entry.announced_s)
     late_s = late.heard_s - late.announced_s
     if off_s > ROUNDING_S:
-        words = (
+        sentence = (
             f"In trial {one.trial} rank {rank} on {hosts[rank]} reports a start that is {off_s * 1e3:.4g} ms "
         )
-        words += "from the one that all ranks agreed on."
-        return Invariant(name, bound, f"{off_s * 1e3:.4g} ms off", ok=False, sentence=words)
+        sentence += "from the one that all ranks had agreed on."
+        return Invariant(name, bound, f"{off_s * 1e3:.4g} ms off", ok=False, sentence=sentence)
     if late_s > allowed_s:
-        words = f"Trial {late.trial} was announced {late_s * 1e3:.4g} ms after the start that ranks report."
+        sentence = (
+            f"Trial {late.trial} was announced {late_s * 1e3:.4g} ms after the start that ranks report."
+        )
         severity: Status = "untrusted" if exact else "caution"
-        return Invariant(name, bound, f"{late_s * 1e3:.4g} ms late", False, words, severity)
-    words = f"All ranks began each of {len(starts)} steps at the moment that they had agreed on before."
-    return Invariant(name, bound, "as agreed", ok=True, sentence=words)
+        return Invariant(name, bound, f"{late_s * 1e3:.4g} ms late", False, sentence, severity)
+    sentence = f"All ranks started each of {len(starts)} steps at the time that they had agreed on."
+    return Invariant(name, bound, "as agreed", ok=True, sentence=sentence)

@@ -1,4 +1,4 @@
-"""Invariants of hosts: ranks could always run, and no foreign traffic crossed their cards. Pure."""
+"""Invariants of hosts: ranks could always run, and no foreign traffic passed their NICs. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.protocol_counters import ETHERNET_BYTES
 
-STILL_UNTRUSTED = 0.01  # of its step
-STILL_CAUTION_REAL_CLOCK, STILL_UNTRUSTED_REAL_CLOCK = 0.05, 0.2
+STALLED_UNTRUSTED = 0.01  # of its step
+STALLED_CAUTION_REAL_CLOCK, STALLED_UNTRUSTED_REAL_CLOCK = 0.05, 0.2
 CHANGED, CHANGED_S = 0.02, 0.0002
-CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # by the real clock, and where TCP sends again
+CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # with the real clock, and if TCP retransmits
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """At a collective alone on the network: what it took, and how many segments were sent again meanwhile."""
+    """One run of the isolated collective: its time, and the segments retransmitted meanwhile."""
 
     took_s: float
     resent: int
@@ -27,12 +27,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BaselineTimes:
-    """The collective alone on the network, each time before the first step and, if done again, after the last one.
+    """Times of the isolated collective, before the first step and, if repeated, after the last one.
 
-    order_s: what it may take longer where ranks pay for messages that come at the same moment in another order. path_s:
-    what latency and bandwidth of its paths make of it. resent: segments sent again between before and after. remembers:
-    whether connections are paced by rates that they remember, losses with them. overflowed: whether queues of the
-    topology have dropped packets, which leaves windows smaller than they were.
+    Attributes:
+        before, after: All attempts.
+        order_s: Extra time that is possible if simultaneous messages are processed in another order.
+        path_s: Time that follows from latency and bandwidth of its paths.
+        resent: Segments retransmitted between before and after.
+        remembers: Whether connections are paced at remembered rates, which losses change.
+        overflowed: Whether queues of the topology dropped packets, which leaves smaller windows.
     """
 
     before: Sequence[Attempt]
@@ -46,7 +49,7 @@ class BaselineTimes:
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank did not run, though it would have: from `at_s` after a step's start on, for `least_s` to `most_s`."""
+    """A rank could not run: from `at_s` after the start of a step, for `least_s` to `most_s`."""
 
     rank: int
     host: str
@@ -57,15 +60,17 @@ class Stall:
     step_s: float
 
 
-def stalls(
+def find_stalls(
     hosts: Sequence[str],
     steps: Sequence[Mapping[str, Any]],
     pauses: Mapping[str, Sequence[tuple[float, float]]],
 ) -> list[Stall]:
-    """Those of all steps.
+    """Return the stalls of all steps that the scenario did not cause.
 
-    hosts: by rank. steps: each rank's record of each step. pauses: by host the spans in which the scenario itself has
-    it stand still, on the same clock.
+    Args:
+        hosts: Host of each rank.
+        steps: Each rank's record of each step.
+        pauses: Spans in which the scenario itself pauses a host, by host and on the same clock.
     """
     found = []
     for step in steps:
@@ -86,30 +91,35 @@ def stalls(
 def ranks_awake(
     found: Sequence[Stall], noticed_s: float, exact: bool, paused: Sequence[str] = ()
 ) -> Invariant:
-    """Whether every rank could run whenever it had something to do.
+    """Check that every rank could run whenever it had work.
 
-    noticed_s: the shortest stall that is sure to be noticed, real or virtual seconds as the steps' are. exact:
-    under the virtual clock, where a process is never late by itself. paused: hosts that the scenario has stand still.
+    Args:
+        found: All stalls.
+        noticed_s: The shortest stall that is certain to be noticed, on the clock of the steps.
+        exact: Whether the run used the virtual clock, under which a process is never late by itself.
+        paused: Hosts that the scenario pauses.
     """
     caution, untrusted = (
-        (0.0, STILL_UNTRUSTED) if exact else (STILL_CAUTION_REAL_CLOCK, STILL_UNTRUSTED_REAL_CLOCK)
+        (0.0, STALLED_UNTRUSTED) if exact else (STALLED_CAUTION_REAL_CLOCK, STALLED_UNTRUSTED_REAL_CLOCK)
     )
     totals: dict[tuple[int, int], float] = {}
     for entry in found:
         key = entry.rank, entry.trial
-        # what it would have slept anyway is no matter where nothing else is late
-        still_s = entry.most_s if exact else entry.least_s
-        totals[key] = totals.get(key, 0.0) + still_s / entry.step_s
+        # under the virtual clock nothing else is late, so the sleep that the rank would have had anyway counts too
+        stalled_s = entry.most_s if exact else entry.least_s
+        totals[key] = totals.get(key, 0.0) + stalled_s / entry.step_s
     share = max(totals.values(), default=0.0)
-    words = f"Whenever a rank looked round, it had last done so at most {noticed_s * 1e3:.3g} ms before."
+    sentence = f"Every rank ran at least once every {noticed_s * 1e3:.3g} ms."
     if found:
         worst = max(found, key=lambda entry: entry.most_s / entry.step_s)
-        words = f"Rank {worst.rank} on {worst.host} stood still in trial {worst.trial}, {worst.at_s * 1e3:.4g} ms "
-        words += f"after its start, for {worst.least_s * 1e3:.4g} to {worst.most_s * 1e3:.4g} ms"
+        sentence = (
+            f"Rank {worst.rank} on {worst.host} stalled in trial {worst.trial}, {worst.at_s * 1e3:.4g} ms "
+        )
+        sentence += f"after its start, for {worst.least_s * 1e3:.4g} to {worst.most_s * 1e3:.4g} ms"
         others = len(found) - 1
-        words += f", and ranks did so {others} more times." if others else "."
+        sentence += f", and ranks stalled {others} more times." if others else "."
     if paused:
-        words += f" Left out, as the scenario has them stand still: {', '.join(paused)}."
+        sentence += f" Left out, as the scenario pauses them: {', '.join(paused)}."
     return graded(
         "ranks_awake",
         share,
@@ -117,57 +127,59 @@ def ranks_awake(
         untrusted,
         bound="never" if exact else f"at most {caution:.0%} of a step",
         measured=f"{share:.1%} of a step" if found else "never",
-        sentence=words,
+        sentence=sentence,
     )
 
 
 def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> Invariant:
-    """Whether the collective that was alone on the network before the first step takes the same after the last one.
+    """Check that the isolated collective takes the same time before the first step and after the last one.
 
-    exact: under the virtual clock. why_not: why it was not done again, as a sentence.
+    `exact` is true under the virtual clock. `why_not` is a sentence saying why it was not repeated.
     """
     before, after = lone.before, lone.after
     quiet = [[attempt.took_s for attempt in series if not attempt.resent] for series in (before, after)]
     early, late = quiet if all(quiet) else [[attempt.took_s for attempt in part] for part in (before, after)]
     early_s, late_s = min(early, default=0.0), min(late, default=0.0)
     tight_s = max(CHANGED * early_s, CHANGED_S, lone.order_s)
-    # slower than its paths: TCP's windows hold it back, and what they are then goes by what has been lost since
-    held_back = lone.path_s > 0 and early_s > lone.path_s + tight_s
-    # what TCP sends again, and when, goes by what it remembers of the traffic before
-    smaller = held_back or lone.remembers or lone.overflowed
-    steady = exact and all(quiet) and not (smaller and lone.resent)
+    # slower than its paths: TCP's windows limit it, and later windows depend on the losses in between
+    window_limited = lone.path_s > 0 and early_s > lone.path_s + tight_s
+    # what TCP retransmits, and when, depends on its state from earlier traffic
+    history_dependent = window_limited or lone.remembers or lone.overflowed
+    steady = exact and all(quiet) and not (history_dependent and lone.resent)
     share, absolute_s = (CHANGED, CHANGED_S) if steady else (CHANGED_ROUGHLY, CHANGED_ROUGHLY_S)
     absolute_s = max(absolute_s, lone.order_s)
     name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:.3g} ms"
     if not before or not after:
-        return Invariant(name, bound, "not applicable", None, why_not or "There is one rank only.")
-    opened = held_back and abs(late_s - lone.path_s) <= tight_s
+        return Invariant(name, bound, "not applicable", None, why_not or "There is only one rank.")
+    opened = window_limited and abs(late_s - lone.path_s) <= tight_s
     same = abs(late_s - early_s) <= max(share * early_s, absolute_s) or opened
-    words = f"The ring all-reduce alone on the network took {early_s * 1e3:.4g} ms before the first step, "
-    words += f"and {late_s * 1e3:.4g} ms after the last one"
-    words += "" if all(quiet) else ", with segments that were lost and sent again"
-    words += ", as its paths have it: TCP's windows were not open yet" if opened and steady else ""
+    sentence = f"The ring all-reduce alone on the network took {early_s * 1e3:.4g} ms before the first step, "
+    sentence += f"and {late_s * 1e3:.4g} ms after the last one"
+    sentence += "" if all(quiet) else ", with retransmitted segments"
+    sentence += ", as its paths allow: before, TCP's windows were not open yet" if opened and steady else ""
     return Invariant(
         name,
         bound=bound,
         measured=f"{late_s / early_s - 1:+.1%}",
         ok=same,
-        sentence=words + ("." if same else ": something has changed meanwhile."),
+        sentence=sentence + ("." if same else ": something has changed meanwhile."),
         severity="untrusted" if steady else "caution",
     )
 
 
-HEADERS_BYTES = 52  # of IPv4 and TCP with time stamps, in each of the ranks' packets
+HEADERS_BYTES = 52  # IPv4 and TCP with time stamps, in each of the ranks' packets
 LEAST_BYTES = 20  # an IP header
-SEGMENTS_TO_OPEN = 2  # of a connection that is accepted, which its listener sends or takes
-CAUTION, UNTRUSTED = 0.001, 0.01  # of the measured steps' time
+SEGMENTS_TO_OPEN = (
+    2  # segments of the handshake that the listener of an accepted connection sends or receives
+)
+CAUTION, UNTRUSTED = 0.001, 0.01  # of the time of the measured steps
 DIRECTIONS = ("out", "in")
 _NAME, _BOUND = "no_foreign_traffic", f"at most {CAUTION:.1%} of the steps' time on the slowest link"
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """What one host's card carried for others than the run. way: "out" or "in". kinds: by protocol, where known."""
+    """Foreign traffic on one host's NIC; `direction` is "out" or "in", `kinds` are counts by protocol, if known."""
 
     host: str
     direction: str
@@ -176,17 +188,20 @@ class Foreign:
     kinds: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        """For people."""
+    def text(self) -> str:
+        """The traffic as a phrase for people."""
         kinds = f" ({', '.join(self.kinds)})" if self.kinds else ""
         verb = "sent" if self.direction == "out" else "received"
-        return f"{self.host} {verb} {self.packets} packets, some {self.bytes_} bytes{kinds}"
+        return f"{self.host} {verb} {self.packets} packets, about {self.bytes_} bytes{kinds}"
 
 
-def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int) -> list[Foreign]:
-    """What ranks saw on their hosts while steps were measured.
+def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int) -> list[Foreign]:
+    """Return the foreign traffic that ranks saw on their hosts while steps were measured.
 
-    hosts: by rank. steps: each rank's record of each step, with its `traffic`; None where the kernel does not tell.
+    Args:
+        hosts: Host of each rank.
+        steps: Each rank's record of each step; its `traffic` is None if the kernel does not report it.
+        mtu: Largest size of an IP packet, in bytes.
     """
     found: dict[tuple[str, str], list[int]] = {}
     for step in steps:
@@ -198,7 +213,7 @@ def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int)
                 continue
             others = counted["bytes"] - counted["own_bytes"] - HEADERS_BYTES * counted["headers"]
             bytes_ = others + HEADERS_BYTES * packets
-            # of TCP of others nothing tells the payload from options of our own: so within what packets can be
+            # the payload of foreign TCP cannot be told apart from the ranks' own TCP options: bound it by packet sizes
             size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
@@ -210,19 +225,23 @@ def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int)
 
 
 def _kinds(packets: int, udp: int, icmp: int) -> tuple[str, ...]:
-    known = [("UDP", udp), ("ICMP", icmp), ("TCP of others", packets - udp - icmp)]
+    known = [("UDP", udp), ("ICMP", icmp), ("foreign TCP", packets - udp - icmp)]
     return tuple(f"{count} {name}" for name, count in known if count > 0)
 
 
-def outside_steps(
+def foreign_outside_steps(
     counted: Mapping[str, NodeCounts],
     ranks: Collection[str],
     background: Collection[str],
     hosts: Sequence[str],
 ) -> Iterator[Foreign]:
-    """What the run's whole time shows: hosts that have nothing to send, and frames that go past IP.
+    """Yield the foreign traffic of the whole run: on hosts with nothing to send, and frames that bypass IP.
 
-    counted: by host. ranks: hosts with a rank. background: hosts with the scenario's background traffic, all TCP.
+    Args:
+        counted: Counters by host.
+        ranks: Hosts with a rank.
+        background: Hosts with the scenario's background traffic, which is all TCP.
+        hosts: All hosts.
     """
     for name in hosts:
         card, own = counted[name].ports[NIC], counted[name].protocols
@@ -232,7 +251,7 @@ def outside_steps(
             size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_BYTES) * own.out_packets
             size += HEADERS_BYTES * own.out_headers
             if raw > 0:
-                yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("past IP",))
+                yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("bypassing IP",))
         elif name in background:
             for direction, packets, tcp in (
                 ("out", card.sent_packets, own.tcp_out),
@@ -247,31 +266,34 @@ def outside_steps(
                 ("in", card.rx_packets, card.rx_bytes),
             ):
                 if packets:
-                    yield Foreign(name, direction, packets, bytes_, ("no rank is there",))
+                    yield Foreign(name, direction, packets, bytes_, ("no rank runs there",))
 
 
 def no_foreign_traffic(
     found: Sequence[Foreign], slowest_bps: float, steps_s: float, known: bool = True
 ) -> Invariant:
-    """Whether the network carried more than what the run sent.
+    """Check that the network carried nothing but the run's own traffic.
 
-    slowest_bps: the lowest rate of any link or card: what others send can have kept it busy for as long as their bytes
-    take there. steps_s: of all measured steps. known: whether it is told what the ranks' own connections sent.
+    Args:
+        found: All foreign traffic.
+        slowest_bps: The lowest rate of any link or NIC, which foreign bytes keep busy the longest.
+        steps_s: Total time of the measured steps in seconds.
+        known: Whether the traffic of the ranks' own connections is known.
     """
     if not known and not found:
-        words = "Of some steps nobody tells what ranks' own connections sent: the kernel does not, or they were closed."
-        return Invariant(_NAME, _BOUND, "not known", None, words)
+        sentence = "The ranks' own traffic is unknown in some steps: not counted by the kernel, or sockets were closed."
+        return Invariant(_NAME, _BOUND, "not known", None, sentence)
     bytes_ = {
         direction: sum(entry.bytes_ for entry in found if entry.direction == direction)
         for direction in DIRECTIONS
     }
     share = 8 * max(bytes_.values()) / slowest_bps / steps_s if steps_s else 0.0
-    words = "The hosts' cards carried what the ranks and the scenario's background traffic sent, and nothing else."
+    sentence = "The hosts' NICs carried only the traffic of the ranks and the scenario's background traffic."
     if found:
         worst = sorted(found, key=lambda entry: entry.bytes_, reverse=True)
-        words = "Beside what the run itself sends, " + "; ".join(entry.words for entry in worst[:3])
-        words += f"; and {len(worst) - 3} more" if len(worst) > 3 else ""
-        words += f". That fills the slowest link for up to {share:.2%} of the measured steps."
+        sentence = "In addition to the run's own traffic, " + "; ".join(entry.text for entry in worst[:3])
+        sentence += f"; and {len(worst) - 3} more" if len(worst) > 3 else ""
+        sentence += f". That occupies the slowest link for up to {share:.2%} of the measured steps."
     return graded(
         _NAME,
         share,
@@ -279,5 +301,5 @@ def no_foreign_traffic(
         UNTRUSTED,
         bound=_BOUND,
         measured=f"{share:.2%}" if found else "none",
-        sentence=words,
+        sentence=sentence,
     )

@@ -1,4 +1,4 @@
-"""Invariants of WAN links beside rate, delay and conservation, and of tunnels. Pure."""
+"""Invariants of WAN links (other than rate, delay and conservation), of events and of tunnels. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.measure.fidelity.invariants import DELAY_BOUND, DELAY_BOUND_S, Conservation, no_wan, without
+from testbed.measure.fidelity.invariants import (
+    DELAY_BOUND,
+    DELAY_BOUND_S,
+    Conservation,
+    left_out_text,
+    no_wan,
+)
 from testbed.measure.fidelity.probe import (
     SPREAD_BOUND,
     SPREAD_BOUND_S,
@@ -19,15 +25,15 @@ from testbed.net.paths.poisson import poisson_tail
 from testbed.spec.link_direction import Direction
 
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
-MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
-EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
-TOLD_CHANGES = 8
+MISSING_BOUND = 0.02  # the same tolerance as for probes of rate and delay
+EVENT_LATE_S = 0.05  # the kernel takes about 10 ms to take an interface down
+NAMED_CHANGES = 8
 NAMED_PORTS = 3
-LOSS_TAIL = 0.0005  # to either side: one alarm in a thousand clean directions
+LOSS_TAIL = 0.0005  # on either side: one false alarm in a thousand directions
 
 
 def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
-    """How much every WAN direction's delay varies, probed before the run on the idle network."""
+    """Check how much the delay of every WAN direction varies, as probed before the run on the idle network."""
     bound = f"within a factor of {SPREAD_BOUND:g}, or {SPREAD_BOUND_S * 1e3:g} ms"
     if not measurements:
         return no_wan("jitter_accuracy", bound)
@@ -36,12 +42,10 @@ def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     return Invariant(
         "jitter_accuracy",
         bound=bound,
-        measured=f"{worst.spread_s * 1e3:.3g} ms"
-        if math.isfinite(worst.spread_s)
-        else "nothing came through",
+        measured=f"{worst.spread_s * 1e3:.3g} ms" if math.isfinite(worst.spread_s) else "no packet arrived",
         ok=spread_offence(worst.asked, worst.spread_s) <= 1,
-        sentence=f"Of all WAN links, {worst.name} is furthest from its jitter: the middle half of its delays should "
-        f"lie within {expected_s * 1e3:.3g} ms, and lies within {worst.spread_s * 1e3:.3g}.",
+        sentence=f"Of all WAN links, {worst.name} deviates most from its jitter: the interquartile range of its delays "
+        f"should be {expected_s * 1e3:.3g} ms, measured {worst.spread_s * 1e3:.3g}.",
         severity="caution",
     )
 
@@ -49,11 +53,11 @@ def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
 def loss_accuracy(
     links: Sequence[Conservation], asked: Sequence[Direction], left_out: Sequence[str] = ()
 ) -> Invariant:
-    """How many frames of the whole run each WAN direction lost, counted at its two ends, not by the link itself.
+    """Check how many frames each WAN direction lost in the whole run, counted at its two ends, not by the link itself.
 
     `left_out` are links that events change while frames are counted.
     """
-    bound = f"as far off by chance as {2 * LOSS_TAIL:.1%} are; none where none is asked for"
+    bound = f"within what chance allows in {1 - 2 * LOSS_TAIL:.1%} of cases; none if none is configured"
     if not links:
         return no_wan("loss_accuracy", bound, left_out)
     link, direction = min(zip(links, asked, strict=True), key=lambda row: _loss_tail(*row))
@@ -63,64 +67,66 @@ def loss_accuracy(
         bound=bound,
         measured=f"{lost} of {travelled} frames",
         ok=_loss_tail(link, direction) >= LOSS_TAIL,
-        sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
-        f"{lost} did not arrive, where {travelled * direction.mean_loss:.4g} were to be expected."
-        + without(left_out),
+        sentence=f"Of all WAN links, {link.name} deviates most from its loss: of {travelled} frames on its fibre "
+        f"{lost} did not arrive, where {travelled * direction.mean_loss:.4g} were expected."
+        + left_out_text(left_out),
     )
 
 
 def _lost(link: Conservation) -> tuple[int, int]:
-    """(frames that did not arrive, frames that were put on the fibre)."""
+    """Return the frames that did not arrive, and the frames put on the fibre."""
     travelled = link.taken_in - link.dropped - link.held
     return travelled + link.duplicated - link.arrived, travelled
 
 
 def _loss_tail(link: Conservation, asked: Direction) -> float:
-    """How likely it is that a direction loses as many frames as this one did, or more, if that is too many; or fewer.
+    """Return the tail probability of the observed number of losses, upper or lower; 0 if no loss is configured.
 
-    0 where none is possible. Losses come one by one, or in bursts, which widen their number's distribution: Poisson's,
-    as few are far from a normal one.
+    The distribution is Poisson's, as small numbers are far from normal. Losses in bursts widen it.
     """
     lost, travelled = _lost(link)
     share = asked.mean_loss
     if not share:
         return 1.0 if not lost else 0.0
-    each = (1 - share) * asked.loss_spread  # variance for each that is expected
+    each = (1 - share) * asked.loss_spread  # variance per expected loss
     return poisson_tail(round(lost / each), travelled * share / each) if each else 1.0
 
 
 def serialisation(missing: float | None) -> Invariant:
-    """Whether every hop has all of a frame before it passes it on.
+    """Check that every hop receives a whole frame before it forwards it.
 
-    missing: by the model, how much longer a step would be if all did, as a share; None where all do.
+    `missing` is the relative amount by which the model predicts a longer step if all hops did; None if all do.
     """
     bound = f"what is missing makes at most {MISSING_BOUND:.0%} of a step"
     if missing is None:
-        words = "Every hop held each frame for its size over the rate, or cut through where that was asked."
-        return Invariant("serialisation", bound, "at every hop", True, words)
+        sentence = "Every hop held each frame for its serialisation time, or cut through where configured."
+        return Invariant("serialisation", bound, "at every hop", True, sentence)
     return Invariant(
         "serialisation",
         bound=bound,
         measured=f"{missing:+.1%}",
         ok=abs(missing) <= MISSING_BOUND,
-        sentence="Hosts' cards and leaf ports let the first frame of an idle link through at once, with this link "
-        f"engine; if they held it for its own time, as the WAN links do, a step would be {missing:+.1%} longer by the "
-        "model.",
+        sentence="With this link engine, hosts' NICs and leaf ports let the first frame on an idle link through at "
+        f"once. If they held it for its serialisation time, as WAN links do, the model predicts a step {missing:+.1%} "
+        "longer.",
         severity="caution",
     )
 
 
 def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:
-    """How much of the measured steps the link engine spent behind its time.
+    """Check for how much of the measured steps the link engine was behind schedule.
 
-    `late_s` is the sum, over the samples taken during them, of the worst lateness since the sample before: None for an
-    engine inside the kernel. Few frames are late in a stall, since few are sent while everybody waits: the share of
-    frames that were late says nothing of it.
+    The share of late frames does not show stalls, as few frames are sent while all ranks wait.
+
+    Args:
+        late_s: The sum, over all samples during steps, of the worst lateness since the previous sample; None for an
+            engine inside the kernel.
+        watched_s: Total time of the measured steps in seconds.
     """
     bound = f"at most {STALLED_CAUTION:.0%} of the time"
     if late_s is None:
-        words = "The kernel releases the frames by its own timers."
-        return Invariant("emulator_stalls", bound, "not applicable", None, words)
+        sentence = "The kernel's own timers release the frames."
+        return Invariant("emulator_stalls", bound, "not applicable", None, sentence)
     share = late_s / watched_s if watched_s else 0.0
     return graded(
         "emulator_stalls",
@@ -129,15 +135,16 @@ def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:
         STALLED_UNTRUSTED,
         bound=bound,
         measured=f"{share:.1%} of the time",
-        sentence=f"The link engine was behind its time for {late_s:.3g} s of {watched_s:.3g} s of measured steps.",
+        sentence=f"The link engine was behind schedule for {late_s:.3g} s of {watched_s:.3g} s of measured steps.",
     )
 
 
 @dataclass(frozen=True)
 class PortDrops:
-    """Packets that the queue of a port inside a building dropped while steps were measured.
+    """Packets dropped by the queue of a port inside a building while steps were measured.
 
-    place: for people. queue_bytes: its size, emulated. given: whether the topology gives it; else it is the default.
+    `place` names the port for people, `queue_bytes` is its emulated size. `given` says whether the topology sets that
+    size; otherwise it is the default.
     """
 
     place: str
@@ -147,101 +154,106 @@ class PortDrops:
 
 
 def drops_only_where_modelled(backlog_drops: int, ports: Sequence[PortDrops] = ()) -> Invariant:
-    """Whether packets were dropped only by queues that somebody has given a size.
+    """Check that packets were dropped only by queues with a size set in the topology.
 
-    Not by the kernel itself between two interfaces, where no link or card has a queue, nor by queues inside buildings
-    that have their size by default. ports: those that dropped any.
+    Drops are not allowed in the kernel's backlog between two interfaces, which models no device, nor in queues inside
+    buildings with the default size. `ports` are those that dropped packets.
     """
-    asked = sum(port.packets for port in ports if port.given)
+    modelled = sum(port.packets for port in ports if port.given)
     others = [port for port in ports if not port.given]
     dropped = sum(port.packets for port in others)
-    words = (
-        "The kernel handed on every packet between its interfaces, and no queue inside buildings overflowed."
+    sentence = (
+        "The kernel passed on every packet between its interfaces, and no queue inside buildings overflowed."
     )
-    if asked:
-        words = f"Inside buildings only queues whose size the topology gives dropped packets: {asked} in all steps."
+    if modelled:
+        sentence = (
+            f"Inside buildings, only queues sized in the topology dropped packets: {modelled} in all steps."
+        )
     if others:
         named = ", ".join(f"{port.packets} at {port.place}" for port in others[:NAMED_PORTS])
-        more = f" and {len(others) - NAMED_PORTS} other ports" if len(others) > NAMED_PORTS else ""
-        words = (
-            f"Inside buildings queues whose size the topology does not give dropped {dropped} packets in all steps: "
-            f"{named}{more}. Give the size that real ones have: queue of nic, clos.leaf or clos.spine."
+        rest = len(others) - NAMED_PORTS
+        more = f" and {rest} other port{'s' * (rest > 1)}" if rest > 0 else ""
+        sentence = (
+            f"Inside buildings, queues not sized in the topology dropped {dropped} packets in all steps: "
+            f"{named}{more}. Set the size that the real devices have: queue of nic, clos.leaf or clos.spine."
         )
     if backlog_drops:
-        words = (
-            f"The kernel dropped {backlog_drops} packets between interfaces because too many were on their way at "
-            "once (net.core.netdev_max_backlog): TCP waited for lost packets that no link lost."
+        sentence = (
+            f"The kernel dropped {backlog_drops} packets between interfaces because too many were in flight at once "
+            "(net.core.netdev_max_backlog): TCP had to recover from losses that no link caused."
         )
     return Invariant(
         "drops_only_where_modelled",
         bound="0 packets",
         measured=f"{backlog_drops + dropped} packets",
         ok=backlog_drops + dropped == 0,
-        sentence=words,
+        sentence=sentence,
         severity="untrusted" if backlog_drops else "caution",
     )
 
 
 def events_on_time(planned: int, came: int, late_max_s: float) -> Invariant:
-    """Whether the scenario's events came, and when they should; real seconds."""
+    """Check that the scenario's events took place, and on time; `late_max_s` is in real seconds."""
     missed = planned - came
     return Invariant(
         "events_on_time",
         bound=f"all, within {EVENT_LATE_S * 1e3:g} ms",
         measured=f"{came} of {planned}, {late_max_s * 1e3:.3g} ms",
         ok=missed == 0 and late_max_s <= EVENT_LATE_S,
-        sentence=f"Of {planned} beginnings and ends of events {came} came while steps were measured, at most "
-        f"{late_max_s * 1e3:.3g} ms late." + (" The others lie beyond the last step." if missed else ""),
+        sentence=f"Of {planned} starts and ends of events {came} took place while steps were measured, at most "
+        f"{late_max_s * 1e3:.3g} ms late." + (" The others were due after the last step." if missed else ""),
         severity="caution",
     )
 
 
 def rules_in_force(repairs: Sequence[str]) -> Invariant:
-    """Whether the switches held their rules all the time; `repairs`: what the controller put right."""
-    words = "Whenever the controller looked, each switch held its rules and nothing else."
+    """Check that the switches kept their rules throughout; `repairs` lists what the controller had to repair."""
+    sentence = "At every check by the controller, each switch held its rules and nothing else."
     if repairs:
-        words = f"The controller found rules changed by somebody else, and put them right: {repairs[0]}."
+        sentence = f"The controller found rules changed by another program and restored them: {repairs[0]}."
     return Invariant(
         "rules_in_force",
         bound="as computed",
         measured="as computed" if not repairs else f"repaired {len(repairs)} times",
         ok=not repairs,
-        sentence=words,
+        sentence=sentence,
     )
 
 
 def nothing_changed(changes: Sequence[tuple[float, str]], left_out: Sequence[str] = ()) -> Invariant:
-    """Whether everything that the kernel holds of the network stayed as it was when the network was checked.
+    """Check that the network's state in the kernel stayed as it was when the network was checked.
 
-    `changes`: (real seconds after the first step began, what was changed). `left_out`: what events change by design.
+    `changes` are (real seconds after the start of the first step, description). `left_out` is what events change.
     """
-    words = "From the check of the network until after the last step nothing that its kernel holds of it was changed."
+    sentence = (
+        "The network's state in the kernel did not change between its check and the end of the last step."
+    )
     if changes:
-        shown = "; ".join(f"{what}, seen at {time_s:.3g} s" for time_s, what in changes[:TOLD_CHANGES])
-        more = f"; and {len(changes) - TOLD_CHANGES} more" if len(changes) > TOLD_CHANGES else ""
-        words = f"Somebody changed the network while it was in use: {shown}{more}."
+        shown = "; ".join(f"{change}, seen at {time_s:.3g} s" for time_s, change in changes[:NAMED_CHANGES])
+        more = f"; and {len(changes) - NAMED_CHANGES} more" if len(changes) > NAMED_CHANGES else ""
+        sentence = f"Another program changed the network while it was in use: {shown}{more}."
     return Invariant(
         "nothing_changed",
         bound="no change",
         measured=f"{len(changes) or 'no'} change{'s' * (len(changes) > 1)}",
         ok=not changes,
-        sentence=words + without(left_out),
+        sentence=sentence + left_out_text(left_out),
     )
 
 
 def settings_in_force(name: str, what: str, difference: str | None) -> Invariant:
-    """Whether what was set before the run still is after it; `difference` is the first that is not."""
-    words = f"What was set of {what} was still in force after the last step."
+    """Check that settings made before the run are still in force after it; `difference` is the first that is not."""
+    sentence = f"The settings of {what} were still in force after the last step."
     return Invariant(
         name,
         bound="as set",
         measured="as set" if difference is None else "changed",
         ok=difference is None,
-        sentence=words if difference is None else f"After the last step it was otherwise: {difference}.",
+        sentence=sentence if difference is None else f"Changed after the last step: {difference}.",
     )
 
 
-RATE_TO_SPARE = 1.2  # times what the network can ever ask of a tunnel
+RATE_TO_SPARE = 1.2  # times the peak demand on a tunnel
 CLOCK_CAUTION_S, CLOCK_UNTRUSTED_S = 0.0005, 0.005
 
 
@@ -249,10 +261,14 @@ CLOCK_CAUTION_S, CLOCK_UNTRUSTED_S = 0.0005, 0.005
 class Tunnel:
     """A tunnel to a building on another machine, over a whole run.
 
-    round_trip_s, slow_round_trip_s: median and 95th percentile of small frames, before the run. rate_bps: the lesser of
-    both ways, before it. needed_bps: what the network can ever ask of it. least_delay_s: of the WAN links that lead to
-    the building. sent, arrived: frames that went in at either end, and came out. clock_s: how far apart the machines'
-    clocks may be, as ranks see them, before the run or after it.
+    Attributes:
+        machine, building: What it connects.
+        round_trip_s, slow_round_trip_s: Median and 95th percentile for small frames, before the run.
+        rate_bps: Rate before the run, in the slower direction.
+        needed_bps: Peak demand of the network.
+        least_delay_s: Smallest delay of the WAN links to the building.
+        sent, arrived: Frames sent into the tunnel at both ends, and received from it.
+        clock_s: Largest possible clock difference between the machines, as ranks see it, before or after the run.
     """
 
     machine: str
@@ -268,43 +284,41 @@ class Tunnel:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The tunnel's name in messages."""
         return f"the tunnel to {self.building} on {self.machine}"
 
 
 def tunnel_rate(tunnels: Sequence[Tunnel]) -> Invariant:
-    """Whether tunnels carry what the network can ask of them."""
+    """Check that tunnels can carry the peak demand of the network."""
     worst = min(tunnels, key=lambda tunnel: tunnel.rate_bps / tunnel.needed_bps)
     enough = worst.rate_bps / worst.needed_bps
     return Invariant(
         "tunnel_rate",
-        bound=f"at least {RATE_TO_SPARE:g} times what the network can ask of it",
+        bound=f"at least {RATE_TO_SPARE:g} times the peak demand",
         measured=f"{enough:.3g} times",
         ok=enough >= RATE_TO_SPARE,
         severity="caution" if enough >= 1 else "untrusted",
-        sentence=f"{_capital(worst.name)} carried {worst.rate_bps / 1e6:.4g} Mbit/s; cards and WAN links there come to "
-        f"{worst.needed_bps / 1e6:.4g}.",
+        sentence=f"{_capital(worst.name)} carried {worst.rate_bps / 1e6:.4g} Mbit/s; NICs and WAN links there can "
+        f"demand {worst.needed_bps / 1e6:.4g}.",
     )
 
 
 def tunnel_delay(tunnels: Sequence[Tunnel]) -> Invariant:
-    """What tunnels add to the delay of the WAN links behind them."""
+    """Check how much tunnels add to the delay of the WAN links behind them."""
     worst = max(tunnels, key=lambda tunnel: _added_s(tunnel) / _delay_bound_s(tunnel))
     return Invariant(
         "tunnel_delay",
         bound=f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)",
-        measured=f"+{_added_s(worst) * 1e3:.3f} ms"
-        if math.isfinite(worst.round_trip_s)
-        else "nothing came back",
+        measured=f"+{_added_s(worst) * 1e3:.3f} ms" if math.isfinite(worst.round_trip_s) else "no reply",
         ok=_added_s(worst) <= _delay_bound_s(worst),
         sentence=f"{_capital(worst.name)} adds {_added_s(worst) * 1e3:.3f} ms one way to the "
-        f"{worst.least_delay_s * 1e3:.4g} ms of its WAN; of 20 frames one was back only after "
+        f"{worst.least_delay_s * 1e3:.4g} ms of its WAN links; the 95th percentile of its round trips is "
         f"{worst.slow_round_trip_s * 1e3:.3f} ms.",
     )
 
 
 def tunnel_loss(tunnels: Sequence[Tunnel]) -> Invariant:
-    """Whether all frames that went into a tunnel came out of it, over the whole run."""
+    """Check that all frames sent into a tunnel arrived, over the whole run."""
     lost = {tunnel.name: tunnel.sent - tunnel.arrived for tunnel in tunnels}
     name = max(lost, key=lambda name: abs(lost[name]))
     return Invariant(
@@ -312,13 +326,13 @@ def tunnel_loss(tunnels: Sequence[Tunnel]) -> Invariant:
         bound="0 frames",
         measured=f"{lost[name]} frames",
         ok=lost[name] == 0,
-        sentence=f"Of {sum(tunnel.sent for tunnel in tunnels)} frames that went into tunnels "
-        + (f"{abs(lost[name])} were lost in {name}." if lost[name] else "all came out."),
+        sentence=f"Of {sum(tunnel.sent for tunnel in tunnels)} frames sent into tunnels "
+        + (f"{abs(lost[name])} were lost in {name}." if lost[name] else "all arrived."),
     )
 
 
 def clocks_agree(tunnels: Sequence[Tunnel]) -> Invariant:
-    """How far apart the clocks are that ranks on different machines time their steps by."""
+    """Check the difference between the clocks of the machines that ranks time their steps with."""
     worst = max(tunnels, key=lambda tunnel: tunnel.clock_s)
     return graded(
         "clocks_agree",
@@ -327,7 +341,7 @@ def clocks_agree(tunnels: Sequence[Tunnel]) -> Invariant:
         CLOCK_UNTRUSTED_S,
         bound=f"within {CLOCK_CAUTION_S * 1e3:g} ms",
         measured=f"{worst.clock_s * 1e3:.3f} ms",
-        sentence=f"Clocks on this machine and on {worst.machine} were apart by at most {worst.clock_s * 1e3:.3f} ms.",
+        sentence=f"The clocks of this machine and {worst.machine} differed by at most {worst.clock_s * 1e3:.3f} ms.",
     )
 
 

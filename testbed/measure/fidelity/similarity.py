@@ -1,8 +1,8 @@
-"""What a scale model keeps of the network it stands for: dimensionless numbers, real and emulated. Pure.
+"""Similarity of the scale model to the real network, by dimensionless numbers. Pure functions.
 
-Two networks behave alike where the numbers that rule their behaviour are alike (as in any scale model: Barenblatt,
-"Scaling", 2003). Size scale and time dilation keep some of them by construction and change others; what changes does
-harm only once it crosses a threshold, and the verdict says so.
+Two networks behave alike if the dimensionless numbers that govern them are equal, as in any scale model (Barenblatt,
+"Scaling", 2003). Size scale and time dilation preserve some of them by construction and change others. A change does
+harm only beyond a threshold, and then the verdict says so.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.workload.job.job import Workload
 
-LEAST_PACKETS = 4  # per message: fewer and store-and-forward of single packets shows
-LEAST_QUEUE_PACKETS = 20  # fewer and the first windows of two connections (RFC 6928) overflow it
+LEAST_PACKETS = 4  # per message: with fewer, store-and-forward of single packets becomes visible
+LEAST_QUEUE_PACKETS = 20  # with fewer, the initial windows of two connections (RFC 6928) overflow it
 LARGEST_OVERHEAD = 0.1
 MATHIS = 1.22  # sqrt(3/2): Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step sends, real figures: its largest message and all it reduces, in bytes; seconds of computing.
+    """The traffic of a step, in real figures.
 
-    `overhead_s` is what software costs per message where it is modelled or real, `emulated_overhead_s` what it costs
-    here, in seconds that pass here.
+    `message_bytes` is its largest message, `gradient_bytes` all that it reduces. `overhead_s` is the software cost per
+    message in the real network, `emulated_overhead_s` the cost here, in emulated seconds.
     """
 
     message_bytes: float
@@ -44,7 +44,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Number:
-    """One dimensionless number of both networks; `harm` is a sentence where results do not transfer."""
+    """A dimensionless number of both networks; `harm` says why results do not transfer, if they do not."""
 
     name: str
     real: float
@@ -54,17 +54,17 @@ class Number:
 
     @property
     def preserved(self) -> bool:
-        """Whether both networks have the same, within a percent."""
+        """Whether both networks have the same number, within a percent."""
         return math.isclose(self.real, self.emulated, rel_tol=0.01)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form in which it stands in a summary."""
+        """Return the number as it is written to a summary."""
         numbers = {"name": self.name, "real": self.real, "emulated": self.emulated}
         return {**numbers, "preserved": self.preserved, "meaning": self.meaning}
 
 
 def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Traffic) -> list[Number]:
-    """The numbers of a scenario; those of a WAN link for the one with the largest bandwidth-delay product."""
+    """Return the numbers of a scenario; those of WAN links are of the one with the largest bandwidth-delay product."""
     message = scale.emulated_bytes(traffic.message_bytes)
     nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
     overhead = traffic.overhead_s / (traffic.message_bytes * 8 / nic)
@@ -99,27 +99,28 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
     ]
     if real.wan:
         index = max(range(len(real.wan)), key=lambda at: _bdp_bytes(real.wan[at]))
-        found += _of_link(real.wan[index], emulated.wan[index], real.mtu, scale, traffic.message_bytes)
+        found += _link_numbers(real.wan[index], emulated.wan[index], real.mtu, scale, traffic.message_bytes)
         found.append(_shortest_queue(real, emulated))
     return found
 
 
 def _shortest_queue(real: Topology, emulated: Topology) -> Number:
-    """Of the WAN link that has it here."""
     queues = [min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / emulated.mtu for link in emulated.wan]
     index = queues.index(min(queues))
-    link, here = real.wan[index], queues[index]
-    there = min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / real.mtu
+    link, emulated_packets = real.wan[index], queues[index]
+    packets = min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / real.mtu
     harm = (
-        f"The queue of {link.name} holds {here:.2g} packets here and {there:.3g} in the modelled network: it drops "
-        "bursts that would find room there. Give it more room, or divide sizes by less."
-        if here < LEAST_QUEUE_PACKETS <= there
+        f"The queue of {link.name} holds {emulated_packets:.2g} packets here and {packets:.3g} in the modelled "
+        "network: it drops bursts that would fit there. Use a larger queue or a smaller size scale."
+        if emulated_packets < LEAST_QUEUE_PACKETS <= packets
         else None
     )
-    return Number("packets per queue", there, here, f"the shortest, of {link.name}", harm)
+    return Number("packets per queue", packets, emulated_packets, f"the shortest, of {link.name}", harm)
 
 
-def _of_link(real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_bytes: float) -> list[Number]:
+def _link_numbers(
+    real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_bytes: float
+) -> list[Number]:
     bdp, emulated_bdp = _bdp_bytes(real), _bdp_bytes(emulated)
     found = [
         Number(
@@ -169,8 +170,8 @@ def _loss_matters(real: float, emulated: float) -> str | None:
     if real <= 1 or emulated >= 1:
         return None
     return (
-        f"Loss holds a connection of the modelled network to 1/{real:.3g} of the link's rate, and not at all here: "
-        "packets per bandwidth-delay product are too few. Dilate time rather than divide sizes."
+        f"Loss limits a connection of the modelled network to 1/{real:.3g} of the link's rate, but not here, as the "
+        "bandwidth-delay product has too few packets. Dilate time instead of scaling sizes."
     )
 
 
@@ -180,12 +181,12 @@ def _bdp_bytes(link: WanLink) -> float:
 
 
 def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:
-    """Whether the scale model leaves out nothing that matters in this scenario."""
+    """Check that the scale model leaves out nothing that matters in this scenario."""
     bound = "no number beyond where results transfer"
     if scale.is_one:
-        return Invariant("scale_similarity", bound, "not scaled", None, "The figures are real ones.")
+        return Invariant("scale_similarity", bound, "not scaled", None, "The run is not scaled.")
     harms = [number for number in numbers if number.harm]
-    kept = [number.name for number in numbers if number.preserved]
+    preserved = [number.name for number in numbers if number.preserved]
     return Invariant(
         "scale_similarity",
         bound=bound,
@@ -193,15 +194,23 @@ def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:
         ok=not harms,
         sentence=str(harms[0].harm)
         if harms
-        else f"The scale model keeps {', '.join(kept)}; what it changes stays where it does no harm.",
+        else f"The scale model preserves {', '.join(preserved)}; what it changes stays within harmless bounds.",
         severity="caution",
     )
 
 
-def numbers_of(
+def run_numbers(
     scenario: Scenario, topology: Topology, workload: Workload, scale: Scale, overhead_s: float
 ) -> list[Number]:
-    """topology, workload: emulated ones. overhead_s: of software, emulated, for a message."""
+    """Return the dimensionless numbers of a run.
+
+    Args:
+        scenario: The scenario with real figures.
+        topology: The emulated topology.
+        workload: The emulated workload.
+        scale: The scale in force.
+        overhead_s: Software cost per message, in emulated seconds.
+    """
     cost = scenario.transport.software_cost
     traffic = Traffic(
         message_bytes=scale.real_bytes(workload.message_bytes),

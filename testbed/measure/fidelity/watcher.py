@@ -1,8 +1,8 @@
-"""Watches the machine while a run is measured: `python -m testbed.measure.fidelity.watcher FILE`.
+"""Host monitor of a run in a process of its own: `python -m testbed.measure.fidelity.watcher FILE`.
 
-A ticker that wants to wake five hundred times a second notes how late it does (what the ranks feel, so it has no
-priority of its own). Every 100 ms a line goes to the file with that, with how the cores spent their time, and with how
-much of it went to processes that are not the run's. The run is whoever started us, with all its children.
+A ticker wakes up 500 times a second and records how late each wake-up is. It has normal priority, so it sees the same
+delays as the ranks. Every 100 ms it writes a line with the lateness, how the cores spent their time, and how much of
+that went to processes outside the run. The run is the parent process and all its descendants.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ import threading
 import time
 from pathlib import Path
 
-from testbed.measure.fidelity.cpu_monitor import WINDOW_S, OwnProcesses, read_cpu_times, run_times_kept
+from testbed.measure.fidelity.cpu_monitor import WINDOW_S, OwnProcesses, has_run_times, read_cpu_times
 from testbed.processes import set_parent_death_signal
 
-TICK_S = 0.002  # each costs some 30 us of a core: twice as often would take three percent of it
-IN_TIME_S = 0.0002  # lateness below this is the timer's own and not written down
-LOOK_ROUND_S = 1.0
+TICK_S = 0.002  # each tick costs about 30 us of a core: twice the frequency would take 3 % of it
+IN_TIME_S = 0.0002  # lateness below this is timer noise and is not recorded
+REFRESH_S = 1.0
 CORES = os.cpu_count() or 1
 
 
 def late_ticks(lag_s: float) -> list[float]:
-    """Lateness of every tick that was due by the time one wake-up came, which was `lag_s` late.
+    """Return the lateness of every tick that was due when one wake-up came `lag_s` late.
 
-    A stall of 20 ms is many ticks that did not happen in time. Counting it as one would make a machine look the better
-    the longer its stalls are.
+    A stall of 20 ms delays many ticks. Counting it as one would make long stalls look better than short ones.
     """
     return [round(lag_s - number * TICK_S, 6) for number in range(int(lag_s / TICK_S) + 1)]
 
 
-def watch(path: Path, told: threading.Event) -> None:
-    """Watch until told to end; what kept us waiting until just then is still written down."""
-    own = OwnProcesses(os.getppid()) if run_times_kept() else None
+def watch(path: Path, stop: threading.Event) -> None:
+    """Write a line per window until `stop` is set; the window in progress is completed first."""
+    own = OwnProcesses(os.getppid()) if has_run_times() else None
     before, window_start = read_cpu_times(), time.monotonic()
     next_tick = window_start + TICK_S
     lags: list[float] = []
     ticks = 0
-    following = own.followed(LOOK_ROUND_S) if own else contextlib.nullcontext()
-    with following, path.open("w", buffering=1) as output:
+    refreshing = own.refreshed(REFRESH_S) if own else contextlib.nullcontext()
+    with refreshing, path.open("w", buffering=1) as output:
         while True:
             time.sleep(max(0.0, next_tick - time.monotonic()))
             now = time.monotonic()
@@ -55,7 +54,7 @@ def watch(path: Path, told: threading.Event) -> None:
                 next_tick += (len(late) - 1) * TICK_S
                 ticks += len(late) - 1
             if now < window_start + WINDOW_S:
-                if told.is_set():
+                if stop.is_set():
                     return
                 continue
             after = read_cpu_times()
@@ -76,14 +75,14 @@ def watch(path: Path, told: threading.Event) -> None:
 
 
 def main() -> None:
-    """Write to the file given as the first argument."""
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+    """Monitor the host into the file given as the first argument, until SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     set_parent_death_signal(signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops the monitor itself, with SIGTERM
     print("watching", flush=True)
-    with contextlib.suppress(FileNotFoundError):  # the run directory was discarded under us
-        watch(Path(sys.argv[1]), told)
+    with contextlib.suppress(FileNotFoundError):  # the run directory was removed meanwhile
+        watch(Path(sys.argv[1]), stop)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Processes of a job: ranks, what they measure of themselves, hosts of other jobs, programs of anybody."""
+"""Processes of a job: launcher, ranks and their telemetry, background traffic, and users' programs."""

@@ -1,4 +1,4 @@
-"""Ranks of the benchmarks: one collective at many sizes, or the start of a job alone."""
+"""Ranks of the benchmarks: one collective at many sizes, or only the bootstrap of a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed.workload.uniform_plans import uneven_rows
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the benchmark: an algorithm, and how many elements a rank's whole array has (emulated)."""
+    """One row of the benchmark: an algorithm, and the number of elements in a rank's whole array (emulated)."""
 
     algorithm: str
     numel: int
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class BenchSpec:
-    """A whole benchmark."""
+    """The specification of a collective benchmark, as sent to ranks."""
 
     wiring: JobEndpoints
     collective: str
@@ -46,13 +46,13 @@ class BenchSpec:
     ranks_per_process: int = 1
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the specification as one line of JSON."""
         document = {**dataclasses.asdict(self), "tuning": self.tuning.to_document()}
         return json.dumps({"task": "bench", **document})
 
     @classmethod
     def from_json(cls, text: str) -> BenchSpec:
-        """The inverse of `to_json`."""
+        """Parse the output of `to_json`."""
         document: dict[str, Any] = json.loads(text)
         del document["task"]
         document["wiring"] = JobEndpoints.from_document(document["wiring"])
@@ -62,13 +62,13 @@ class BenchSpec:
 
 
 def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
-    """Elements of a rank's whole array, which the number of ranks divides where it is cut for them."""
+    """Return the number of elements in a rank's whole array, a multiple of the ranks if it is split by ranks."""
     cut = collective_of(collective).parts(ranks)
     return max(1, size_bytes // (itemsize * cut)) * cut
 
 
 def sent_elements(collective: str, numel: int, ranks: int) -> float:
-    """Elements that the bandwidth of a case is reckoned with: the array's, or those of its real rows on the average."""
+    """Return the elements that count for the bandwidth: the array's, or the mean of the real rows if uneven."""
     if not collective_of(collective).uneven:
         return numel
     most = numel // ranks
@@ -76,16 +76,16 @@ def sent_elements(collective: str, numel: int, ranks: int) -> float:
 
 
 class BenchRank:
-    """Runs one rank's share. `tell(event)` gets a result for each case."""
+    """A rank of a collective benchmark; `emit(event)` is called with a result for each case."""
 
-    def __init__(self, spec: BenchSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, spec: BenchSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
         self.rank = rank
-        self.tell = tell
+        self.emit = emit
         self.size = len(spec.wiring.ranks)
 
     def run(self) -> None:
-        """Connect, go through all cases."""
+        """Connect and run all cases."""
         wiring = self.spec.wiring
         joined = join_job(wiring, self.rank)
         transport = joined.transport
@@ -116,38 +116,38 @@ class BenchRank:
         took_s = (time.monotonic() - begun_s) / self.spec.iterations
         sent = sum(entry.bytes_sent for entry in communicator.transport.counters.values()) - sent
         communicator.barrier()
-        # one more, whose result is checked: filling and checking are not timed
+        # one more run to check the result: filling and checking are not timed
         arrays.fill()
         arrays.start(communicator, case.algorithm)
         wrong = arrays.count_wrong()
         result = {"time_s": took_s, "wrong": wrong, "sent_bytes": sent / self.spec.iterations}
-        self.tell({"event": "result", "case": index, "rank": self.rank, **result})
+        self.emit({"event": "result", "case": index, "rank": self.rank, **result})
 
 
 FIRST_PORT = 20_000
-PORTS_EACH = 2  # of a rank and kind of group: where rank 0 of it is called, and where connections are
+PORTS_EACH = 2  # per rank and kind of group: one for connections, one for the bootstrap at its rank 0
 
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Groups of so many ranks, `stride` apart: all ranks, or those that one dimension of parallelism has together."""
+    """Groups of `size` ranks, `stride` apart: all ranks, or the groups of one parallelism dimension."""
 
     name: str
     size: int
     stride: int
 
     def members(self, rank: int) -> range:
-        """Those of the group that a rank is in, in its order."""
+        """Return the members of a rank's group, in order."""
         first = rank - self.place(rank) * self.stride
         return range(first, first + self.size * self.stride, self.stride)
 
     def place(self, rank: int) -> int:
-        """Of a rank in its group."""
+        """Return a rank's index in its group."""
         return rank // self.stride % self.size
 
 
 def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[GroupKind, ...]:
-    """All ranks, then each dimension of parallelism, the first one with ranks that follow each other."""
+    """Return the group of all ranks, then those of each parallelism dimension, the first with consecutive ranks."""
     found, stride = [GroupKind("all", ranks, 1)], 1
     for name, size in dimensions:
         found.append(GroupKind(name, size, stride))
@@ -157,10 +157,10 @@ def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[Grou
 
 @dataclass(frozen=True)
 class BootstrapSpec:
-    """A whole start. Seconds are those of the machine's clock.
+    """The specification of a bootstrap benchmark, as sent to ranks. Times are CLOCK_MONOTONIC.
 
-    slots: of each rank among those of its host. begin_s: when all begin. by_pairs, reuses, eager: see StartWay.
-    caller_s and so on: see StartCosts.
+    `slots` is each rank's index on its host. `begin_s` is the common start. `by_pairs`, `reuses` and `eager` are those
+    of StartupMethod, `caller_s` and so on those of SoftwareCosts.
     """
 
     ranks: tuple[RankEndpoint, ...]
@@ -182,12 +182,12 @@ class BootstrapSpec:
     ranks_per_process: int = 1
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the specification as one line of JSON."""
         return json.dumps({"task": "start", **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> BootstrapSpec:
-        """The inverse of `to_json`."""
+        """Parse the output of `to_json`."""
         document: dict[str, Any] = json.loads(text)
         del document["task"]
         document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
@@ -196,22 +196,22 @@ class BootstrapSpec:
         return cls(**document)
 
     def address(self, rank: int, kind: int, *, door: bool = False) -> Address:
-        """Where a rank listens for connections of a kind of group; door: where its rank 0 is called at first."""
+        """Return where a rank listens for a kind of group; `door` is the bootstrap address of the group's rank 0."""
         slot = self.slots[rank] * len(self.kinds) + kind
         return self.ranks[rank].ip, FIRST_PORT + slot * PORTS_EACH + int(door)
 
     def topology_s(self, size: int) -> float:
-        """What working out the topology takes each of so many."""
+        """Return the time to compute the topology of a group on each of its ranks, in seconds."""
         return self.pair_s * size * size if self.by_pairs else self.rank_s * size
 
 
 class BootstrapRank:
-    """One rank's part. `tell(event)` gets seconds by what they went to, sockets, bytes, memory of its process."""
+    """A rank of a bootstrap benchmark; `emit(event)` is called with its times by activity, sockets, bytes, memory."""
 
-    def __init__(self, spec: BootstrapSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, spec: BootstrapSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
         self.rank = rank
-        self.tell = tell
+        self.emit = emit
         self.transports: list[TcpTransport] = []
         self.doors: dict[int, socket.socket] = {}
         self.listeners: list[socket.socket] = []
@@ -219,7 +219,7 @@ class BootstrapRank:
         self.bytes_sent = 0
 
     def run(self) -> None:
-        """All of it."""
+        """Run the bootstrap and report its figures."""
         spec = self.spec
         before_bytes = resident_bytes()
         self._listen()
@@ -234,10 +234,10 @@ class BootstrapRank:
             sockets = sum(transport.connections for transport in self.transports)
             event = {"event": "result", "rank": self.rank, "time_s": ended_s - spec.begin_s, "late_s": late_s}
             memory = {"before_bytes": before_bytes, "after_bytes": resident_bytes()}
-            self.tell(
+            self.emit(
                 {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
             )
-            self._barrier(self.transports[0])  # nobody goes before all have told
+            self._barrier(self.transports[0])  # until all ranks have reported
         finally:
             for transport in self.transports:
                 transport.close()
@@ -245,7 +245,7 @@ class BootstrapRank:
                 sock.close()
 
     def _listen(self) -> None:
-        """Be there before anybody calls: who has to try again would wait for that."""
+        """Open all listeners before any rank connects, so that none has to retry."""
         for kind, group in enumerate(self.spec.kinds):
             self.listeners.append(open_listener(self.spec.address(self.rank, kind), group.size))
             if group.place(self.rank) == 0:
@@ -253,7 +253,7 @@ class BootstrapRank:
                 self.doors[kind] = open_listener(door, group.size)
 
     def _group(self, kind: int, group: GroupKind) -> None:
-        """Find its members unless they are known, then connect, then use it for the first time."""
+        """Find the group's members unless they are known, connect, and use the group once."""
         spec, members, place = self.spec, group.members(self.rank), group.place(self.rank)
         own = spec.address(self.rank, kind)
         if kind > 0 and spec.reuses:
@@ -277,17 +277,17 @@ class BootstrapRank:
         transport = TcpTransport(place, addresses, settings, eager=spec.eager, listener=listener)
         self.transports.append(transport)
         self._first_use(transport)
-        # setting one up costs the same, whoever dialled
+        # the set-up cost of a connection is the same on both sides
         time.sleep(transport.connections * spec.connection_s)
         self._spent("connecting", begun_s)
 
     def _first_use(self, transport: TcpTransport) -> None:
-        """A note to those that rings and doublings send to: connections that are made when used are made now."""
+        """Send a byte to all peers of ring and recursive-doubling algorithms, which makes lazy connections."""
         communicator = Communicator(transport, timeout_s=self.spec.timeout_s)
-        for send_to, hear_from in partners(transport.rank, transport.size):
-            note, heard = np.zeros(1, np.int8), np.zeros(1, np.int8)
-            operations = [P2POp("isend", note, peer) for peer in send_to]
-            operations += [P2POp("irecv", heard, peer) for peer in hear_from]
+        for send_to, receive_from in exchange_peers(transport.rank, transport.size):
+            sent, received = np.zeros(1, np.int8), np.zeros(1, np.int8)
+            operations = [P2POp("isend", sent, peer) for peer in send_to]
+            operations += [P2POp("irecv", received, peer) for peer in receive_from]
             for work in communicator.batch_isend_irecv(operations):
                 work.wait()
 
@@ -298,8 +298,8 @@ class BootstrapRank:
         self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s
 
 
-def partners(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Whom a rank sends to and hears from, round by round: in a ring, then of doublings those that there are."""
+def exchange_peers(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the peers that a rank sends to and receives from, by round: a ring, then recursive doubling."""
     if size > 1:
         yield ((rank + 1) % size,), ((rank - 1) % size,)
     distance = 2
@@ -311,7 +311,7 @@ def partners(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int,
 
 
 def resident_bytes() -> int:
-    """Of this process, its own memory that is in use."""
+    """Return the private resident memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10

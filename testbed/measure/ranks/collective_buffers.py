@@ -1,4 +1,4 @@
-"""Buffers and windows of a rank's collectives: filled with a known answer, run, checked."""
+"""Buffers and windows of a rank's collectives: filled with data of a known result, and checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.workload.uniform_plans import uneven_rows
 class CollectiveArrays:
     """A rank's arrays for one collective over `size` ranks.
 
-    numel: elements of its larger array, which the number of ranks divides where it is cut for them.
+    `numel` is the number of elements of the larger array. It is a multiple of `size` if that array is split by ranks.
     """
 
     def __init__(
@@ -56,29 +56,29 @@ class CollectiveArrays:
         return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
 
     def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
-        """Of an all_to_all_v: elements from each rank, in rows, to each; none more than the larger array's part."""
+        """Set the elements from each rank (row) to each other of an all_to_all_v; none exceeds the maximum part."""
         self.rows = rows
         self.input = self._most[: sum(rows[self.rank])]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the larger array."""
+        """Size of the larger array in bytes."""
         return int(max(self.input.nbytes, self.output.nbytes))
 
     def start(self, communicator: Communicator, algorithm: str, async_op: bool = False) -> Work:
-        """The collective, once; a Work, which is done already unless `async_op`."""
+        """Start the collective and return its Work, which is already complete unless `async_op`."""
         output, input = self.output, self.input
         if self.collective.uneven:
-            told = None
+            output_sizes = None
             if rows_algorithm_of(self.collective, algorithm).counts_known:
-                told = [rows[self.rank] for rows in self.rows]
+                output_sizes = [rows[self.rank] for rows in self.rows]
             self._exchange = communicator.all_to_all_v_dynamic(
                 output,
                 input,
                 self.rows[self.rank],
                 algorithm,
                 async_op,
-                output_split_sizes=told,
+                output_split_sizes=output_sizes,
             )
             return self._exchange
         if self.collective is ALL_REDUCE:
@@ -92,13 +92,13 @@ class CollectiveArrays:
         return communicator.collective(self.collective, output, input, self.op, algorithm, async_op)
 
     def fill(self, salt: int = 0) -> None:
-        """Data with a known answer."""
+        """Fill the input with data of a known result."""
         fill(self.input, self.rank, salt, self.op)
 
     def count_wrong(self, salt: int = 0, among: Sequence[int] | None = None) -> int:
-        """Elements of the result that are not what they should be.
+        """Return the number of wrong elements in the result.
 
-        among: the ranks that took part in an all-reduce; None: all.
+        `among` are the ranks that took part in an all-reduce; None: all.
         """
         if among is not None:
             return count_wrong_among(self.output, among, salt, self.op)
@@ -115,15 +115,15 @@ class CollectiveArrays:
 
 
 Checked = Callable[[int, int], None]
-"""Told of elements that were wrong, and of those that were looked at."""
-CALLS = 100_000  # of a group's windows in a step, at most, so that no two have the same data
+"""Called with the numbers of wrong and of checked elements."""
+CALLS = 100_000  # limit on calls of a group's windows in a step, so that no two have the same data
 
 
 class BlockWindows:
-    """What a rank's blocks go through, group by group; all members make theirs at once.
+    """The windows of a rank's one-sided blocks, by group; making them is collective.
 
-    A gather's blocks are ranks' patterns, of a reduction's partial sums every rank's own part is one; what is there in
-    the end is looked at, all of it.
+    Blocks of a gather are the ranks' patterns. Blocks of a reduction are partial sums that include each rank's own
+    part. The final content of the windows is checked completely.
     """
 
     def __init__(self, plan: RankPlan, groups: Mapping[int, Communicator], dtype: str) -> None:
@@ -133,52 +133,51 @@ class BlockWindows:
         }
 
     def start(
-        self, block: Block, salt: int, timeout_s: float, told: Checked
+        self, block: Block, salt: int, timeout_s: float, on_checked: Checked
     ) -> tuple[Work, Callable[[], None]]:
-        """One end of a block's way, and what is to be done when that is over."""
+        """Start sending or receiving a block; return its Work and what to do when that is complete."""
         own = self._of[block.group]
         if block.sends:
             return own.send(block, salt, timeout_s), lambda: None
         work = own.windows[block.window].wait_signal(own.member(block.peer), True, timeout_s)
-        return work, lambda: own.come(block, salt, told)
+        return work, lambda: own.receive(block, salt, on_checked)
 
 
 class _GroupWindows:
     def __init__(self, group: Communicator, numel: int, dtype: str) -> None:
         self.group = group
         size = group.size
-        # whole blocks in the members' order, and as many partial sums as there are other members
+        # whole blocks in the order of members, and a partial sum for each other member
         self.windows: dict[str, Window] = {
             GATHERED: group.new_window(np.zeros(numel * size, dtype)),
             REDUCED: group.new_window(np.zeros(numel * (size - 1), dtype)),
         }
-        self._parts = np.zeros(numel * size, dtype)  # this rank's, of sums
+        self._parts = np.zeros(numel * size, dtype)  # this rank's parts of the sums
         self._filled: dict[str, int] = {}
-        self._come: dict[str, list[tuple[int, int]]] = {}  # blocks of the latest call, and their places
+        self._received: dict[str, list[tuple[int, int]]] = {}  # blocks of the latest call, and their slots
 
     def member(self, rank: int) -> int:
-        """A rank's place in the group."""
         return list(self.group.ranks).index(rank)
 
     def send(self, block: Block, salt: int, timeout_s: float) -> Work:
         self._begin(block, salt)
-        numel, there = block.numel, self.member(block.peer)
+        numel, peer = block.numel, self.member(block.peer)
         if block.window == GATHERED:
             array = self._place(block, block.block)
         else:
             array = self._parts[block.block * numel : (block.block + 1) * numel].copy()
             self._add(array, block)
         window = self.windows[block.window]
-        work = window.put(array, there, block.slot * numel, True, timeout_s)
-        window.signal(there, True, timeout_s)
+        work = window.put(array, peer, block.slot * numel, True, timeout_s)
+        window.signal(peer, True, timeout_s)
         return work
 
-    def come(self, block: Block, salt: int, told: Checked) -> None:
-        """One more is there; with the last one all of it is looked at."""
+    def receive(self, block: Block, salt: int, on_checked: Checked) -> None:
+        """Record a received block, and check the whole window after the last one."""
         size = self.group.size
         self._begin(block, salt)
-        self._come[block.window].append((block.block, block.slot))
-        if len(self._come[block.window]) < size - 1:
+        self._received[block.window].append((block.block, block.slot))
+        if len(self._received[block.window]) < size - 1:
             return
         numel, place, seed = block.numel, self.group.rank, _salt(block, salt)
         if block.window == GATHERED:
@@ -186,14 +185,14 @@ class _GroupWindows:
         else:
             whole, collective = self._parts[place * numel : (place + 1) * numel].copy(), REDUCE_SCATTER
             self._add(whole, block, place)
-        told(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
+        on_checked(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
 
     def _begin(self, block: Block, salt: int) -> None:
-        """This rank's data of a call, once."""
+        """Fill this rank's data of a call, if not done yet."""
         seed = _salt(block, salt)
         if self._filled.get(block.window) == seed:
             return
-        self._filled[block.window], self._come[block.window] = seed, []
+        self._filled[block.window], self._received[block.window] = seed, []
         place, numel = self.group.rank, block.numel
         if block.window == GATHERED:
             fill(self._place(block, place), place, seed)
@@ -204,8 +203,8 @@ class _GroupWindows:
         return self.windows[block.window].array[slot * block.numel : (slot + 1) * block.numel]
 
     def _add(self, array: Array, block: Block, which: int | None = None) -> None:
-        """What has come of a block's partial sums."""
-        for number, slot in self._come[block.window]:
+        """Add the received partial sums of a block."""
+        for number, slot in self._received[block.window]:
             if number == (block.block if which is None else which):
                 array += self._place(block, slot)
 

@@ -1,4 +1,4 @@
-"""Executes one rank's plan: timed computing, messages and collectives, with receive credits."""
+"""Executor of one rank's plan: timed computing, messages and collectives, with receive credits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.comm.collectives import Array, CollectiveTimeout, Communicator, Wor
 from testbed.comm.replicas import ReplicaGroup
 from testbed.comm.transport import TransportError
 from testbed.measure.ranks.collective_buffers import BlockWindows, CollectiveArrays
-from testbed.measure.ranks.fault_injection import RankFaults, mismatched
+from testbed.measure.ranks.fault_injection import RankFaults, make_mismatched
 from testbed.workload.dependency_tracker import DependencyTracker, dependency_order
 from testbed.workload.plan import (
     Block,
@@ -32,43 +32,52 @@ from testbed.workload.plan import (
 )
 from testbed.workload.plan_volume import ArrayKey, array_keys, message_buffer_elements
 
-STILL_S = 1.0  # from one look to the next of a rank that stands still
-FIRST = 0  # of what rank's data a message holds the pattern
+STILL_S = 1.0  # polling interval of a rank that has stopped by a fault
+FIRST = 0  # the rank with the data pattern that messages carry
 
 
 @dataclass
 class PlanOutcome:
-    """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at.
+    """The outcome of a plan: start and end of each operation, wrong elements, checked elements.
 
-    unlooked: at what nobody has looked yet, as nothing else comes into its place; `look` does, when time is over.
-    late_s: how long after the moment at which they could begin what goes on the network was begun.
+    `deferred` has checks of arrays that no other operation overwrites; `run_checks` runs them outside the timed part.
+    `late_s` is how long after they could have started network operations did start.
     """
 
     spans: list[tuple[float, float]]
     wrong: int = 0
     checked: int = 0
-    unlooked: list[Callable[[], None]] = field(default_factory=list)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
     late_s: dict[int, float] = field(default_factory=dict)
 
-    def found(self, wrong: int, checked: int) -> None:
-        """Somebody has looked at some."""
+    def add(self, wrong: int, checked: int) -> None:
+        """Add the result of a check."""
         self.wrong += wrong
         self.checked += checked
 
-    def look(self) -> PlanOutcome:
-        """At all of it."""
-        while self.unlooked:
-            self.unlooked.pop()()
+    def run_checks(self) -> PlanOutcome:
+        """Run all deferred checks and return this outcome."""
+        while self.deferred:
+            self.deferred.pop()()
         return self
 
 
 class Executor:
-    """Runs a rank's plan, step after step.
+    """An executor that runs a rank's plan once per step.
 
-    of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. credits: where messages
-    leave only once they are waited for. faults: what it does wrong on purpose. lasting: groups of replicas that come
-    and go, whose operations have arrays of their own until their step stands, when `look` may be called.
-    computing_share: of the speed of computing that is lost while any message or collective is under way.
+    Args:
+        plan: The job's plan.
+        of_class: Communicators of all ranks, by DSCP.
+        groups: This rank's groups, by their number in the plan.
+        dtype: Type of all elements.
+        timeout_s: Time without progress after which the plan fails.
+        credits: Set if messages are sent only once their receivers wait for them.
+        faults: Faults that this rank injects.
+        lasting: Groups of elastic replicas. Their operations keep their own arrays until the step is committed; only
+            then may `run_checks` be called.
+
+    Attributes:
+        computing_share: Share of the computing speed lost while any message or collective is in flight.
     """
 
     computing_share = 0.0
@@ -97,7 +106,7 @@ class Executor:
         }
         self._blocks = BlockWindows(self.operations, groups, dtype)
         self._keys = array_keys(self.operations, self._lasting)
-        # those that one operation alone uses are filled before a step
+        # arrays used by a single operation are filled before a step
         self._uses = Counter(self._keys.values())
         self._arrays: dict[ArrayKey, CollectiveArrays] = {}
         for key in self._uses:
@@ -106,43 +115,49 @@ class Executor:
             self._arrays[key] = CollectiveArrays(collective, numel, dtype, own.rank, own.size)
 
     def prepare(self, salt: int) -> None:
-        """Fill what is going to be sent; outside of the time that is measured."""
+        """Fill the data to send, outside the timed part of a step."""
         self._salt = salt
         self._sequence = dict.fromkeys([*self.groups, *self._lasting], 0)
         self._salts: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
             if isinstance(operation, Block):
-                continue  # filled as they begin
+                continue  # filled when they start
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
             elif isinstance(operation, GroupCollective):
-                # a group's collectives are in one order on all of its members
+                # all members of a group run its collectives in the same order
                 self._sequence[operation.group] += 1
                 self._salts[index] = salt + self._sequence[operation.group]
-                if self._alone(index):
+                if self._has_own_arrays(index):
                     self._fill(index, operation)
 
     def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
-        """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
+        """Run the whole plan once, from `start_s` (now, or a moment ago).
 
-        algorithm: of collectives that name none. Computing lasts from when it could begin, so that waking up late does
-        not add up.
+        Computing counts from when it could have started, so that late wake-ups do not add up.
+
+        Args:
+            start_s: Start of the step, CLOCK_MONOTONIC.
+            algorithm: Algorithm of collectives that name none.
+
+        Raises:
+            TransportError: If a peer is lost, or nothing progresses within the timeout.
         """
         self._algorithm = algorithm
         tracker = DependencyTracker(self.operations, self._order)
         done = PlanOutcome([(start_s, start_s)] * len(self.operations))
         computing = TimedOperations(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}
-        held: list[int] = []
+        held: list[int] = []  # messages whose receivers do not wait for them yet
         ends: dict[int, float] = {}
         last_s = start_s
-        self._looked = -1
+        self._seen_ended = -1
         while tracker.open:
             starting, tracker.ready = [*held, *tracker.ready], []
             held = []
             for index in starting:
                 if self.faults.skips(index):
-                    self._stand_still()
+                    self._hang()
                 operation = self.operations[index]
                 begun_s = max((ends[earlier] for earlier in tracker.before[index]), default=start_s)
                 done.spans[index] = (begun_s, begun_s)
@@ -154,7 +169,7 @@ class Executor:
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(index)
                 else:
-                    self._go_beside(computing, operation, begun_s)
+                    self._slow_computing(computing, operation, begun_s)
                     works[index] = self._start(index, operation, done)
                     done.late_s[index] = time.monotonic() - begun_s
             now_s = time.monotonic()
@@ -162,7 +177,7 @@ class Executor:
             completed = self._completed(works)
             for index in completed:
                 work, check = works.pop(index)
-                work.wait()  # raises what went wrong
+                work.wait()  # raises its error, if it failed
                 check()
                 over[index] = work.end_s
             if completed and all(isinstance(self.operations[index], Block) for index in works):
@@ -178,24 +193,24 @@ class Executor:
         return done
 
     @staticmethod
-    def _go_beside(computing: TimedOperations, operation: Operation, at_s: float) -> None:
-        """Whatever is under way takes part of computing, but puts."""
+    def _slow_computing(computing: TimedOperations, operation: Operation, at_s: float) -> None:
+        """Slow down computing while an operation is in flight, unless that is a one-sided put."""
         if not isinstance(operation, Block):
             computing.slow(at_s, True)
 
-    def _stand_still(self) -> NoReturn:
-        """Begin nothing more until somebody ends the run; what is under way goes on."""
+    def _hang(self) -> NoReturn:
+        """Start nothing more until the process is killed; operations in flight continue."""
         while True:
             try:
                 self.communicator.progress(STILL_S)
-            except TransportError:  # the others give up, which is none of its business
+            except TransportError:  # the other ranks have given up
                 time.sleep(STILL_S)
 
     def _completed(self, works: Mapping[int, tuple[Work, Callable[[], None]]]) -> list[int]:
-        """Those that are over; with no look at each where no operation has ended, as after most frames."""
-        if self._looked == self.communicator.ended:
+        """Return the completed operations, without looking at each if none has ended, as after most frames."""
+        if self._seen_ended == self.communicator.ended:
             return []
-        self._looked = self.communicator.ended
+        self._seen_ended = self.communicator.ended
         return [index for index, (work, _) in works.items() if work.is_completed()]
 
     def _wait(
@@ -205,7 +220,7 @@ class Executor:
         works: dict[int, tuple[Work, Callable[[], None]]],
         held: list[int],
     ) -> None:
-        """Let time pass until something may have happened. CollectiveTimeout when nothing has for too long."""
+        """Wait until something may have happened; CollectiveTimeout if nothing has for too long."""
         now_s = time.monotonic()
         next_s = computing.next_s
         until_s = last_s + self.timeout_s if next_s is None else next_s
@@ -220,7 +235,7 @@ class Executor:
         self.communicator.progress(max(0.0, until_s - now_s))
 
     def _must_wait(self, operation: Message) -> bool:
-        """Whether a message may not leave yet; and tell the sender of one that this rank waits for."""
+        """Return whether a message may not be sent yet; for a receive, grant its sender a credit."""
         if self.credits is None or isinstance(operation, Block):
             return False
         if operation.sends:
@@ -230,7 +245,7 @@ class Executor:
 
     def _start(self, index: int, operation: Operation, done: PlanOutcome) -> tuple[Work, Callable[[], None]]:
         if isinstance(operation, Block):
-            return self._blocks.start(operation, self._salt, self.timeout_s, done.found)
+            return self._blocks.start(operation, self._salt, self.timeout_s, done.add)
         if isinstance(operation, Message):
             room = self._rooms[operation.stream][: operation.numel]
             communicator = self.of_class[self.plan.dscp(operation)]
@@ -243,12 +258,12 @@ class Executor:
         index = self.faults.place(index)
         operation = self.operations[index]
         assert isinstance(operation, GroupCollective)
-        arrays, alone = self._arrays[self._keys[index]], self._alone(index)
-        if what := self.faults.mismatch(index):
+        arrays, own_arrays = self._arrays[self._keys[index]], self._has_own_arrays(index)
+        if kind := self.faults.mismatch(index):
             group = self.groups[operation.group]
-            operation, arrays = mismatched(operation, what, self.dtype, group.rank, group.size)
+            operation, arrays = make_mismatched(operation, kind, self.dtype, group.rank, group.size)
             arrays.fill(self._salts[index])
-        elif not alone:
+        elif not own_arrays:
             self._fill(index, operation)
         algorithm = operation.algorithm or self._algorithm
         lasting = self._lasting.get(operation.group)
@@ -262,10 +277,10 @@ class Executor:
             done.wrong += arrays.count_wrong(self._salts[index], among)
             done.checked += arrays.output.size
 
-        return started, partial(done.unlooked.append, check) if alone else check
+        return started, partial(done.deferred.append, check) if own_arrays else check
 
-    def _alone(self, index: int) -> bool:
-        """Whether no other operation uses a collective's arrays."""
+    def _has_own_arrays(self, index: int) -> bool:
+        """Return whether no other operation uses a collective's arrays."""
         return self._uses[self._keys[index]] == 1
 
     def _fill(self, index: int, operation: GroupCollective) -> None:
@@ -276,7 +291,7 @@ class Executor:
 
 
 def check_message(room: Array, tag: int, salt: int, done: PlanOutcome) -> None:
-    """The first element tells which message it is, all others have the pattern."""
+    """Check a received message: its first element identifies it, all others have the pattern."""
     done.checked += room.size
     if room[0] != tag + 1:
         done.wrong += 1
@@ -288,7 +303,7 @@ def check_message(room: Array, tag: int, salt: int, done: PlanOutcome) -> None:
 
 
 class TimedOperations:
-    """Computing and pauses under way, by number. share: of the speed of computing that is lost while it is slowed."""
+    """Compute and pause operations in progress, by number; `share` of the speed is lost while computing is slowed."""
 
     def __init__(self, share: float = 0.0) -> None:
         self._slower = 1 / (1 - share)
@@ -297,15 +312,15 @@ class TimedOperations:
         self._pauses: dict[int, float] = {}
 
     def compute(self, number: int, at_s: float, duration_s: float) -> None:
-        """Begin to, for so long at full speed."""
+        """Start computing that takes `duration_s` at full speed."""
         self._computing[number] = at_s + duration_s * (self._slower if self._slowed else 1.0)
 
     def pause(self, number: int, at_s: float, duration_s: float) -> None:
-        """Begin to wait, which takes as long as it takes."""
+        """Start a pause, which slowing does not affect."""
         self._pauses[number] = at_s + duration_s
 
     def slow(self, at_s: float, whether: bool) -> None:
-        """From now on what is left of computing takes longer, or no longer."""
+        """Slow down the rest of all computing from `at_s` on, or stop slowing it."""
         if whether == self._slowed:
             return
         self._slowed = whether
@@ -315,33 +330,33 @@ class TimedOperations:
                 self._computing[number] = at_s + max(0.0, end_s - at_s) * factor
 
     def over(self, now_s: float) -> dict[int, float]:
-        """Those that have ended, and when; they are forgotten."""
+        """Remove and return the operations that have ended, with their end times."""
         found: dict[int, float] = {}
-        for under_way in (self._computing, self._pauses):
-            ended = {number: end_s for number, end_s in under_way.items() if end_s <= now_s}
+        for in_progress in (self._computing, self._pauses):
+            ended = {number: end_s for number, end_s in in_progress.items() if end_s <= now_s}
             for number in ended:
-                del under_way[number]
+                del in_progress[number]
             found |= ended
         return found
 
     @property
     def next_s(self) -> float | None:
-        """When the first of them ends; None without any."""
+        """When the next operation ends; None if there are none."""
         return min((*self._computing.values(), *self._pauses.values()), default=None)
 
 
 _NOTE = struct.Struct("!II")
 CreditSockets = Sequence[tuple[socket.socket, socket.socket]]
-"""By rank: where it receives grants, and where others send theirs."""
+"""By rank: the socket on which it receives grants, and the one that others send them to."""
 
 
 def credit_sockets(ranks: int) -> CreditSockets:
-    """To be made before the ranks' processes are."""
+    """Make the sockets for receive credits, before the ranks are forked."""
     return [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(ranks)]
 
 
 class ReceiveCredits:
-    """What receivers allow one rank to send. `on_grant` is called, in a thread of its own, for each message more."""
+    """Credits that receivers grant to one rank; `on_grant` is called in a separate thread for each grant."""
 
     def __init__(self, sockets: CreditSockets, rank: int, on_grant: Callable[[], None]) -> None:
         self._sockets, self._rank, self._on_grant = sockets, rank, on_grant
@@ -351,11 +366,11 @@ class ReceiveCredits:
         self._thread.start()
 
     def grant(self, sender: int, tag: int) -> None:
-        """This rank waits for that message of that rank."""
+        """Grant the sender a credit: this rank waits for its message."""
         self._sockets[sender][1].send(_NOTE.pack(self._rank, tag))
 
     def take(self, receiver: int, tag: int) -> bool:
-        """Whether a receiver waits for that message; each grant allows one."""
+        """Use a credit for a message, and return whether there was one."""
         with self._lock:
             if not self._notes[receiver, tag]:
                 return False
@@ -369,6 +384,6 @@ class ReceiveCredits:
             self._on_grant()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop the thread."""
         self._sockets[self._rank][1].send(b"")
         self._thread.join(timeout=1.0)

@@ -1,4 +1,4 @@
-"""Faults that a rank injects into itself: which, and when."""
+"""Faults that a rank injects into itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from testbed.measure.ranks.collective_buffers import CollectiveArrays
 from testbed.workload.job.launch_spec import MISMATCH, ORDER, SIZE, SKIP, SLOW, SLOW_IO, TYPE, RankFault
 from testbed.workload.plan import GroupCollective
 
-OTHER_TYPE = {"bfloat16": "float32", "float16": "float32"}  # of another size, as careless mixtures have it
+OTHER_TYPE = {
+    "bfloat16": "float32",
+    "float16": "float32",
+}  # a type of another size, as in careless mixed precision
 USUAL_OTHER_TYPE = "bfloat16"
 
 
 @dataclass
 class _Lasting:
-    """A fault and its span, by CLOCK_MONOTONIC; used: whether it has had its step, where it has one."""
+    """A fault and its span by CLOCK_MONOTONIC; `used` says whether a one-step fault has been applied."""
 
     fault: RankFault
     begin_s: float
@@ -26,7 +29,7 @@ class _Lasting:
 
 
 class RankFaults:
-    """Of one rank; without any it does nothing. Seconds of CLOCK_MONOTONIC."""
+    """The faults of one rank, if any; times are in seconds of CLOCK_MONOTONIC."""
 
     def __init__(self, faults: Iterable[RankFault] = ()) -> None:
         self._faults = tuple(faults)
@@ -38,13 +41,13 @@ class RankFaults:
 
     @classmethod
     def of(cls, rank: int, faults: Iterable[RankFault]) -> RankFaults:
-        """Those of one rank among all."""
+        """Return the faults of one rank among those of all ranks."""
         return cls(fault for fault in faults if fault.rank == rank)
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
-        """A step starts at this moment: what has begun by then and waits for a step has this one. Trials count from 0.
+        """Prepare for a step that starts at `start_s`; one-step faults that are due are applied to it.
 
-        Another variant undoes all.
+        Another variant removes all earlier faults. Trials count from 0.
         """
         if variant != self._variant or trial == 0:
             self._variant, self._lasting = variant, []
@@ -67,16 +70,16 @@ class RankFaults:
                 self._mismatched[fault.place] = fault.what
 
     def slowdown(self, now_s: float) -> float:
-        """How many times as long computing takes that begins now."""
+        """Return the factor by which computing that starts now takes longer."""
         return math.prod(lasting.fault.factor for lasting in self._active(SLOW, now_s))
 
     def control_delay_s(self, now_s: float) -> float:
-        """How much longer the control part takes of an operation that begins now."""
+        """Return the extra delay of the control part of an operation that starts now."""
         return sum(lasting.fault.delay_s for lasting in self._active(SLOW_IO, now_s))
 
     @property
     def slow_io(self) -> bool:
-        """Whether control parts ever take longer."""
+        """Whether there is any fault that delays control parts."""
         return any(fault.action == SLOW_IO for fault in self._faults)
 
     def _active(self, action: str, now_s: float) -> list[_Lasting]:
@@ -87,25 +90,22 @@ class RankFaults:
         ]
 
     def skips(self, place: int) -> bool:
-        """Whether the rank does not begin an operation of its plan in this step, nor anything else from then on."""
+        """Return whether the rank hangs at an operation of its plan in this step."""
         return place in self._skipped
 
     def place(self, place: int) -> int:
-        """Which operation of its plan it does in place of one."""
+        """Return the operation of the plan that the rank runs in place of another."""
         return self._places.get(place, place)
 
     def mismatch(self, place: int) -> str:
-        """In what its collective differs from the others'; "" where it does not."""
+        """Return in what a collective differs from that of the other ranks; "" if it does not."""
         return self._mismatched.get(place, "")
 
 
-def mismatched(
+def make_mismatched(
     operation: GroupCollective, what: str, dtype: str, rank: int, size: int
 ) -> tuple[GroupCollective, CollectiveArrays]:
-    """A collective of another size, or of another type and so of other bytes, and arrays of its own for it.
-
-    rank, size: in its group.
-    """
+    """Return a collective of another size or another type, and its arrays; `rank` and `size` are in its group."""
     if what == TYPE:
         dtype = OTHER_TYPE.get(dtype, USUAL_OTHER_TYPE)
     else:
@@ -118,7 +118,7 @@ def mismatched(
 
 
 def _smaller(operation: GroupCollective, size: int) -> GroupCollective:
-    """About half of it; twice, where no half can be had."""
+    """Return about half of a collective, or twice as much if it cannot be halved."""
     if operation.uneven:
         halves = tuple(tuple(count // 2 for count in row) for row in operation.rows())
         return replace(operation, counts=(), returns=False, table=halves)

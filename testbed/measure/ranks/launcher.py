@@ -1,10 +1,14 @@
-"""The preloaded parent of all ranks: `python -m testbed.measure.ranks.launcher [RANK,RANK,...]`, or of these.
+"""The preloaded parent of all (or the listed) ranks: `python -m testbed.measure.ranks.launcher [RANK,RANK,...]`.
 
-It imports what the ranks need once, then forks them: see `ranks.process`. The job comes as one line of JSON on
-standard input; events go out as lines of JSON on standard output. Further lines of input: {"return": [RANK, ...]} has
-ranks that were killed start anew, where the job survives that; {"died": RANK} has it known that one was killed;
-{"dump": NAME} dumps the ranks' flight recorders into a folder of that name. The end of standard input, like the death
-of the parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
+It imports once what the ranks need, then forks them: see `ranks.process`. The first line of standard input is the job
+in JSON. Events go to standard output as JSON lines. Further input lines are requests:
+
+- {"return": [RANK, ...]} restarts killed ranks, if the job survives that.
+- {"died": RANK} reports that a rank was killed.
+- {"dump": NAME} dumps the flight recorders into a directory of that name.
+
+It stops everything at the end of standard input or when its parent dies. It dumps the flight recorders at the end and
+on SIGUSR1.
 """
 
 from __future__ import annotations
@@ -27,55 +31,61 @@ from typing import Any
 from testbed.comm.flight_recorder import DUMPED, LAUNCHER_PID, dump_name, read_ring
 from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.replicas.coordinator import Switchboard, fork_coordinator
-from testbed.measure.ranks.process import LEFT, ProcessRole, Work, become, end, in_processes, read_work
+from testbed.measure.ranks.process import (
+    LEFT,
+    ProcessRole,
+    Work,
+    group_into_processes,
+    parse_work,
+    run_process,
+    stop_background,
+)
 from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import RankEndpoint
 
-# for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
+# time for the other ranks to report once one has failed; longer than a transport takes to close
 GRACE_S = 2.5
-LOOK_S = 0.2  # from one look for processes that have ended to the next, where they say nothing
+LOOK_S = 0.2  # polling interval for ended processes
 
 
-def _say(event: dict[str, Any]) -> None:
+def _emit(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
 class Launcher:
-    """Forks the ranks and watches them."""
+    """The parent process of ranks: it forks and monitors them."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, ProcessRole] = {}
         self.finished: set[int] = set()
-        self.killed: set[int] = set()  # and not returned
+        self.killed: set[int] = set()  # and not restarted
         self.incarnations = {endpoint.rank: 0 for endpoint in work.endpoints}
         self.failed = False
         self.buffers: dict[int, bytes] = {0: b""}
-        # shared with the ranks, so that what each did last outlives it
+        # shared with the ranks, so that the records outlive them
         recorded = work.endpoints if work.dumps is not None else ()
         self.rings = {endpoint.rank: mmap.mmap(-1, ring_bytes()) for endpoint in recorded}
-        self.ended: dict[int, str] = {}  # how ranks ended that did not end well
-        self.switchboard: Switchboard | None = None  # to the coordinator of replicas that come and go
+        self.ended: dict[int, str] = {}  # how failed ranks ended
+        self.switchboard: Switchboard | None = None  # to the coordinator of elastic replicas
         self.coordinator = 0
-        self.held: dict[int, socket.socket] = {}  # lines of ranks, by their numbers
+        self.held: dict[int, socket.socket] = {}  # connections to the coordinator kept open, by rank
         self.last_step = -1
-        self.ended_steps: dict[
-            int, dict[int, float]
-        ] = {}  # when it heard that ranks had ended a step, by its number
+        self.ended_steps: dict[int, dict[int, float]] = {}  # by step: when each rank reported its end
 
     def start(self) -> None:
-        """Fork every rank, or so many of them together as the document says."""
-        gc.freeze()  # what is loaded now stays shared between the ranks
+        """Fork all ranks, in processes of `ranks_per_process`."""
+        gc.freeze()  # keeps everything loaded so far shared between the ranks
         if self.work.dumps is not None:
             self.work.dumps.mkdir(parents=True, exist_ok=True)
             (self.work.dumps / LAUNCHER_PID).write_text(f"{os.getpid()}\n")
         self._start_coordinator()
         pids: dict[str, int] = {}
-        for carried in in_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
-            pid = self._fork(carried)
-            pids |= {str(endpoint.rank): pid for endpoint in carried.ranks}
-        _say({"event": "started", "pids": pids})
+        for role in group_into_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
+            pid = self._fork(role)
+            pids |= {str(endpoint.rank): pid for endpoint in role.ranks}
+        _emit({"event": "started", "pids": pids})
 
     def _start_coordinator(self) -> None:
         job = self.work.coordinated
@@ -84,15 +94,15 @@ class Launcher:
             made = fork_coordinator(job.replication.replicas, policy, Path(job.output))
             self.coordinator, self.switchboard = made
 
-    def _fork(self, carried: ProcessRole) -> int:
-        """A process that carries this."""
+    def _fork(self, role: ProcessRole) -> int:
+        """Fork a process for a role and return its id."""
         read_end, write_end = os.pipe()
         if self.switchboard is not None:
             lines = {
-                endpoint.rank: self.switchboard.connect(endpoint.rank, carried.incarnation)
-                for endpoint in carried.ranks
+                endpoint.rank: self.switchboard.connect(endpoint.rank, role.incarnation)
+                for endpoint in role.ranks
             }
-            carried = replace(carried, lines=lines)
+            role = replace(role, lines=lines)
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
@@ -100,17 +110,17 @@ class Launcher:
                 self.switchboard.close()
             for line in self.held.values():
                 line.close()
-            become(carried, self.work, write_end)
+            run_process(role, self.work, write_end)
         os.close(write_end)
-        for rank, line in carried.lines.items():
-            self._part_with(rank, line)
-        self.children[pid] = carried
+        for rank, line in role.lines.items():
+            self._release(rank, line)
+        self.children[pid] = role
         self.buffers[read_end] = b""
         self.selector.register(read_end, selectors.EVENT_READ)
         return pid
 
-    def _part_with(self, rank: int, line: socket.socket) -> None:
-        """The rank's process has its end of a line now; of one that may be lost silently it stays open here, too."""
+    def _release(self, rank: int, line: socket.socket) -> None:
+        """Close this process's copy of a rank's connection, or keep it open to emulate a silent loss of the rank."""
         job = self.work.coordinated
         assert job is not None
         assert job.replication is not None
@@ -123,27 +133,27 @@ class Launcher:
 
     @property
     def ranks_left(self) -> bool:
-        """Whether a rank is at work."""
-        return any(carried.ranks for carried in self.children.values())
+        """Whether any rank is still running."""
+        return any(role.ranks for role in self.children.values())
 
     @property
     def over(self) -> bool:
-        """Whether all have ended, and nobody can be waited for by those who return."""
+        """Whether all processes have ended and no killed rank can still be restarted."""
         return not self.children and (not self.killed or bool(self.finished))
 
     def watch(self) -> bool:
-        """Pass events on until all ranks have ended; returns whether all went well, but for those that were killed."""
+        """Pass events on until all ranks have ended, and return whether all finished or were killed by events."""
         self.selector.register(0, selectors.EVENT_READ)
         deadline: float | None = None
-        told = False
+        background_stopped = False
         while not self.over:
-            if not self.ranks_left and not told and (not self.killed or self.finished):
-                told = True
-                end(list(self.children))
+            if not self.ranks_left and not background_stopped and (not self.killed or self.finished):
+                background_stopped = True
+                stop_background(list(self.children))
             wait_s = LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _events in self.selector.select(wait_s):
                 if key.fd == 0:
-                    if not self._hear():
+                    if not self._handle_requests():
                         return False
                 else:
                     self._read(key.fd)
@@ -155,34 +165,34 @@ class Launcher:
         self._drain()
         return len(self.finished | self.killed) == len(self.work.endpoints)
 
-    def _hear(self) -> bool:
-        """Do what the parent says; whether it still listens."""
+    def _handle_requests(self) -> bool:
+        """Handle the parent's requests, and return whether it is still alive."""
         data = os.read(0, 4096)
         *lines, self.buffers[0] = (self.buffers[0] + data).split(b"\n")
         for line in lines:
-            asked = json.loads(line)
-            if "died" in asked and (held := self.held.pop(asked["died"], None)) is not None:
+            request = json.loads(line)
+            if "died" in request and (held := self.held.pop(request["died"], None)) is not None:
                 held.close()
-            self._return(asked.get("return", ()))
-            if "dump" in asked:
-                self.dump(asked["dump"])
-                _say({"event": "dumped", "name": asked["dump"]})
+            self._return(request.get("return", ()))
+            if "dump" in request:
+                self.dump(request["dump"])
+                _emit({"event": "dumped", "name": request["dump"]})
         return bool(data)
 
     def _return(self, ranks: Sequence[int]) -> None:
-        """Fork ranks anew, each in a process of its own; one that has not ended yet is ended first."""
+        """Restart ranks, each in its own process; those still running are killed first."""
         if not self.work.survives_kills:
             return
         for endpoint in (endpoint for endpoint in self.work.endpoints if endpoint.rank in ranks):
-            for pid, carried in list(self.children.items()):
-                if endpoint in carried.ranks:
+            for pid, role in list(self.children.items()):
+                if endpoint in role.ranks:
                     os.kill(pid, signal.SIGKILL)
-                    self._bury(pid, os.waitpid(pid, 0)[1])
-            if not any(endpoint in carried.ranks for carried in self.children.values()):
-                self._again(endpoint)
+                    self._handle_exit(pid, os.waitpid(pid, 0)[1])
+            if not any(endpoint in role.ranks for role in self.children.values()):
+                self._restart(endpoint)
 
-    def _again(self, endpoint: RankEndpoint) -> None:
-        """A rank's next incarnation."""
+    def _restart(self, endpoint: RankEndpoint) -> None:
+        """Fork a rank's next incarnation."""
         self.killed.discard(endpoint.rank)
         self.finished.discard(endpoint.rank)
         self.incarnations[endpoint.rank] += 1
@@ -191,10 +201,10 @@ class Launcher:
         if endpoint.rank in self.rings:
             self.rings[endpoint.rank] = mmap.mmap(-1, ring_bytes())
         pid = self._fork(ProcessRole((endpoint,), self.rings, incarnation=incarnation))
-        _say({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
+        _emit({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
 
     def _drain(self) -> None:
-        """What was told right before the end is still in the pipes."""
+        """Read the events that are still in the pipes after all processes have ended."""
         while pipes := [key.fd for key in self.selector.get_map().values() if key.fd != 0]:
             for descriptor in pipes:
                 self._read(descriptor)
@@ -213,7 +223,7 @@ class Launcher:
             elif event["event"] == "ended":
                 self._on_end(event)
             elif event["event"] == "step" and event["index"] <= self.last_step:
-                continue  # done once more, after a restart
+                continue  # repeated after a restart from a checkpoint
             else:
                 if event["event"] == "step":
                     event["heard_s"] = time.monotonic()
@@ -221,21 +231,21 @@ class Launcher:
                     self.failed = True
                     if "rank" in event:
                         self.ended[event["rank"]] = event["message"]
-                _say(event)
+                _emit(event)
                 if event["event"] == "step":
                     self._on_step(event["index"])
 
     def _on_end(self, event: dict[str, Any]) -> None:
-        """Note when a rank says that it has ended a step; pass it on once all ranks of this launcher's have."""
+        """Record when a rank reports the end of a step, and pass that on once all ranks of this launcher have."""
         index, of = event["index"], event["of"]
         heard_s = self.ended_steps.setdefault(index, {})
         heard_s[event["rank"]] = time.monotonic()
         if len(heard_s) >= min(of, len(self.work.endpoints)):
             del self.ended_steps[index]
-            _say({"event": "ended", "index": index, "ranks": len(heard_s), "of": of, "heard_s": heard_s})
+            _emit({"event": "ended", "index": index, "ranks": len(heard_s), "of": of, "heard_s": heard_s})
 
     def _on_step(self, index: int) -> None:
-        """The first one sets other jobs' traffic going."""
+        """Start the background traffic with the first step."""
         self.last_step = index
         if index == 0:
             for host in self.work.background:
@@ -245,28 +255,28 @@ class Launcher:
         for pid in list(self.children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                self._bury(pid, status)
+                self._handle_exit(pid, status)
 
-    def _bury(self, pid: int, status: int) -> None:
-        carried = self.children.pop(pid)
+    def _handle_exit(self, pid: int, status: int) -> None:
+        role = self.children.pop(pid)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == LEFT:
-            for endpoint in carried.ranks:
-                self._again(endpoint)
+            for endpoint in role.ranks:
+                self._restart(endpoint)
         if not os.WIFSIGNALED(status):
             return
-        ranks = [endpoint.rank for endpoint in carried.ranks]
+        ranks = [endpoint.rank for endpoint in role.ranks]
         if ranks and self.work.survives_kills:
             self.killed |= set(ranks) - self.finished
         else:
             self.failed = True
         how = f"killed by signal {os.WTERMSIG(status)}"
         self.ended |= dict.fromkeys(ranks, how)
-        _say({"event": "killed", **carried.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
+        _emit({"event": "killed", **role.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
     def dump(self, name: str = "") -> None:
-        """Write down what every rank's flight recorder holds now, and how those ended that have said so.
+        """Dump every rank's flight recorder and how the rank ended, if known.
 
-        name: of a folder beside what is dumped at the end.
+        `name` is a subdirectory; the dumps at the end have none.
         """
         if self.work.dumps is None:
             return
@@ -280,7 +290,7 @@ class Launcher:
         (folder / DUMPED).write_text(f"{time.monotonic()}\n")
 
     def stop(self) -> None:
-        """Kill what is left; a coordinator ends by itself once nobody is."""
+        """Kill the remaining processes; the coordinator ends by itself once all ranks have."""
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -296,11 +306,11 @@ class Launcher:
 
 
 def main() -> int:
-    """Run all ranks; 0 when all have finished."""
+    """Run all ranks and return the exit status: 0 if all have finished."""
     set_parent_death_signal(signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run itself stops the launcher
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    work = read_work(sys.stdin.readline())
+    work = parse_work(sys.stdin.readline())
     if sys.argv[1:]:
         here = set(map(int, sys.argv[1].split(",")))
         work = replace(
@@ -315,7 +325,7 @@ def main() -> int:
         if launcher.work.dumps is not None:
             (launcher.work.dumps / LAUNCHER_PID).unlink()
         if good:
-            _say({"event": "done"})
+            _emit({"event": "done"})
         return 0 if good else 1
     finally:
         launcher.stop()

@@ -1,10 +1,9 @@
-"""One process of the launcher: a rank, several in threads, or background traffic.
+"""Processes forked by the launcher: one rank, several ranks in threads, or background traffic.
 
-A socket stays in the namespace where it was made, and a namespace is a thread's: so one process carries ranks of many
-hosts, each in a thread that has entered its own. They share what was imported, and nothing of it is copied page by page
-as in a process of each rank's own; a guest's kernel wakes them in the order in which it would wake processes, so under
-the virtual clock they do the same to the nanosecond. Threads of Python's share one core: by this machine's clock they
-would get in each other's way.
+A socket stays in the network namespace where it was made, and a namespace belongs to a thread. So one process can run
+ranks of many hosts, each in a thread that has entered its host's namespace. Threads share all imported modules without
+copy-on-write. A guest's kernel wakes them in the same order as processes, so results under the virtual clock are the
+same to the nanosecond. With the real clock, threads of one process would wait for each other's GIL.
 """
 
 from __future__ import annotations
@@ -39,32 +38,38 @@ from testbed.processes import raise_open_file_limit, set_parent_death_signal
 from testbed.workload.job.endpoints import THIS_NAMESPACE, BackgroundHost, RankEndpoint
 from testbed.workload.job.launch_spec import JobSpec
 
-LEFT = 75  # a process ends with this where its rank had to leave, and is to come back
+LEFT = 75  # exit status of a rank that had to leave and must be restarted
 Event = dict[str, Any]
-Tell = Callable[[Event], None]
+EventCallback = Callable[[Event], None]
 
 
 Ring = mmap.mmap
-"""What a rank's flight recorder writes into: shared with the launcher, so that it outlives the rank."""
+"""Memory of a rank's flight recorder, shared with the launcher so that it outlives the rank."""
 
 
 class RankTask(Protocol):
-    """What one rank does."""
+    """The work of one rank."""
 
     def run(self) -> None:
-        """All of it."""
+        """Do all of it."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks do: where they are, and what makes each one's task of what the rank's process carries.
+    """The work of all ranks.
 
-    make: of (rank, what it tells, what its process carries). dumps: folder for dumps of their flight recorders; None
-    where there are none. survives_kills: see JobSpec. coordinated: the job, where replicas come and go.
+    Attributes:
+        endpoints: The endpoint of each rank.
+        make: Makes a rank's task, from the rank, its event callback and its process's role.
+        dumps: Directory for flight recorder dumps; None: no flight recorders.
+        ranks_per_process: Rank threads per process.
+        background: Hosts with background traffic.
+        survives_kills: See JobSpec.
+        coordinated: The job, if it has elastic replicas.
     """
 
     endpoints: tuple[RankEndpoint, ...]
-    make: Callable[[int, Tell, ProcessRole], RankTask]
+    make: Callable[[int, EventCallback, ProcessRole], RankTask]
     dumps: Path | None = None
     ranks_per_process: int = 1
     background: tuple[BackgroundHost, ...] = ()
@@ -72,14 +77,14 @@ class Work:
     coordinated: JobSpec | None = None
 
 
-def read_work(line: str) -> Work:
-    """From the parent's document, which says whether it is a job's steps, a benchmark or a start alone."""
+def parse_work(line: str) -> Work:
+    """Parse the parent's document: a job, a collective benchmark or a bootstrap benchmark."""
     task = json.loads(line)["task"]
     if task == "start":
         start = BootstrapSpec.from_json(line)
         return Work(
             start.ranks,
-            lambda rank, tell, carried: BootstrapRank(start, rank, tell),
+            lambda rank, emit, role: BootstrapRank(start, rank, emit),
             ranks_per_process=start.ranks_per_process,
         )
     if task == "bench":
@@ -87,20 +92,20 @@ def read_work(line: str) -> Work:
         bench.wiring.look_up()
         return Work(
             bench.wiring.ranks,
-            lambda rank, tell, carried: BenchRank(bench, rank, tell),
+            lambda rank, emit, role: BenchRank(bench, rank, emit),
             ranks_per_process=bench.ranks_per_process,
         )
     job = JobSpec.from_json(line)
     job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
 
-    def make(rank: int, tell: Tell, carried: ProcessRole) -> RankTask:
-        ring, line = carried.rings.get(rank), carried.lines.get(rank)
+    def make(rank: int, emit: EventCallback, role: ProcessRole) -> RankTask:
+        ring, line = role.rings.get(rank), role.lines.get(rank)
         if line is not None:
-            return ReplicaRank(job, rank, tell, line, carried.incarnation, ring)
+            return ReplicaRank(job, rank, emit, line, role.incarnation, ring)
         if job.dispatching is not None:
-            return ServingRank(job, rank, tell, sockets, ring, carried.incarnation)
-        return Rank(job, rank, tell, sockets, ring, carried.incarnation)
+            return ServingRank(job, rank, emit, sockets, ring, role.incarnation)
+        return Rank(job, rank, emit, sockets, ring, role.incarnation)
 
     return Work(
         job.wiring.ranks,
@@ -115,10 +120,10 @@ def read_work(line: str) -> Work:
 
 @dataclass(frozen=True)
 class ProcessRole:
-    """What one process is there for: ranks, or the background traffic of one host.
+    """The role of one process: ranks, or the background traffic of one host.
 
-    rings, lines: flight recorders' memory and sockets to a coordinator, by rank. incarnation: how many times its ranks
-    were lost before, and returned.
+    `rings` and `lines` are flight recorder memory and sockets to the coordinator, by rank. `incarnation` counts how
+    often its ranks were restarted.
     """
 
     ranks: tuple[RankEndpoint, ...] = ()
@@ -129,7 +134,7 @@ class ProcessRole:
 
     @property
     def who(self) -> Event:
-        """For people: whose process it is, and where."""
+        """The process's name and host, for messages."""
         if self.background is not None:
             return {"who": f"background traffic {self.background.job}", "host": self.background.host}
         first, last = self.ranks[0], self.ranks[-1]
@@ -138,35 +143,35 @@ class ProcessRole:
         return {"who": f"ranks {first.rank} to {last.rank}", "host": f"{first.host} to {last.host}"}
 
 
-def in_processes(
+def group_into_processes(
     endpoints: Sequence[RankEndpoint], each: int, rings: Mapping[int, Ring] | None = None
 ) -> list[ProcessRole]:
-    """So many ranks that follow each other to a process; to the last one, what is left."""
+    """Group consecutive ranks into processes of `each` ranks; the last one may have fewer."""
     return [
         ProcessRole(tuple(endpoints[start : start + each]), rings or {})
         for start in range(0, len(endpoints), each)
     ]
 
 
-def become(carried: ProcessRole, work: Work, pipe: int) -> None:
-    """Be this process from now on, telling all through a pipe, as lines of JSON; never returns."""
+def run_process(role: ProcessRole, work: Work, pipe: int) -> None:
+    """Run a role in this process, which then exits; events go to a pipe as JSON lines."""
     status = 1
-    telling = threading.Lock()
+    lock = threading.Lock()
 
-    def tell(event: Event) -> None:
-        with telling:
+    def emit(event: Event) -> None:
+        with lock:
             os.write(pipe, (json.dumps(event) + "\n").encode())
 
     try:
         set_parent_death_signal(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher's business
-        if carried.background is not None:
-            good = _guarded(carried.who, tell, partial(_background, carried.background, tell))
-        elif len(carried.ranks) == 1:
-            good = _carry(carried.ranks[0], carried, work, tell)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only for the launcher
+        if role.background is not None:
+            good = _guarded(role.who, emit, partial(_background, role.background, emit))
+        elif len(role.ranks) == 1:
+            good = _run_rank(role.ranks[0], role, work, emit)
         else:
-            good = _in_threads(carried, work, tell)
+            good = _run_threads(role, work, emit)
         status = 0 if good else 1
     except RankDismissed:
         status = LEFT
@@ -174,19 +179,18 @@ def become(carried: ProcessRole, work: Work, pipe: int) -> None:
         os._exit(status)
 
 
-def _in_threads(carried: ProcessRole, work: Work, tell: Tell) -> bool:
-    """Every rank in a thread; whether all went well."""
-    endpoints = carried.ranks
+def _run_threads(role: ProcessRole, work: Work, emit: EventCallback) -> bool:
+    """Run every rank in a thread, and return whether all succeeded."""
+    endpoints = role.ranks
     raise_open_file_limit()
     good: list[int] = []
 
-    def carry(endpoint: RankEndpoint) -> None:
-        if _carry(endpoint, carried, work, tell):
+    def run(endpoint: RankEndpoint) -> None:
+        if _run_rank(endpoint, role, work, emit):
             good.append(endpoint.rank)
 
     threads = [
-        threading.Thread(target=carry, args=(endpoint,), name=f"rank {endpoint.rank}")
-        for endpoint in endpoints
+        threading.Thread(target=run, args=(endpoint,), name=f"rank {endpoint.rank}") for endpoint in endpoints
     ]
     for thread in threads:
         thread.start()
@@ -195,28 +199,28 @@ def _in_threads(carried: ProcessRole, work: Work, tell: Tell) -> bool:
     return len(good) == len(endpoints)
 
 
-def _carry(endpoint: RankEndpoint, carried: ProcessRole, work: Work, tell: Tell) -> bool:
-    """Be one rank, in this thread; whether all went well, which else is told."""
+def _run_rank(endpoint: RankEndpoint, role: ProcessRole, work: Work, emit: EventCallback) -> bool:
+    """Run one rank in this thread, and return whether it succeeded; a failure is reported as an event."""
 
     def act() -> None:
         _enter(endpoint)
         try:
-            work.make(endpoint.rank, tell, carried).run()
+            work.make(endpoint.rank, emit, role).run()
         except RankDismissed as left:
             if not left.over:
                 raise
-        tell({"event": "finished", "rank": endpoint.rank})
+        emit({"event": "finished", "rank": endpoint.rank})
 
-    return _guarded({**_who(endpoint), "rank": endpoint.rank}, tell, act)
+    return _guarded({**_who(endpoint), "rank": endpoint.rank}, emit, act)
 
 
-def _background(host: BackgroundHost, tell: Tell) -> None:
+def _background(host: BackgroundHost, emit: EventCallback) -> None:
     _enter(host)
-    tell({"event": "background_traffic", **BackgroundTraffic(host).run()})
+    emit({"event": "background_traffic", **BackgroundTraffic(host).run()})
 
 
-def _guarded(who: Event, tell: Tell, act: Callable[[], None]) -> bool:
-    """Whether it went well; what did not is told. Left, which is the launcher's business."""
+def _guarded(who: Event, emit: EventCallback, act: Callable[[], None]) -> bool:
+    """Call `act`, report a failure as an event, and return whether it succeeded; RankDismissed passes through."""
     try:
         act()
     except RankDismissed:
@@ -224,13 +228,13 @@ def _guarded(who: Event, tell: Tell, act: Callable[[], None]) -> bool:
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         with contextlib.suppress(OSError):
-            tell({"event": "failed", **who, "message": f"{error}", "trace": trace})
+            emit({"event": "failed", **who, "message": f"{error}", "trace": trace})
         return False
     return True
 
 
 def _enter(endpoint: RankEndpoint | BackgroundHost) -> None:
-    """Take this thread into a host's network namespace, for good."""
+    """Move this thread permanently into a host's network namespace."""
     if endpoint.namespace_pid == THIS_NAMESPACE:
         return
     descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -250,11 +254,11 @@ PIECE_BYTES = 256 * 1024
 
 
 class _Ended(Exception):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 class BackgroundTraffic:
-    """One host's share: `run` sends and receives until SIGTERM; returns what it received, ready for JSON."""
+    """The background traffic of one host."""
 
     def __init__(self, endpoint: BackgroundHost) -> None:
         self.endpoint = endpoint
@@ -265,7 +269,12 @@ class BackgroundTraffic:
         self._sink = memoryview(bytearray(PIECE_BYTES))
 
     def run(self) -> dict[str, Any]:
-        """Until SIGTERM. Returns job, host, `received_bytes` and `time_s`. Raises OSError, TransportError."""
+        """Send and receive until SIGTERM; return job, host, `received_bytes` and `time_s`, ready for JSON.
+
+        Raises:
+            OSError: If a connection breaks.
+            TransportError: If a target cannot be reached.
+        """
         signal.signal(signal.SIGTERM, _end)
         began_s = time.monotonic()
         with contextlib.suppress(_Ended):
@@ -297,7 +306,7 @@ class BackgroundTraffic:
         self._selector.register(sock, selectors.EVENT_READ, self._receive)
 
     def _dial(self, target: str, number: int) -> socket.socket:
-        """A connection, once the other end listens."""
+        """Connect to a target, retrying until it listens."""
         deadline_s = time.monotonic() + DIAL_TIMEOUT_S
         while True:
             sock = self.settings.make()
@@ -310,7 +319,7 @@ class BackgroundTraffic:
             except OSError as error:
                 sock.close()
                 if time.monotonic() > deadline_s:
-                    raise TransportError(f"no connection with {target}: {error}") from None
+                    raise TransportError(f"no connection to {target}: {error}") from None
                 time.sleep(DIAL_AGAIN_S)
                 continue
             sock.setblocking(False)
@@ -332,8 +341,8 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise _Ended
 
 
-def end(pids: Sequence[int]) -> None:
-    """End the background traffic of these processes: SIGTERM. One that has ended already is passed over."""
+def stop_background(pids: Sequence[int]) -> None:
+    """Stop the background traffic of these processes with SIGTERM; those that have ended are ignored."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

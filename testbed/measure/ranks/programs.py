@@ -1,4 +1,4 @@
-"""Any program as the ranks of a job: one process per rank, PMI-1 for MPI programs."""
+"""Runner of any program as the ranks of a job: one process per rank, with PMI-1 for MPI programs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
 
 MASTER_PORT = 29_400
-GRACE_S = 2.0  # for the others to end by themselves, once one has failed
-KILL_S = 2.0  # from asking to end to killing
+GRACE_S = 2.0  # time for the other ranks to end by themselves once one has failed
+KILL_S = 2.0  # from SIGTERM to SIGKILL
 HOST_INTERFACE = "eth0"
 
-# as Python ends a traceback, and PyTorch each of its lines with the rank before
-_ERROR = re.compile(r"(?:\[rank\d+\]: )?(?P<said>[A-Za-z_][\w.]*(?:: .*)?)$")
+# the last line of a Python traceback, which PyTorch prefixes with the rank
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 
-# rank, whether on standard error, a line without its end
+# rank, whether it is standard error, the line without its end
 OnLine = Callable[[int, bool, str], None]
-# of ranks that have ended, how: "finished", or in words
+# how ranks have ended: "finished", or a description
 OnFailing = Callable[[Mapping[int, str]], None]
 
 
 class Programs:
-    """The same command once per rank, with the environment that torchrun and MPICH's mpiexec would give it.
+    """One process per rank of the same command, with the environment of torchrun and of MPICH's mpiexec.
 
-    `run` returns the worst exit status: 0, or that of the first to fail (128 + n where signal n ended it). failing: is
-    called once where they do not all end well, before any is stopped for that.
+    Args:
+        command: The program and its arguments.
+        endpoints: The endpoint of each rank.
+        on_line: Called with every line of output.
+        environment: Further environment variables.
+        check: Called regularly; a returned text fails the run.
+        failing: Called once if a process fails, before the others are stopped.
     """
 
     def __init__(
@@ -54,18 +59,24 @@ class Programs:
         self.check = check
         self.failing = failing
         self._ended: dict[int, int] = {}
-        self._said: dict[int, str] = {}  # what is wrong, by the last line that says so
-        self._told = False
+        self._errors: dict[int, str] = {}  # the last line of each rank that looks like an error
+        self._reported = False
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._partial: dict[int, bytes] = {}
-        alone = all(endpoint.namespace_pid == THIS_NAMESPACE for endpoint in endpoints)
+        one_node = all(endpoint.namespace_pid == THIS_NAMESPACE for endpoint in endpoints)
         size = len(endpoints)
-        self._pmi = PmiSpace(size, *((1, size) if alone else (size, 1)))
+        self._pmi = PmiSpace(size, *((1, size) if one_node else (size, 1)))
         self._pmi_ends: dict[int, socket.socket] = {}
 
     def run(self) -> int:
-        """Start all, pass on what they say, until all have ended; OSError when the command cannot be started."""
+        """Start all processes, pass on their output until they end, and return the worst exit status.
+
+        That is 0, or the status of the first process to fail (128 + n if signal n ended it).
+
+        Raises:
+            OSError: If the command cannot be started.
+        """
         status = 1
         try:
             for endpoint in self.endpoints:
@@ -75,12 +86,12 @@ class Programs:
         finally:
             try:
                 if status:
-                    self._tell()
+                    self._report_failure()
             finally:
                 self._stop()
 
     def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
-        """What a rank's process is told about the job."""
+        """Return the environment variables that tell a rank's process about the job."""
         here = endpoint.namespace_pid == THIS_NAMESPACE
         interface = "lo" if here else HOST_INTERFACE
         size = len(self.endpoints)
@@ -97,7 +108,7 @@ class Programs:
             "TP_SOCKET_IFNAME": interface,
             "FI_PROVIDER": os.environ.get("FI_PROVIDER", "tcp"),
             "FI_TCP_IFACE": interface,
-            # hosts share this machine's memory, which MPI must not use in place of the network
+            # all hosts share this machine's memory, which MPI must not use instead of the network
             **(
                 {}
                 if here
@@ -137,8 +148,8 @@ class Programs:
                 stderr=subprocess.PIPE,
                 env=environment,
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=enter,  # noqa: PLW1509 (no thread of ours runs any more)
-                start_new_session=True,  # a group of its own, which ends as one
+                preexec_fn=enter,  # noqa: PLW1509 (no other thread of this process is running)
+                start_new_session=True,  # a process group that can be killed as one
             )
         finally:
             theirs.close()
@@ -161,14 +172,14 @@ class Programs:
 
     def _watch(self) -> int:
         status, deadline_s = 0, float("inf")
-        asked = False
+        terminated = False
         living = set(self._processes)
         while living or self._selector.get_map():
             now_s = time.monotonic()
             if living and now_s >= deadline_s:
-                self._tell()
-                self._signal(living, signal.SIGKILL if asked else signal.SIGTERM)
-                asked, deadline_s = True, now_s + KILL_S
+                self._report_failure()
+                self._signal(living, signal.SIGKILL if terminated else signal.SIGTERM)
+                terminated, deadline_s = True, now_s + KILL_S
             for key, _ in self._selector.select(0.1):
                 handler, rank, is_error = key.data
                 try:
@@ -181,34 +192,34 @@ class Programs:
                 if ended is None:
                     continue
                 living.discard(rank)
-                if not asked:
+                if not terminated:
                     self._ended[rank] = ended
-                if ended and not asked:
+                if ended and not terminated:
                     status = status or (ended if ended > 0 else 128 - ended)
                     deadline_s = min(deadline_s, now_s + GRACE_S)
             if not living:
                 self._finish()
-            if trouble := self.check():
-                self.on_line(0, True, trouble)
+            if failure := self.check():
+                self.on_line(0, True, failure)
                 return 1
         return status
 
-    def _tell(self) -> None:
-        """Of those that ended by themselves, how."""
-        if not self._told:
-            self._told = True
-            self.failing({rank: self._how(rank, status) for rank, status in self._ended.items()})
+    def _report_failure(self) -> None:
+        """Report once how the processes ended that ended by themselves."""
+        if not self._reported:
+            self._reported = True
+            self.failing({rank: self._describe_end(rank, status) for rank, status in self._ended.items()})
 
-    def _how(self, rank: int, status: int) -> str:
+    def _describe_end(self, rank: int, status: int) -> str:
         if status <= 0:
             return f"killed by signal {-status}" if status else "finished"
-        said = self._said.get(rank)
-        return f"ended with status {status}: {said}" if said else f"ended with status {status}"
+        error = self._errors.get(rank)
+        return f"ended with status {status}: {error}" if error else f"ended with status {status}"
 
     def _on_output(self, descriptor: int, rank: int, is_error: bool) -> None:
         for line in self._lines(descriptor):
-            if is_error and (error := _ERROR.match(line)):
-                self._said[rank] = error["said"]
+            if is_error and (match := _ERROR.match(line)):
+                self._errors[rank] = match["error"]
             self.on_line(rank, is_error, line)
 
     def _on_pmi(self, descriptor: int, rank: int, is_error: bool) -> None:
@@ -218,7 +229,7 @@ class Programs:
                     self._pmi_ends[member].send(answer.encode() + b"\n")
 
     def _lines(self, descriptor: int) -> list[str]:
-        """The lines that have come since; at the end also one without an end, and nothing is watched any more."""
+        """Return the new complete lines; at the end of the stream also a partial one, and stop watching it."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -233,7 +244,7 @@ class Programs:
         return [line.decode(errors="replace") for line in lines]
 
     def _finish(self) -> None:
-        """All have ended: pass on the rest, without waiting for others that hold their output open."""
+        """Pass on the remaining output, without waiting for descendants that keep the streams open."""
         while ready := self._selector.select(0):
             for key, _ in ready:
                 handler, rank, is_error = key.data
@@ -244,7 +255,7 @@ class Programs:
     # ---- the end
 
     def _signal(self, ranks: set[int], number: signal.Signals) -> None:
-        """To a rank's whole group: what it has started goes with it."""
+        """Send a signal to the process groups of ranks, which include their descendants."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._processes[rank].pid, number)
@@ -267,22 +278,22 @@ _MOST_KEYS = 1_000_000
 
 
 class PmiError(TestbedError):
-    """A rank said what makes no sense, or gave up."""
+    """A rank sent an invalid PMI request, or aborted."""
 
 
 class PmiSpace:
-    """The common space of one job. `nodes` and `per_node`: how many machines there are, with how many ranks each."""
+    """The PMI-1 key-value space of one job, with `nodes` machines of `per_node` ranks each."""
 
     def __init__(self, size: int, nodes: int, per_node: int) -> None:
         self.size = size
-        # ranks of one node may share memory: those in network namespaces of their own must not be told that they are
+        # ranks of one node may share memory, so ranks in separate namespaces must appear as separate nodes
         self._values = {"PMI_process_mapping": f"(vector,(0,{nodes},{per_node}))"}
         self._waiting: set[int] = set()
 
     def handle(self, rank: int, line: str) -> dict[int, str]:
-        """What to answer to whom when a rank has said this line. PmiError."""
-        words = dict(word.partition("=")[::2] for word in line.split())
-        command = words.get("cmd", "")
+        """Handle a rank's request and return the answers by rank; PmiError if it is invalid or aborts the job."""
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        command = fields.get("cmd", "")
         if command == "barrier_in":
             self._waiting.add(rank)
             if len(self._waiting) < self.size:
@@ -290,10 +301,10 @@ class PmiSpace:
             self._waiting.clear()
             return dict.fromkeys(range(self.size), "cmd=barrier_out rc=0")
         if command == "abort":
-            raise PmiError(f"rank {rank} aborted with exit code {words.get('exitcode', 'unknown')}")
-        return {rank: self._answer(rank, command, words)}
+            raise PmiError(f"rank {rank} aborted with exit code {fields.get('exitcode', 'unknown')}")
+        return {rank: self._answer(rank, command, fields)}
 
-    def _answer(self, rank: int, command: str, words: Mapping[str, str]) -> str:
+    def _answer(self, rank: int, command: str, fields: Mapping[str, str]) -> str:
         fixed = {
             "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
             "get_maxes": f"cmd=maxes kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX} rc=0",
@@ -304,14 +315,14 @@ class PmiSpace:
         }
         if command in fixed:
             return fixed[command]
-        key = words.get("key", "")
+        key = fields.get("key", "")
         if command == "put":
             if len(self._values) >= _MOST_KEYS or len(key) > KEY_MAX:
                 return "cmd=put_result rc=-1 msg=too_much"
-            self._values[key] = words.get("value", "")
+            self._values[key] = fields.get("value", "")
             return "cmd=put_result rc=0 msg=success"
         if command == "get":
             if key not in self._values:
                 return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
             return f"cmd=get_result rc=0 msg=success value={self._values[key]}"
-        raise PmiError(f"rank {rank} said {command or 'nothing that PMI-1 knows'!r} to its launcher")
+        raise PmiError(f"rank {rank}: PMI request: got {command or 'no command'!r}, expected one of PMI-1")

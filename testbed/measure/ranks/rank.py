@@ -1,6 +1,6 @@
-"""One rank: connects to its peers, then runs the job's steps, timing every action and checking every sum.
+"""A rank of a training job: it connects to its peers, runs the steps, times every operation and checks every sum.
 
-Filling the gradients, agreeing on a common start and checking the result lie outside the timed part of a step.
+Filling the gradients, agreeing on a common start and checking the result are outside the timed part of a step.
 """
 
 from __future__ import annotations
@@ -33,32 +33,36 @@ from testbed.workload.job.endpoints import join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
-BEAT_NS = round(STEP_ALIGNMENT_S * 1e9)  # of a guest's clock
-MOST_AHEAD_NS = 3_000_000_000  # that a step begins after all ranks have come to it
+BEAT_NS = round(STEP_ALIGNMENT_S * 1e9)  # alignment of step starts in a guest
+MOST_AHEAD_NS = 3_000_000_000  # maximum delay from the agreement on a start to the start
 EXACT_S = 20e-6
-EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
+EVERYONE, WAITING = 0, "wait_for_start"  # group and operation in the flight recorder
 
 
 class PlanExecutor(Protocol):
-    """What carries a rank's plan out, step after step; see Executor."""
+    """Runs a rank's plan once per step; see Executor."""
 
     @property
     def operations(self) -> Sequence[Operation]:
-        """Those of the last step."""
+        """The operations of the last step."""
 
     def prepare(self, salt: int) -> None:
-        """Fill what is going to be sent."""
+        """Fill the data to send."""
 
     def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
-        """All of the plan, once."""
+        """Run the whole plan once."""
 
 
 class Rank:
-    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts, on all at its end.
+    """One rank's share of a job. Its samples are written between steps, so that a live view can follow.
 
-    What it measured is written down step by step, between steps, for who watches.
-
-    ring: memory for its flight recorder. incarnation: how many times the rank was killed before, and returned.
+    Args:
+        job: The job.
+        rank: The rank.
+        progress: Called with events: on rank 0 before each step, on all ranks at its end.
+        credit_sockets: Sockets for receive credits; empty if messages do not wait for receivers.
+        ring: Memory of its flight recorder; None: no recording.
+        incarnation: How often the rank was killed and restarted.
     """
 
     def __init__(
@@ -79,13 +83,13 @@ class Rank:
         self.size = len(job.wiring.ranks)
         self.shared = shared_streams(job.plan.ranks[rank])
         self.samples: list[dict[str, Any]] = []
-        # who returns is a new machine, and well
+        # a restarted rank emulates a new, healthy machine
         self.faults = RankFaults.of(rank, () if incarnation else job.rank_faults)
 
     def run(self) -> None:
-        """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
+        """Connect, run all steps, and write the measurements to `<output>/rank-<n>.jsonl`."""
         job = self.job
-        self._file.unlink(missing_ok=True)  # of one that was killed, all of whose steps this one does
+        self._file.unlink(missing_ok=True)  # left by a killed incarnation; this one repeats all steps
         joined = join_job(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.communicator = self._everybody(joined.costs)
@@ -119,7 +123,7 @@ class Rank:
         self._write(lines)
 
     def _wait_for_all(self) -> None:
-        """Nobody leaves before all have looked."""
+        """Wait until all ranks have read their sockets."""
         self.communicator.barrier()
 
     @property
@@ -127,12 +131,11 @@ class Rank:
         return Path(self.job.output) / f"rank-{self.rank}.jsonl"
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        """To the end of this rank's file."""
         with self._file.open("a") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def _everybody(self, costs: OperationCosts | None) -> Communicator:
-        """Of all ranks, on this rank's transport."""
+        """Return the communicator of all ranks."""
         wiring = self.job.wiring
         made = Communicator(
             self.transport,
@@ -145,15 +148,15 @@ class Rank:
         return made
 
     def _slow_down(self, communicators: Iterable[Communicator]) -> None:
-        """Have operations of these take longer to begin, where that is among what this rank does wrong."""
+        """Delay the start of operations on these communicators if the rank has a fault of that kind."""
         if self.faults.slow_io:
             for communicator in communicators:
                 communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
 
     def _make_executor(self) -> PlanExecutor:
-        """Communicators of all classes of traffic and groups, and what carries the plan out with them."""
+        """Make the communicators of all traffic classes and groups, and the executor."""
         plan = self.job.plan
-        of_class = {0: self.communicator}  # messages of each class have connections of their own
+        of_class = {0: self.communicator}  # each traffic class has its own connections
         for dscp in sorted({*plan.dscps.values()} - {0}):
             made = self.communicator.split(range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp))
             assert made is not None
@@ -166,7 +169,7 @@ class Rank:
             if name == EVERYBODY:
                 groups |= {number: of_class[dscps[number]] for number, _ in same}
                 continue
-            # all ranks take part in making a group; who is in none of this name says so with itself
+            # making a group is collective: a rank that is in no group of this name joins with a group of itself
             number, members = next(
                 ((number, who) for number, who in same if self.rank in who), (-1, (self.rank,))
             )
@@ -183,9 +186,9 @@ class Rank:
         return executor
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
-        """A ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
+        """Run the isolated ring all-reduce several times (the first ones open TCP's windows), and return its records.
 
-        again: after the steps, when the same should take the same.
+        `again` is true after the steps, when it should take the same time as before.
         """
         if not self.job.calibration_numel or self.size == 1:
             return []
@@ -207,10 +210,10 @@ class Rank:
         return records
 
     def _agree_on_start(self) -> float:
-        """A moment, not far ahead, that all ranks of this machine agree on: the latest proposal wins.
+        """Agree with all ranks on a start in the near future: the latest proposal wins.
 
-        Under the virtual clock a whole BEAT: the kernel's ticks then fall alike in every step, however many times
-        programs have looked at the time before it, and so do the packets that a full queue drops.
+        Under the virtual clock it is a multiple of BEAT_NS. Then the kernel's ticks fall on the same offsets in every
+        step, however often programs have read the time before, and full queues drop the same packets.
         """
         before = time.monotonic_ns()
         proposal = np.array([before], dtype=np.int64)
@@ -218,23 +221,23 @@ class Rank:
         took_ns = time.monotonic_ns() - before
         margin = np.array([took_ns], dtype=np.int64)
         self.communicator.all_reduce(margin, op="max")
-        # what took long may be that others waited for the last rank, which says nothing of how long they take to agree
+        # a long agreement may include waiting for the last rank, so the margin for the next one is limited
         start_ns = int(proposal[0]) + min(3 * int(margin[0]), MOST_AHEAD_NS) + 10_000_000
         if clock_here() == "free":
             start_ns += -start_ns % BEAT_NS
         return start_ns / 1e9
 
     def _wait_until(self, start_s: float) -> None:
-        """Till then; under the virtual clock to the nanosecond, since waiting for sockets goes by microseconds.
+        """Wait until the start; under the virtual clock to the nanosecond, as waits on sockets have microseconds.
 
-        The flight recorder has it: who waits does not compute.
+        The flight recorder shows the wait, as a rank that waits does not compute.
         """
         record = self.recorder.begin(EVERYONE, 0, WAITING, time.monotonic()) if self.recorder else None
         exact_s = EXACT_S if clock_here() == "free" else 0.0
         self._sleep(start_s - exact_s - time.monotonic())
         if exact_s:
             sleep_until(start_s)
-            self.communicator.progress()  # else what messages cost counts from before that
+            self.communicator.progress()  # otherwise message costs would count from before the start
         if record is not None:
             record.ended(COMPLETED, time.monotonic())
 
@@ -245,46 +248,45 @@ class Rank:
         self.executor.prepare(salt=index * 1000)
         start_s = self._agree_on_start()
         if self.rank == 0:
-            self._tell_step(index, step, start_s)
+            self._report_step(index, step, start_s)
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
         sent_before = self._sent()
         done = self.executor.run(start_s, step.algorithm)
         end_s = time.monotonic()
-        self._tell_end(index, step, self.size)
+        self._report_end(index, step, self.size)
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
-        done.look()
+        done.run_checks()
         self._record(index, step, (start_s, end_s), done, {"sent_bytes": sent, **seen})
 
-    def _tell_step(self, index: int, step: Step, start_s: float) -> None:
-        said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
-        self.progress({"event": "step", **said})
+    def _report_step(self, index: int, step: Step, start_s: float) -> None:
+        fields = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+        self.progress({"event": "step", **fields})
 
-    def _tell_end(self, index: int, step: Step, ranks: int) -> None:
-        """Say that this rank has ended a measured step; ranks: how many are in it."""
+    def _report_end(self, index: int, step: Step, ranks: int) -> None:
+        """Report that this rank has ended a measured step, in which `ranks` take part."""
         if step.trial >= 0:
             self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: PlanOutcome, seen: dict[str, Any]
     ) -> None:
-        """What came of a step, for those that count; seen: beside its times, with the bytes sent to each peer."""
+        """Add the samples of a measured step; `seen` are further fields, with the bytes sent to each peer."""
         if step.trial < 0:
             return
         sent = seen.pop("sent_bytes")
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
         itemsize = np.dtype(self.job.dtype).itemsize
         for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
-            # messages may have to wait for their receivers
+            # only collectives, as messages may have to wait for their receivers
             late_s = done.late_s.get(number) if isinstance(operation, GroupCollective) else None
             self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared, late_s))
         elements = done.wrong, done.checked
         self.samples.append(step_sample(head, step.variant, span, sent, elements, seen))
 
     def _sent(self) -> dict[int, int]:
-        """Payload bytes sent so far per peer."""
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
 
 

@@ -1,4 +1,4 @@
-"""A rank of a job whose replicas come and go: its steps are agreed on through the coordinator, not among all ranks."""
+"""A rank of a job with elastic replicas, which agree on steps through a coordinator."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from testbed.workload.job.endpoints import JoinedRank, join_job
 from testbed.workload.job.launch_spec import JobSpec, Step
 from testbed.workload.plan import GroupCollective
 
-WORD_S = 5.0  # for the coordinator to find out why something went wrong, beside the time in which it notices
+REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it was due to detect it
 
 
 class ReplicaRank(Rank):
-    """As Rank. line: to the coordinator, of this incarnation. What is written down stands when the rank is killed."""
+    """A rank of an elastic replica. Its records survive its death; `line` connects it to the coordinator."""
 
     def __init__(
         self,
@@ -37,10 +37,15 @@ class ReplicaRank(Rank):
         assert job.replication is not None
         self.replication = job.replication
         self.line = line
-        self._given_bytes = self._checkpoint_bytes = 0  # as written down: between steps, too
+        self._given_bytes = self._checkpoint_bytes = 0  # up to the last record, including those between steps
 
     def run(self) -> None:
-        """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
+        """Connect and run all steps in which the replica takes part.
+
+        Raises:
+            RankDismissed: If the coordinator has excluded the replica, or the job is over.
+            TransportError: If the rank fails otherwise.
+        """
         joined = join_job(self.job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.session: Session | None = None
@@ -48,7 +53,9 @@ class ReplicaRank(Rank):
         try:
             self._run(joined)
         except TransportError:
-            left = self.session and self.session.wait_for_dismissal(self.replication.policy.detect_s + WORD_S)
+            left = self.session and self.session.wait_for_dismissal(
+                self.replication.policy.detect_s + REASON_S
+            )
             if left is None:
                 raise
             raise left from None
@@ -79,21 +86,21 @@ class ReplicaRank(Rank):
                 self._write([{"rank": self.rank, "operation": "sockets", **readings}])
 
     def _make_session(self) -> Session:
-        told = self.replication
-        place = next(ranks.index(self.rank) for ranks in told.replicas if self.rank in ranks)
-        checkpoint = told.checkpoint_elements[place] if told.checkpoint_elements else 0
+        spec = self.replication
+        place = next(ranks.index(self.rank) for ranks in spec.replicas if self.rank in ranks)
+        checkpoint = spec.checkpoint_elements[place] if spec.checkpoint_elements else 0
         settings = SessionSettings(
-            told.heartbeat_s,
-            told.ring,
-            told.state_elements[place] * 4,
-            TrafficClass(told.dscp),
+            spec.heartbeat_s,
+            spec.ring,
+            spec.state_elements[place] * 4,
+            TrafficClass(spec.dscp),
             checkpoint * 4,
-            told.policy.checkpoint_every,
+            spec.policy.checkpoint_every,
         )
-        return Session(self.communicator.engine, self.line, told.replicas, self.incarnation, settings)
+        return Session(self.communicator.engine, self.line, spec.replicas, self.incarnation, settings)
 
     def _make_executor(self) -> Executor:
-        """As `Rank` does, without a message to anybody: whom there is none of may be away."""
+        """Make the executor without any message to other ranks, as some may be missing."""
         plan, session = self.job.plan, self.session
         assert session is not None
         mates = self.replication.replicas[session.replica]
@@ -132,7 +139,7 @@ class ReplicaRank(Rank):
         self.executor.prepare(salt=index * 1000)
         start_s = session.agree_on_start()
         if session.replica == session.members[0] and session.place == 0:
-            self._tell_step(index, step, start_s)
+            self._report_step(index, step, start_s)
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
@@ -141,10 +148,10 @@ class ReplicaRank(Rank):
         summed = session.finish()
         end_s = time.monotonic()
         members = (self.replication.replicas[member] for member in session.members)
-        self._tell_end(index, step, sum(map(len, members)))
+        self._report_end(index, step, sum(map(len, members)))
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
-        done.look()
+        done.run_checks()
         done.wrong += session.caught_up_wrong
         epochs = [one.epoch for one in summed.values()]
         self._record(

@@ -1,8 +1,7 @@
-"""A rank that serves requests, dispatched as they arrive.
+"""A rank that serves requests, which are dispatched as they arrive.
 
-The rank where requests arrive decides; those that serve hear of a sending by a note, which goes ahead of its first
-message on the same connection, and from the host of a node to its cards. What is lost with a rank that has gone stays
-undone.
+The rank where requests arrive dispatches them. It notifies serving ranks by a note that precedes the first message on
+the same connection; a node's host passes the note on to its accelerators. Work that is lost with a rank stays undone.
 """
 
 from __future__ import annotations
@@ -28,25 +27,32 @@ from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.dispatch import Dispatching, GrowingPlan, PieceKey, Sending
 from testbed.workload.plan import Computing, Message, Operation, Pause, operation_document
 
-# of point-to-point messages of a communicator that there is none of
+# the tag space of point-to-point messages of the last, unused communicator
 _TAGS = POINT_TO_POINT | (COMMUNICATORS - 1) << COMMUNICATOR_BIT
 _SERVE, _OVER = b"serve", b"over"
 _NOTE = struct.Struct("<4I")
 
 
 def done_file(rank: int) -> str:
-    """Where a rank writes down what it has done, operation by operation."""
+    """Return the name of the file in which a rank logs its completed operations."""
     return f"served-{rank}.jsonl"
 
 
 DISPATCHED_FILE = "dispatched.jsonl"
-"""Where the rank that decides writes down what it has decided, step by step."""
+"""The file in which the dispatching rank logs its decisions, step by step."""
 
 
 class ServingExecutor:
-    """Of one rank, step after step; `operations` and what `run` returns are of what was done in the end.
+    """The executor of one serving rank; `operations` and the outcome of `run` cover what was completed.
 
-    folder: where it is written down. at_once: whether as soon as something is done, for ranks that may be killed.
+    Args:
+        dispatching: The job's dispatch settings.
+        transport: The rank's transport, which must support notes to peers.
+        dtype: Type of all elements.
+        timeout_s: Time without progress after which the step fails.
+        faults: Faults that this rank injects.
+        folder: Directory of the logs.
+        at_once: Whether to flush the log after every operation, for ranks that may be killed.
     """
 
     def __init__(
@@ -63,37 +69,42 @@ class ServingExecutor:
         self.dtype, self.timeout_s, self.faults = dtype, timeout_s, faults
         self.folder, self.at_once = folder, at_once
         self.operations: list[Operation] = []
-        tells = find_peer_events(transport)
-        if tells is None:
-            raise TransportError("dispatch on arrival needs a transport that tells peers of it, such as tcp")
-        self._tells = tells
+        peer_events = find_peer_events(transport)
+        if peer_events is None:
+            raise TransportError("dispatch on arrival needs a transport with notes to peers, such as tcp")
+        self._peer_events = peer_events
         self._node = next((own for own in dispatching.nodes if self.rank in own), ())
 
     @property
     def decides(self) -> bool:
-        """Whether requests arrive here."""
+        """Whether requests arrive at this rank, which then dispatches them."""
         return self.rank == self.dispatching.entry
 
     def prepare(self, salt: int) -> None:
-        """Outside of the time that is measured. salt: a thousand times the step's number."""
+        """Prepare a step, outside its timed part; `salt` is a thousand times the step's number."""
         self._salt, self._step = salt, salt // 1000
         self._spare: dict[int, list[Array]] = {}
-        self._told: deque[tuple[int, bytes]] = deque()
+        self._notes: deque[tuple[int, bytes]] = deque()
         self._lost: deque[int] = deque()
-        notes, losses = self._tells.on_note, self._tells.on_peer_lost
+        on_note, on_peer_lost = self._peer_events.on_note, self._peer_events.on_peer_lost
 
         def note(peer: int, data: bytes) -> None:
             if data.startswith((_SERVE, _OVER)):
-                self._told.append((peer, data))
-            elif notes is not None:
-                notes(peer, data)
+                self._notes.append((peer, data))
+            elif on_note is not None:
+                on_note(peer, data)
 
-        self._tells.on_note = note
-        self._tells.on_peer_lost = lambda error: self._lost.append(error.peer)
-        self._before = notes, losses
+        self._peer_events.on_note = note
+        self._peer_events.on_peer_lost = lambda error: self._lost.append(error.peer)
+        self._before = on_note, on_peer_lost
 
     def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
-        """All that comes, until who decides says that it is over. TransportError, NoServerError."""
+        """Serve requests until the dispatching rank ends the step.
+
+        Raises:
+            TransportError: If the dispatching rank is lost, or nothing progresses within the timeout.
+            NoServerError: If no server is left.
+        """
         dispatching = self.dispatching
         self._tracker = DependencyTracker(list(dispatching.start.ranks[self.rank]) if self.decides else [])
         self._done = PlanOutcome([])
@@ -102,7 +113,7 @@ class ServingExecutor:
         self._begun: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._rooms: dict[int, Array] = {}
-        self._came: deque[tuple[int, Request, float]] = deque()
+        self._completed: deque[tuple[int, Request, float]] = deque()
         self._growing = GrowingPlan(dispatching)
         self._dispatcher = dispatching.dispatcher() if self.decides else None
         self._start_s = self._moved_s = start_s
@@ -113,14 +124,14 @@ class ServingExecutor:
             while not self._over:
                 self._start_ready()
                 now_s = time.monotonic()
-                if self._move(now_s):
+                if self._handle_events(now_s):
                     self._moved_s = now_s
                 elif not self._over:
                     self._wait(now_s)
-        self._tells.on_note, self._tells.on_peer_lost = self._before
-        return self._leave_out_undone()
+        self._peer_events.on_note, self._peer_events.on_peer_lost = self._before
+        return self._outcome()
 
-    # ---- what is done
+    # ---- executing
 
     def _start_ready(self) -> None:
         tracker = self._tracker
@@ -147,35 +158,35 @@ class ServingExecutor:
         else:
             request = self.transport.irecv(operation.peer, tag, view)
 
-        def come(request: Request) -> None:
-            self._came.append((index, request, time.monotonic()))
+        def on_done(request: Request) -> None:
+            self._completed.append((index, request, time.monotonic()))
 
         if request.done:
-            come(request)
+            on_done(request)
         else:
-            request.on_done = come
+            request.on_done = on_done
 
     def _room(self, numel: int) -> Array:
-        """An array that no message uses, with the pattern in it."""
+        """Return an unused array that is filled with the pattern."""
         if spare := self._spare.get(numel):
             return spare.pop()
         room = np.zeros(numel, self.dtype)
         fill(room, FIRST, self._salt)
         return room
 
-    def _move(self, now_s: float) -> bool:
-        """Take note of all that has happened; whether anything has."""
+    def _handle_events(self, now_s: float) -> bool:
+        """Handle everything that has happened, and return whether anything has."""
         over = sorted(self._timed.over(now_s).items(), key=lambda one: one[1])
         for index, end_s in over:
             self._ended(index, end_s)
-        moved = bool(over or self._came or self._told or self._lost)
-        while self._came:
-            index, request, end_s = self._came.popleft()
-            self._exchanged(index, request, end_s)
-        while self._told:
-            self._hear(*self._told.popleft())
+        moved = bool(over or self._completed or self._notes or self._lost)
+        while self._completed:
+            index, request, end_s = self._completed.popleft()
+            self._finish_message(index, request, end_s)
+        while self._notes:
+            self._handle_note(*self._notes.popleft())
         while self._lost:
-            self._lose(self._lost.popleft())
+            self._handle_loss(self._lost.popleft())
         if self._dispatcher is not None:
             again = self._dispatcher.due(now_s)
             self._send(again)
@@ -184,7 +195,7 @@ class ServingExecutor:
                 self._end()
         return moved
 
-    def _exchanged(self, index: int, request: Request, end_s: float) -> None:
+    def _finish_message(self, index: int, request: Request, end_s: float) -> None:
         operation = self._tracker.plan[index]
         assert isinstance(operation, Message)
         if request.error is not None:
@@ -209,20 +220,20 @@ class ServingExecutor:
         elif index in self._growing.answered:
             self._dispatcher.answered(self._growing.answered[index], end_s)
 
-    # ---- what is decided
+    # ---- dispatching
 
     def _send(self, sendings: Iterable[Sending]) -> None:
         for sending in sendings:
             key = self.dispatching.key(sending)
             self._take_on(key, sending.number, sending.at_s)
             node = self.dispatching.nodes[key[1]]
-            self._tell(key, sending.number, node if self.rank in node else node[:1])
+            self._notify(key, sending.number, node if self.rank in node else node[:1])
 
-    def _tell(self, key: PieceKey, number: int, whom: Collection[int]) -> None:
-        """Those who have a part in it."""
+    def _notify(self, key: PieceKey, number: int, candidates: Collection[int]) -> None:
+        """Send a note to all candidates that take part in a piece of work."""
         for rank in self.dispatching.ranks(key):
-            if rank in whom and rank != self.rank:
-                self._tells.send_note(rank, _SERVE + _NOTE.pack(*key, number))
+            if rank in candidates and rank != self.rank:
+                self._peer_events.send_note(rank, _SERVE + _NOTE.pack(*key, number))
 
     def _take_on(self, key: PieceKey, number: int, now_s: float) -> None:
         plan = self._tracker.plan
@@ -230,24 +241,24 @@ class ServingExecutor:
         self._since |= dict.fromkeys(range(len(plan), len(plan) + len(part)), now_s)
         self._tracker.extend(part)
 
-    def _hear(self, peer: int, data: bytes) -> None:
+    def _handle_note(self, peer: int, data: bytes) -> None:
         if data.startswith(_OVER):
             self._over = True
             return
         size, node, turn, number = _NOTE.unpack(data[len(_SERVE) :])
         self._take_on((size, node, turn), number, time.monotonic())
         if self._node and self.rank == self._node[0]:
-            self._tell((size, node, turn), number, self._node)
+            self._notify((size, node, turn), number, self._node)
 
-    def _lose(self, peer: int) -> None:
-        """A connection is gone. TransportError where nothing can go on without the peer."""
+    def _handle_loss(self, peer: int) -> None:
+        """Handle a lost connection; TransportError if the job cannot continue without the peer."""
         if peer == self.dispatching.entry:
             raise PeerLost(self.rank, peer, "requests arrive there")
         if self._dispatcher is not None:
             self._send(self._dispatcher.lose(self._behind(peer), time.monotonic()))
 
     def _behind(self, peer: int) -> list[int]:
-        """The servers that are gone with a rank that this one speaks to."""
+        """Return the servers that are lost with a peer of this rank."""
         found = []
         for number, server in enumerate(self.dispatching.servers):
             node = self.dispatching.nodes[server.node]
@@ -257,11 +268,11 @@ class ServingExecutor:
         return found
 
     def _end(self) -> None:
-        """Tell everybody that it is over."""
+        """Notify all ranks that the step is over, and log the decisions."""
         self._over = True
         for rank in range(self.transport.size):
             if rank != self.rank:
-                self._tells.send_note(rank, _OVER)
+                self._peer_events.send_note(rank, _OVER)
         self.transport.progress(0.0)
         assert self._dispatcher is not None
         line = {
@@ -272,14 +283,14 @@ class ServingExecutor:
         with (self.folder / DISPATCHED_FILE).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    # ---- time, and what is left of it
+    # ---- waiting and logging
 
     def _wait(self, now_s: float) -> None:
-        """Until something may have happened. TransportTimeout where nothing has for too long."""
+        """Wait until something may have happened; TransportTimeout if nothing has for too long."""
         dues_s = [self._timed.next_s, self._dispatcher.due_s if self._dispatcher else None]
         known = [due_s for due_s in dues_s if due_s is not None]
         if not known and not self._rooms:
-            self.transport.progress(self.timeout_s)  # nothing to do until somebody says so
+            self.transport.progress(self.timeout_s)  # nothing to do until a note arrives
             return
         until_s = min(known, default=self._moved_s + self.timeout_s)
         if not known and until_s <= now_s:
@@ -289,14 +300,14 @@ class ServingExecutor:
         self.transport.progress(max(0.0, until_s - now_s))
 
     def _write(self, index: int) -> None:
-        """Down, that this is done."""
+        """Log a completed operation."""
         operation = operation_document(self._tracker.plan[index])
         times = {"start_s": self._begun[index], "end_s": self._ends[index]}
         line = {"step": self._step, "index": index, "operation": operation, **times}
         self._journal.write(json.dumps(line) + "\n")
 
-    def _leave_out_undone(self) -> PlanOutcome:
-        """What was done, as the plan that this step has had."""
+    def _outcome(self) -> PlanOutcome:
+        """Return the outcome of the completed operations, which become the plan of this step."""
         plan = self._tracker.plan
         places = {index: place for place, index in enumerate(sorted(self._ends))}
         self.operations = [
@@ -307,7 +318,7 @@ class ServingExecutor:
 
 
 class ServingRank(Rank):
-    """As Rank; where the job survives kills, nobody waits for all in the end."""
+    """A rank of a serving job; if the job survives kills, there is no barrier at the end."""
 
     def _make_executor(self) -> ServingExecutor:
         job = self.job

@@ -1,4 +1,4 @@
-"""What a rank measures: operation records, TCP_INFO readings, its host's counters."""
+"""Measurements of a rank: operation records, TCP_INFO readings, its host's counters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from testbed.comm.transport.sockets import WireCounts, changed_options
 from testbed.net.links.protocol_counters import ProtocolCounts, read_protocol_counts
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
 
-LOOKS = 50  # in a step, where nothing else wakes a rank
+LOOKS = 50  # wake-ups in a step if nothing else wakes a rank
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.020
-LATE_S = 0.0001  # nothing is late where computing takes no time, but for the finest steps of its timers
+LATE_S = 0.0001  # timer resolution; with free CPU time nothing else is late
 REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
 
 
 @dataclass(frozen=True)
 class HostCounts:
-    """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell.
+    """Counters of a host's IPv4 and of its rank's connections at one time; None if the kernel does not report them.
 
-    peers: of the connections with each peer.
+    `peers` has the counters of the connections with each peer.
     """
 
     host: ProtocolCounts
@@ -36,7 +36,7 @@ class HostCounts:
 
 
 class HostMonitor:
-    """Of one rank in a namespace that it has for itself. `begin` before each step, `end` after it."""
+    """A monitor of a rank's own network namespace; call `begin` before each step and `end` after it."""
 
     def __init__(self, sockets: SocketView) -> None:
         self._sockets = sockets
@@ -49,37 +49,37 @@ class HostMonitor:
         self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
 
     def begin(self) -> None:
-        """A step is going to start."""
-        # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
+        """Read all counters before a step."""
+        # the rank's own counters are read first here and last at the end, so packets in between count as its own
         peers = self._sockets.peer_counts()
         self._open = self._sockets.open_connections()
         self._before = HostCounts(read_protocol_counts(), self._total(peers), peers)
         self._stall_detector.gaps.clear()
 
     def _changed_options(self) -> list[str]:
-        """What somebody has changed of this rank's sockets since they were looked at last."""
+        """Return changes of this rank's socket options since the last call."""
         known, self._options = self._options, self._sockets.socket_options()
         return [
-            f"the connection with rank {which[0]}: {words}"
-            for which, options in self._options.items()
-            for words in changed_options(known.get(which, {}), options)
+            f"the connection with rank {key[0]}: {change}"
+            for key, options in self._options.items()
+            for change in changed_options(known.get(key, {}), options)
         ]
 
     def _total(self, peers: Mapping[int, WireCounts] | None) -> WireCounts | None:
         return None if peers is None else self._sockets.wire_counts(peers)
 
     def end(self, start_s: float, end_s: float) -> dict[str, Any]:
-        """What was seen during the step, ready for JSON."""
+        """Return the observations of the step, ready for JSON."""
         before = self._before
         assert before is not None
         host = read_protocol_counts()
         peers, read_s = self._sockets.peer_counts(), time.monotonic()
         after = HostCounts(host, self._total(peers), peers)
-        # where nobody looks meanwhile, no stall shorter than the step is noticed
+        # without a stall detector, no stall shorter than the step is noticed
         wait_s = end_s - start_s if isinstance(self._sockets, NoSocketView) else self._stall_detector.wait_s
-        # of a connection that was closed meanwhile, as when a peer is lost, nobody tells any more what it carried
+        # the traffic of a connection that was closed meanwhile, as when a peer is lost, is unknown
         whole = self._open <= self._sockets.open_connections()
-        found: dict[str, Any] = {"traffic": traffic(before, after) if whole else None, "looks_s": wait_s}
+        found: dict[str, Any] = {"traffic": host_traffic(before, after) if whole else None, "looks_s": wait_s}
         stalls = [
             {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
             for since_s, until_s in self._stall_detector.gaps
@@ -90,7 +90,7 @@ class HostMonitor:
         if changed := self._changed_options():
             found["socket_changes"] = changed
         if whole and self._sockets.counts_payload:
-            found |= witnesses(before, after, read_s)
+            found |= kernel_observations(before, after, read_s)
         if self._exact:
             self._stall_detector.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
             self._stall_detector.gap_s = self._stall_detector.wait_s + LATE_S
@@ -98,15 +98,15 @@ class HostMonitor:
 
 
 def retransmitted_segments() -> int:
-    """Segments that TCP has sent again from this process's host so far."""
+    """Return the segments that TCP has retransmitted from this process's host so far."""
     return read_protocol_counts().tcp_resent
 
 
-def witnesses(before: HostCounts, after: HostCounts, read_s: float) -> dict[str, Any]:
-    """Return what the kernel says of the messages that came in a step: payload and headers by peer, and the last byte.
+def kernel_observations(before: HostCounts, after: HostCounts, read_s: float) -> dict[str, Any]:
+    """Return the kernel's view of the messages received in a step: bytes by peer, and the time of the last byte.
 
-    read_s: when `after` was read. `last_byte_s` is exact to one of the kernel's ticks, and missing where it is not
-    known; so are all of them where the kernel does not tell.
+    `read_s` is when `after` was read. `last_byte_s` is exact to a kernel tick, and missing if unknown. The result is
+    empty if the kernel does not report the counters.
     """
     if before.peers is None or after.peers is None:
         return {}
@@ -121,39 +121,39 @@ def witnesses(before: HostCounts, after: HostCounts, read_s: float) -> dict[str,
     return found
 
 
-def traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
-    """What the host's IPv4 and the rank's connections carried between two counts, each way; None: not known.
+def host_traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
+    """Return the traffic of the host's IPv4 and of the rank's connections between two readings; None if unknown.
 
-    `opened`: connections, or subflows of them, that came meanwhile: some of their first segments are the listener's.
+    `opened` counts new connections or subflows, as some of their first segments belong to the listener.
     """
     early, late = before.own, after.own
     if early is None or late is None or late.subflows < early.subflows:
         return None
     found: dict[str, Any] = {"opened": late.subflows - early.subflows}
     found["resent"] = after.host.tcp_resent - before.host.tcp_resent
-    for way, segments in (("out", "segments_out"), ("in", "segments_in")):
+    for direction, segments in (("out", "segments_out"), ("in", "segments_in")):
         names = {
-            "packets": f"{way}_packets",
-            "headers": "out_headers" if way == "out" else "in_packets",
-            "bytes": f"{way}_bytes",
-            **{word: f"{word}_{way}" for word in ("udp", "icmp")},
+            "packets": f"{direction}_packets",
+            "headers": "out_headers" if direction == "out" else "in_packets",
+            "bytes": f"{direction}_bytes",
+            **{protocol: f"{protocol}_{direction}" for protocol in ("udp", "icmp")},
         }
-        found[way] = {
-            **{word: getattr(after.host, name) - getattr(before.host, name) for word, name in names.items()},
+        found[direction] = {
+            **{key: getattr(after.host, name) - getattr(before.host, name) for key, name in names.items()},
             "own_packets": getattr(late, segments) - getattr(early, segments),
-            "own_bytes": getattr(late, f"bytes_{way}") - getattr(early, f"bytes_{way}"),
+            "own_bytes": getattr(late, f"bytes_{direction}") - getattr(early, f"bytes_{direction}"),
         }
-    # links that flip bits on purpose bring the ranks packets that no connection takes
+    # packets corrupted by links reach the host, but no connection accepts them
     found["in"]["packets"] -= after.host.in_errors - before.host.in_errors
     return found
 
 
-# what grows as a connection does something
-_DONE = ("bytes_acked", "retransmits", "went_back", "out_of_sequence")
+# counters that grow with a connection's activity
+_ACTIVITY = ("bytes_acked", "retransmits", "went_back", "out_of_sequence")
 
 
 class SocketSampler:
-    """Reads all connections every `interval_s`, in a thread of its own, and keeps what changed. A context manager."""
+    """A context manager that reads all connections every `interval_s` in a thread and records active ones."""
 
     def __init__(self, rank: int, sockets: SocketView, interval_s: float) -> None:
         self.records: list[dict[str, Any]] = []
@@ -178,13 +178,13 @@ class SocketSampler:
             self.sample()
 
     def sample(self) -> None:
-        """One reading of every connection that has done something since the last."""
+        """Record a reading of every connection that was active since the last one."""
         time_s = time.monotonic()
         for peer, key, figures in self._sockets.snapshots():
             connection = peer, key
-            done = sum(figures.get(name, 0) for name in _DONE)
-            if self._seen.get(connection) != done:
-                self._seen[connection] = int(done)
+            activity = sum(figures.get(name, 0) for name in _ACTIVITY)
+            if self._seen.get(connection) != activity:
+                self._seen[connection] = int(activity)
                 marks = {"dscp": key.traffic.dscp, "channel": key.channel}
                 self.records.append({"time_s": time_s, "rank": self._rank, "peer": peer, **marks, **figures})
 
@@ -193,7 +193,7 @@ Sample = dict[str, Any]
 
 
 def shared_streams(plan: Iterable[Operation]) -> frozenset[str]:
-    """Those that several of a rank's operations are on."""
+    """Return the streams that several of a rank's operations use."""
     counts = Counter(operation.stream for operation in plan)
     return frozenset(stream for stream, count in counts.items() if count > 1)
 
@@ -207,13 +207,20 @@ def operation_sample(
     shared: frozenset[str] = frozenset(),
     late_s: float | None = None,
 ) -> Sample:
-    """Of one operation. head: variant, trial, step and rank; span: when it began and ended; shared: streams.
+    """Return the sample of one operation.
 
-    late_s: how long after the begin of the span it was begun in truth, where that is known.
+    Args:
+        head: Variant, trial, step and rank.
+        operation: The operation.
+        index: Its index in the plan.
+        span: Its start and end.
+        itemsize: Bytes of an element.
+        shared: Streams that several operations use.
+        late_s: How long after the start of the span it was really started, if known.
     """
     return {
         **head,
-        "operation": _word(operation),
+        "operation": _kind(operation),
         "index": index,
         "name": operation.name,
         "start_s": span[0],
@@ -232,7 +239,16 @@ def step_sample(
     elements: tuple[int, int],
     seen: Mapping[str, Any],
 ) -> Sample:
-    """Of all of it. sent_bytes: by peer; elements: wrong ones, and those that were checked; seen: of the host."""
+    """Return the sample of a whole step.
+
+    Args:
+        head: Variant, trial, step and rank.
+        name: Name of the variant.
+        span: Start and end of the step.
+        sent_bytes: Payload bytes sent to each peer.
+        elements: Number of wrong elements and of checked ones.
+        seen: Observations of the host.
+    """
     return {
         **head,
         "operation": "step",
@@ -248,15 +264,15 @@ def step_sample(
 
 
 def _marks(rank: int, operation: Operation, shared: frozenset[str]) -> dict[str, str]:
-    """Its stream, if not its alone, and what is the same at both ends of a message."""
+    """Return an operation's stream, if shared, and the key that both ends of a message have."""
     if isinstance(operation, Message):
-        here, there = (rank, operation.peer) if operation.sends else (operation.peer, rank)
-        return {"stream": operation.stream, "message": f"{here}>{there}/{operation.tag}"}
+        sender, receiver = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+        return {"stream": operation.stream, "message": f"{sender}>{receiver}/{operation.tag}"}
     return {"stream": operation.stream} if operation.stream in shared else {}
 
 
-def _word(operation: Operation) -> str:
-    """An operation's kind in records."""
+def _kind(operation: Operation) -> str:
+    """Return an operation's kind in records."""
     if isinstance(operation, Computing | Pause):
         return operation.kind
     if isinstance(operation, Message):

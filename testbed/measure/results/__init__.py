@@ -1,1 +1,1 @@
-"""What a run leaves behind: records put together, figures of a summary, the run directory."""
+"""Results of runs: the run directory, merged records, and the figures of the summary."""

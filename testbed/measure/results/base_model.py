@@ -1,4 +1,4 @@
-"""What models of a run's files have in common."""
+"""The base class of all models of result files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ResultModel(BaseModel):
-    """What a file of a run holds, or a part of it: nothing in it that is not named here, and nothing changes."""
+    """A result file, or a part of one: immutable, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     def document(self) -> dict[str, Any]:
-        """Ready for JSON, as it stands in the file: without what was not set."""
+        """Return the content as it is written to the file, ready for JSON, without fields that were never set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

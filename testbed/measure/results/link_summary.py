@@ -1,4 +1,4 @@
-"""What `summary.json` says of links: use, pauses, dropped packets, from their counters. Pure."""
+"""Link figures of `summary.json`, computed from counters: utilisation, pauses, dropped packets. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from testbed.spec.topology import Topology
 
 
 class LinkStep(ResultModel):
-    """What one direction of a WAN link carried in one step, and what became of its packets on the way."""
+    """Traffic of one direction of a WAN link in one step."""
 
     bytes: int = Field(description="On the wire, headers included.")
-    utilisation: float = Field(description="Of the rate, over the whole step.")
-    packets: int = Field(description="That were put on the wire.")
-    drops: int = Field(description="Packets for which its queue had no room.")
-    losses: int = Field(description="Packets that its fibre lost at random.")
+    utilisation: float = Field(description="Share of the rate, over the whole step.")
+    packets: int = Field(description="Packets put on the wire.")
+    drops: int = Field(description="Packets dropped by the full queue.")
+    losses: int = Field(description="Packets lost at random on the fibre.")
     cut_losses: int = Field(description="Packets lost because the link was cut.")
-    marks: int = Field(description="Packets marked by ECN.")
+    marks: int = Field(description="Packets marked with ECN.")
 
 
 class LinkUse(ResultModel):
-    """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps.
+    """Use of one direction of a WAN link: medians per step for bytes and utilisation, totals for packet counts.
 
-    Steps that lacked replicas, or in which one caught up, are left out of the medians; `steps` has all.
+    Steps in which a replica was missing or catching up are left out of the medians; `steps` lists all.
 
-    Counters are read as each step begins and as it ends. By the real clock a reading is a few milliseconds off: what
-    crosses in `beyond_s` is counted, too, so bytes are at most rate x beyond_s too many. Under the virtual clock they
-    are exact.
+    Counters are read at the start and at the end of each step. With the real clock a reading is a few milliseconds off.
+    Traffic during `beyond_s` is then counted as well, so bytes are at most rate x beyond_s too high. With the virtual
+    clock they are exact.
     """
 
     a: str
@@ -44,38 +44,40 @@ class LinkUse(ResultModel):
     direction: Literal["a_to_b", "b_to_a"]
     rate_bps: float
     bytes: int = Field(description="On the wire, headers included, per step.")
-    utilisation: float = Field(description="Of the rate, over the whole step.")
-    queue_peak_bytes: int = Field(description="The longest that a reading found.")
-    drops: int = Field(description="Packets for which its queue had no room.")
-    losses: int = Field(description="Packets that its fibre lost at random.")
+    utilisation: float = Field(description="Share of the rate, over the whole step.")
+    queue_peak_bytes: int = Field(description="Longest queue in any reading.")
+    drops: int = Field(description="Packets dropped by the full queue.")
+    losses: int = Field(description="Packets lost at random on the fibre.")
     cut_losses: int = Field(description="Packets lost because the link was cut.")
-    marks: int = Field(description="Packets marked by ECN.")
+    marks: int = Field(description="Packets marked with ECN.")
     beyond_s: float = Field(
-        description="How long before a step's start and after its end the readings were, both together, at most."
+        description="Time between the readings and the step's edges, start and end added: the largest of all steps."
     )
-    steps: tuple[LinkStep, ...] = Field(description="Each step, in the order of the trials.")
+    steps: tuple[LinkStep, ...] = Field(description="Every step, in trial order.")
 
 
 class PlaneBalance(ResultModel):
-    """How evenly the planes between two buildings were used: Jain's index, 1 if all alike, 1/n if one alone."""
+    """How evenly the parallel planes between two buildings were used."""
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")
     planes: int
-    jain_index: float
+    jain_index: float = Field(
+        description="Jain's fairness index of the utilisation: 1 if all planes are used alike, 1/n if only one is used."
+    )
 
 
 class DroppingPort(ResultModel):
-    """A port inside a building, or a host's card, whose queue dropped packets while steps were measured."""
+    """A switch port inside a building, or a host's NIC, whose queue dropped packets during measured steps."""
 
     place: str
     queue_bytes: int
-    given: bool = Field(description="Whether the topology gives the queue's size; else it is the default.")
-    drops: int = Field(description="Packets, over all steps; of a card over the whole run.")
+    given: bool = Field(description="Whether the topology sets the queue size; otherwise it is the default.")
+    drops: int = Field(description="Packets dropped over all steps; for a NIC, over the whole run.")
 
 
 def merge_dropping_ports(shards: Sequence[Iterable[DroppingPort]]) -> tuple[DroppingPort, ...]:
-    """Of several shards: counts together, the worst first."""
+    """Merge the ports of several shards: sum the drops of each port and sort the worst first."""
     found: dict[str, DroppingPort] = {}
     for port in (port for ports in shards for port in ports):
         before = found.get(port.place)
@@ -85,19 +87,21 @@ def merge_dropping_ports(shards: Sequence[Iterable[DroppingPort]]) -> tuple[Drop
 
 
 class PausedLink(ResultModel):
-    """One direction of a link of a network that pauses, over a whole run, probes before it left out; sizes in bytes."""
+    """One direction of a link in a network with pause frames, over the whole run without the probes before it."""
 
     link: str
     direction: Literal["a_to_b", "b_to_a"]
-    pauses: int = Field(description="That the switch at its far end sent.")
-    paused_share: float = Field(description="Of the time, for which its sender had to stand.")
-    buffer_bytes: int = Field(description="What that switch may hold of what comes; 0 where it never pauses.")
-    buffer_peak_bytes: int = Field(description="What it held at most, since the network was built.")
-    dropped: int = Field(description="Frames for which that was not enough.")
+    pauses: int = Field(description="Pause frames sent by the switch at the receiving end.")
+    paused_share: float = Field(description="Share of the time for which the sender was paused.")
+    buffer_bytes: int = Field(
+        description="Ingress buffer of the receiving switch for this link; 0 if it never pauses."
+    )
+    buffer_peak_bytes: int = Field(description="Highest buffer occupancy since the network was built.")
+    dropped: int = Field(description="Frames dropped by the full buffer.")
 
 
 def merge_paused_links(shards: Sequence[Iterable[PausedLink]]) -> tuple[PausedLink, ...]:
-    """Of several shards: counts together, the mean of shares, the fullest buffer."""
+    """Merge the links of several shards: sum counts, average shares, keep the largest buffer occupancy."""
     found = []
     for rows in zip(*shards, strict=True):
         together = {
@@ -112,16 +116,16 @@ def merge_paused_links(shards: Sequence[Iterable[PausedLink]]) -> tuple[PausedLi
 
 Record = Mapping[str, Any]
 Span = tuple[float, float]
-"""When a step began and ended, in the records' own time."""
+"""Start and end of a step, on the clock of the records."""
 
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """What one direction of a WAN link carried, lost, dropped and marked in one step; emulated bytes, packets.
+    """Traffic of one direction of a WAN link in one step, in emulated bytes and packets.
 
-    Everything between two readings: the last one that was taken before the step began, or as it did, and the first one
-    taken when it had ended. Nothing that crossed during the step is missing; what crossed in `beyond_s` beside it is
-    counted, too. Under the virtual clock that is 0. packets: what came past the queue's end, lost on the fibre or not.
+    It is the difference of two readings: the last one at or before the step's start and the first one after its end.
+    So all traffic of the step is counted, plus that of `beyond_s` outside it, which is 0 under the virtual clock.
+    `packets` counts all that left the queue, whether lost on the fibre or not.
     """
 
     bytes: int
@@ -135,16 +139,16 @@ class StepTraffic:
 
 
 class LinkReadings:
-    """The readings of one direction of a WAN link, as `links.jsonl` has them."""
+    """The readings of one direction of a WAN link, in the format of `links.jsonl`."""
 
     def __init__(self) -> None:
         self._times_s: list[float] = []
         self._records: list[Record] = []
-        self._edges: list[int] = []  # which of them were taken at a step's edge
+        self._edges: list[int] = []  # indices of the records taken at the start or end of a step
         self._edge_times_s: list[float] = []
 
     def add(self, record: Record) -> None:
-        """Note a reading that was taken later than all before."""
+        """Append a reading. Readings must be added in time order."""
         if record.get("edge"):
             self._edges.append(len(self._records))
             self._edge_times_s.append(record["time_s"])
@@ -152,9 +156,9 @@ class LinkReadings:
         self._records.append(record)
 
     def during(self, step: Span) -> StepTraffic:
-        """What crossed in a step."""
+        """Return the traffic of one step."""
         start_s, end_s = step
-        first, last = self._first(start_s), self._last(end_s)
+        first, last = self._index_before(start_s), self._index_after(end_s)
         before, after = self._records[first], self._records[last]
         within = range(bisect_left(self._times_s, start_s), bisect_right(self._times_s, end_s))
         return StepTraffic(
@@ -163,14 +167,14 @@ class LinkReadings:
             beyond_s=max(0.0, start_s - before["time_s"]) + max(0.0, after["time_s"] - end_s),
         )
 
-    def _first(self, start_s: float) -> int:
-        """The last reading that was taken by then; the very first one if none was."""
+    def _index_before(self, start_s: float) -> int:
+        """Return the index of the last reading at or before `start_s`, or of the first reading if there is none."""
         return max(0, bisect_right(self._times_s, start_s) - 1)
 
-    def _last(self, end_s: float) -> int:
-        """The first reading that was begun after that; the very last one if none was.
+    def _index_after(self, end_s: float) -> int:
+        """Return the index of the first reading started after `end_s`, or of the last reading if there is none.
 
-        One that goes by the clock may have been begun before: where there is one of an edge, that is taken.
+        A periodic reading may have been started earlier, so a reading taken at a step's edge is preferred.
         """
         edge = bisect_left(self._edge_times_s, end_s)
         if edge < len(self._edges):
@@ -178,35 +182,35 @@ class LinkReadings:
         return min(len(self._times_s) - 1, bisect_left(self._times_s, end_s))
 
 
-def by_link(records: Iterable[Record]) -> dict[LinkKey, LinkReadings]:
-    """The readings of each direction of a WAN link; records: as `links.jsonl` has them, in its order."""
+def group_by_link(records: Iterable[Record]) -> dict[LinkKey, LinkReadings]:
+    """Group the records of `links.jsonl`, in file order, by direction of a WAN link."""
     found: dict[LinkKey, LinkReadings] = {}
     for record in records:
         found.setdefault(LinkKey.of(record), LinkReadings()).add(record)
     return found
 
 
-def wan_use(
+def summarise_wan_links(
     topology: Topology,
     readings: Mapping[LinkKey, LinkReadings],
     steps: Sequence[Span],
     scale: Scale,
     whole: Collection[int],
 ) -> list[dict[str, Any]]:
-    """Return what steps used of every WAN direction, as `testbed.measure.results.result.LinkUse` has it, in real units.
+    """Return the use of every WAN direction in real units, as fields of `LinkUse`.
 
-    Bytes and utilisation are medians over those steps, by their place, that are `whole`; utilisation is bytes over rate
-    x step time. Drops, losses and marks are sums over all steps.
+    Bytes and utilisation (bytes over rate x step time) are medians over the steps with an index in `whole`. Drops,
+    losses and marks are sums over all steps.
     """
     rows = []
     for link in topology.wan:
         for direction in ("a_to_b", "b_to_a"):
             rate_bps = getattr(link, direction).rate_bps
-            own = readings[LinkKey(link.a, link.b, link.plane, direction)]
-            crossed = [own.during(step) for step in steps]
+            link_readings = readings[LinkKey(link.a, link.b, link.plane, direction)]
+            traffic = [link_readings.during(step) for step in steps]
             shares = [
-                count.bytes * 8 / (rate_bps * (end_s - start_s))
-                for count, (start_s, end_s) in zip(crossed, steps, strict=True)
+                one.bytes * 8 / (rate_bps * (end_s - start_s))
+                for one, (start_s, end_s) in zip(traffic, steps, strict=True)
             ]
             packets = ("drops", "losses", "cut_losses", "marks")
             rows.append(
@@ -217,21 +221,19 @@ def wan_use(
                     "direction": direction,
                     "rate_bps": scale.real_bps(rate_bps),
                     "bytes": round(
-                        scale.real_bytes(statistics.median(crossed[step].bytes for step in whole))
+                        scale.real_bytes(statistics.median(traffic[step].bytes for step in whole))
                     ),
                     "utilisation": statistics.median(shares[step] for step in whole),
-                    "queue_peak_bytes": round(
-                        scale.real_bytes(max(count.queue_peak_bytes for count in crossed))
-                    ),
-                    **{name: sum(getattr(count, name) for count in crossed) for name in packets},
-                    "beyond_s": scale.real_s(max(count.beyond_s for count in crossed)),
+                    "queue_peak_bytes": round(scale.real_bytes(max(one.queue_peak_bytes for one in traffic))),
+                    **{name: sum(getattr(one, name) for one in traffic) for name in packets},
+                    "beyond_s": scale.real_s(max(one.beyond_s for one in traffic)),
                     "steps": [
                         {
-                            "bytes": round(scale.real_bytes(count.bytes)),
+                            "bytes": round(scale.real_bytes(one.bytes)),
                             "utilisation": share,
-                            **{name: getattr(count, name) for name in ("packets", *packets)},
+                            **{name: getattr(one, name) for name in ("packets", *packets)},
                         }
-                        for count, share in zip(crossed, shares, strict=True)
+                        for one, share in zip(traffic, shares, strict=True)
                     ],
                 }
             )
@@ -239,12 +241,12 @@ def wan_use(
 
 
 def link_ends(row: Record) -> tuple[str, str]:
-    """From which building to which a direction of a link goes."""
+    """Return the sending and the receiving building of a link direction."""
     return (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """How evenly something is spread: 1 if all have the same, 1/n if one has all; 1 for nothing.
+    """Return Jain's fairness index: 1 if all shares are equal (or all zero), 1/n if one of n has everything.
 
     Jain, Chiu and Hawe 1984, "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301.
     """
@@ -253,12 +255,12 @@ def jain_index(shares: Sequence[float]) -> float:
 
 
 def plane_balance(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Jain's index of the utilisation of parallel planes, for each pair of buildings that has several, by direction."""
+    """Return Jain's index of the planes' utilisation, for each direction between buildings with several planes."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         groups.setdefault(link_ends(row), []).append(row["utilisation"])
     return [
-        {"from": here, "to": there, "planes": len(shares), "jain_index": jain_index(shares)}
-        for (here, there), shares in groups.items()
+        {"from": source, "to": target, "planes": len(shares), "jain_index": jain_index(shares)}
+        for (source, target), shares in groups.items()
         if len(shares) > 1
     ]

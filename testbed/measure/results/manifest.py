@@ -1,4 +1,4 @@
-"""What `manifest.json` holds: where and with what a run was made, and its fingerprint."""
+"""Typed models of `manifest.json`: where and with what a run was made, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 
 
 class Machine(ResultModel):
-    """The machine, or the guest, that a run was measured on."""
+    """The machine or guest that a run was measured on."""
 
     kernel: str
     machine: str = Field(description="The processor's architecture.")
@@ -34,104 +34,110 @@ class Machine(ResultModel):
 
 
 class ShardEntry(ResultModel):
-    """A shard as it was carried out; of its guest: how long it was up by both clocks, and the memory that it used."""
+    """A shard of the run, with its guest's times and memory if it ran in one."""
 
     variant: str
     first_trial: int
     trials: int
     seed: int
-    virtual_s: float | None = None
-    wall_s: float | None = None
-    memory_bytes: int | None = None
+    virtual_s: float | None = Field(default=None, description="Uptime of the guest by the virtual clock.")
+    wall_s: float | None = Field(default=None, description="Uptime of the guest by the wall clock.")
+    memory_bytes: int | None = Field(default=None, description="Memory that the guest used.")
 
 
 class ClockRecord(ResultModel):
-    """By which clock, and what carried it; what follows cpu_time is there where a run had several networks."""
+    """The clock of the run. The fields after `cpu_time` are set if the run was split into shards."""
 
     kind: Literal["real", "virtual"]
-    cpu_time: str = Field(description="free or counted under the virtual clock; real.")
-    kernel: str | None = Field(default=None, description="The guests'.")
-    memory_bytes: int | None = Field(default=None, description="That each guest might use.")
-    jobs: int | None = Field(default=None, description="Guests at once.")
+    cpu_time: str = Field(
+        description="How CPU time is accounted: free or counted (virtual clock), real (real clock)."
+    )
+    kernel: str | None = Field(default=None, description="Kernel version of the guests.")
+    memory_bytes: int | None = Field(default=None, description="Memory limit of each guest.")
+    jobs: int | None = Field(default=None, description="Guests run in parallel.")
     wall_s: float | None = None
-    expected_wall_s: float | None = Field(default=None, description="Said before the run began.")
+    expected_wall_s: float | None = Field(default=None, description="Estimate made before the run.")
     expected_memory_bytes: int | None = Field(
-        default=None, description="Said likewise, of the largest guest."
+        default=None, description="Estimate made before the run, for the largest guest."
     )
     parts: tuple[ShardEntry, ...] | None = Field(default=None, description="The run's shards.")
 
 
 class Manifest(ResultModel):
-    """Where and with what a run was made, as its `manifest.json` has it; figures are emulated, as they were set up."""
+    """Where and with what a run was made. Figures are emulated, as they were configured."""
 
     schema_version: Literal[1] = Field(alias="schema")
     testbed_version: str
-    created: str = Field(description="When, as ISO 8601 has it.")
-    command: tuple[str, ...] = Field(description="Which made the run, word by word.")
+    created: str = Field(description="Date and time in ISO 8601.")
+    command: tuple[str, ...] = Field(description="The command line that made the run, by argument.")
     host: Machine
     versions: dict[str, str | None] = Field(
-        description="Of Python, libraries and programs; null where there is none."
+        description="Versions of Python, libraries and programs; null if not installed."
     )
-    sysctls: dict[str, str] = Field(description="The kernel's settings that a step may depend on.")
-    seed: int = Field(description="The scenario's.")
+    sysctls: dict[str, str] = Field(description="Kernel settings that may affect a step.")
+    seed: int = Field(description="The scenario's seed.")
     clock: ClockRecord
     scale: ScaleRecord
-    link_engine: str = Field(description="What carried the WAN links.")
-    datapath: str = Field(description="Open vSwitch's.")
+    link_engine: str = Field(description="The engine that emulated the WAN links.")
+    datapath: str = Field(description="The datapath of Open vSwitch.")
     ranks_per_process: int = Field(
-        default=1, description="That one process carried, each in a thread: by the virtual clock no matter."
+        default=1, description="Rank threads per process. Under the virtual clock it does not affect results."
     )
-    congestion_control: tuple[str, ...] = Field(description="That sockets had.")
-    sockets: tuple[Entry, ...] = Field(description="Options of ranks' sockets, as read back.")
-    bootstrap: Entry = Field(description="How ranks found each other, and what it took.")
+    congestion_control: tuple[str, ...] = Field(description="TCP congestion control of the ranks' sockets.")
+    sockets: tuple[Entry, ...] = Field(description="Options of the ranks' sockets, as read back.")
+    bootstrap: Entry = Field(description="How ranks found each other, and the time and traffic it took.")
     fabric: Entry = Field(
-        description="Buildings, hosts with their ranks, and WAN links, as read back; whether losses and jitter come "
-        "from the seed (`seeded`: not so with netem before Linux 6.6)."
+        description="Buildings, hosts with their ranks, and WAN links, as read back. `seeded` says whether losses and "
+        "jitter are drawn from the seed (not so with netem before Linux 6.6)."
     )
-    fabrics: dict[str, Entry] = Field(default={}, description="By variant, where a variant has another one.")
-    calibration: dict[str, str] = Field(description="Of the model: with what it was fitted, and when.")
-    policy: Entry = Field(description="The transport policy in force, as the controller had it.")
-    control: dict[str, Entry] = Field(description="By variant, how long switches and controller take.")
-    captures: tuple[Entry, ...] = Field(description="Files of frames that were captured.")
-    background_traffic: tuple[Entry, ...] = Field(description="What each of its flows has received.")
-    tunnels: tuple[Entry, ...] = Field(description="Between machines.")
-    origin_epoch_s: float = Field(description="The records' time 0, in seconds since 1970.")
+    fabrics: dict[str, Entry] = Field(
+        default={}, description="By variant, for variants on a different fabric."
+    )
+    calibration: dict[str, str] = Field(description="What the model's calibration was fitted with, and when.")
+    policy: Entry = Field(description="The transport policy in force, as reported by the controller.")
+    control: dict[str, Entry] = Field(description="Control-plane delays, by variant.")
+    captures: tuple[Entry, ...] = Field(description="Packet capture files.")
+    background_traffic: tuple[Entry, ...] = Field(description="What each background flow received.")
+    tunnels: tuple[Entry, ...] = Field(description="Tunnels between machines.")
+    origin_epoch_s: float = Field(description="Time 0 of all records, in seconds since 1970.")
     fingerprint: RunFingerprint | None = Field(
-        default=None, description="Hashes of the samples and of all that may change them; null in older runs."
+        default=None,
+        description="Hashes of the samples and of everything that may change them; null in older runs.",
     )
 
     @classmethod
     def open(cls, folder: Path) -> Manifest:
-        """Of a run's folder. BadResult."""
+        """Read the manifest of a run directory, or raise BadResult."""
         return read_model(folder / MANIFEST, cls)
 
 
 PACKAGE = Path(__file__).parents[2]
 SHORT_DIGITS = 12
-PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 _NO_CODE = {"__pycache__", "shipped"}
 
 
 class RunFingerprint(ResultModel):
-    """Hashes of a run's samples and of all that may change them.
+    """Hashes of a run's samples and of everything that may change them.
 
-    By the virtual clock equal inputs give equal samples.
+    Under the virtual clock, equal inputs give equal samples.
     """
 
     samples: str = Field(description="SHA-256 of `samples.jsonl`.")
     inputs_hash: str = Field(description="SHA-256 of `inputs`.")
     inputs: dict[str, str] = Field(
-        description="All that may change the samples, by name: versions, or the beginnings of SHA-256 sums of what is "
-        "long, such as the scenario with every default, files named in it, the testbed's code and the guest's kernel."
+        description="Everything that may change the samples, by name. Versions are given in full. The scenario with "
+        "its defaults, the files it names, the testbed's code and the guest's kernel are given as the first digits of "
+        "their SHA-256."
     )
 
     @property
-    def words(self) -> str:
-        """Return what identifies the samples and the inputs on one line of a terminal."""
+    def label(self) -> str:
+        """The beginnings of both hashes, on one line for a terminal."""
         return f"samples {self.samples[:SHORT_DIGITS]}, inputs {self.inputs_hash[:SHORT_DIGITS]}"
 
 
-def fingerprint_of(
+def compute_fingerprint(
     samples: Path,
     scenario: Scenario,
     scale: Scale,
@@ -141,22 +147,22 @@ def fingerprint_of(
     datapath: str,
     versions: Mapping[str, str | None],
 ) -> RunFingerprint:
-    """Return the fingerprint of a run whose samples are written.
+    """Return the fingerprint of a run.
 
     Args:
-        samples: Its `samples.jsonl`.
-        scenario: As it was asked for; paths in it count by what the files hold, not by where they are.
-        scale: In force, whatever the scenario leaves open.
-        clock: Kind and accounting of computing, such as "virtual, free".
-        kernel: Version and, under the virtual clock, hash of the guest's.
-        link_engine: What carried the WAN links.
-        datapath: Open vSwitch's.
-        versions: Of Python, libraries and programs, None for those that are not there.
+        samples: The run's `samples.jsonl`, already written.
+        scenario: The scenario as requested. Files named in it count by content, not by path.
+        scale: The scale in force, which the scenario may leave open.
+        clock: Kind of clock and accounting of CPU time, such as "virtual, free".
+        kernel: The kernel's version and, under the virtual clock, the hash of the guest's image.
+        link_engine: The engine that emulated the WAN links.
+        datapath: The datapath of Open vSwitch.
+        versions: Versions of Python, libraries and programs; None for those not installed.
     """
     document = yaml.safe_load(scenario.to_yaml())
     document["scale"] = vars(scale)
     files: dict[str, str] = {}
-    text = json.dumps(_without_places(document, files), sort_keys=True)
+    text = json.dumps(_strip_paths(document, files), sort_keys=True)
     inputs = {
         "scenario": _short(text.encode()),
         **({"files": _short(json.dumps(files, sort_keys=True).encode())} if files else {}),
@@ -178,19 +184,19 @@ def fingerprint_of(
 
 
 def file_hash(file: Path) -> str:
-    """Return the SHA-256 of a file. OSError."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
     with file.open("rb") as opened:
-        while piece := opened.read(PIECE_BYTES):
-            found.update(piece)
-    return found.hexdigest()
+        while chunk := opened.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @functools.cache
 def code_hash() -> str:
-    """Return the beginning of the SHA-256 of the package's files, the same for a checkout and an installed wheel.
+    """Return the first digits of the SHA-256 of the package's code, the same for a checkout and an installed wheel.
 
-    Topologies and scenarios, which a wheel has in the package, are no code.
+    Topologies and scenarios, which a wheel has inside the package, do not count as code.
     """
     found = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*")):
@@ -201,25 +207,26 @@ def code_hash() -> str:
     return found.hexdigest()[:SHORT_DIGITS]
 
 
-def _without_places(value: Any, files: dict[str, str]) -> Any:
-    """Replace whole paths by their last parts, and note the hash of each file, also of FILE.py:NAME."""
+def _strip_paths(value: Any, files: dict[str, str]) -> Any:
+    """Replace absolute paths (also in FILE.py:NAME) by their last component, and add each file's hash to `files`."""
     if isinstance(value, Mapping):
-        return {key: _without_places(inner, files) for key, inner in value.items()}
+        return {key: _strip_paths(inner, files) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_places(inner, files) for inner in value]
+        return [_strip_paths(inner, files) for inner in value]
     if not isinstance(value, str) or not value.startswith("/"):
         return value
-    place, colon, name = value.partition(":")
-    for file in _files_at(Path(place)):
-        files[str(file.relative_to(Path(place).parent))] = file_hash(file)
-    return f"{Path(place).name}{colon}{name}"
+    text, colon, name = value.partition(":")
+    path = Path(text)
+    for file in _files_at(path):
+        files[str(file.relative_to(path.parent))] = file_hash(file)
+    return f"{path.name}{colon}{name}"
 
 
-def _files_at(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
-    elif place.is_dir():
-        yield from (file for file in sorted(place.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+def _files_at(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".pyc")
 
 
 def _short(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A run in a notebook: table of variants, figures, pandas frames."""
+"""Views of a run for notebooks: a table of variants, SVG figures, pandas frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADINGS = (
 
 
 def result_html(result: Any) -> str:
-    """Of a `Result`, which imports this: the worst verdict first, then all variants."""
+    """Return a `Result` as HTML: the overall verdict, then a table of all variants."""
     after = [f"{variant.name} is limited by {variant.limited_by}." for variant in result.variants]
     for variant in result.variants:
         after += [f"{variant.name}, {entry.name}: {entry.sentence}" for entry in variant.verdict.failed]
@@ -56,7 +56,7 @@ def _row(variant: Any) -> list[str]:
 
 
 def _drawing(result: Any) -> str:
-    """Empty where the folder is elsewhere: what a notebook shows must not fail."""
+    """Return the step times as an image; empty if the run's files are elsewhere, as a notebook view must not fail."""
     try:
         return html_image(result.figure("step_times").svg, "every measured step of each variant")
     except TestbedError:
@@ -65,7 +65,7 @@ def _drawing(result: Any) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing as the text of an SVG document, which notebooks show by themselves."""
+    """A figure as an SVG document, which notebooks display."""
 
     name: str
     svg: str
@@ -74,58 +74,58 @@ class Figure:
         return self.svg
 
     def save(self, path: str | Path) -> Path:
-        """Write the SVG document; returns where it is."""
+        """Write the SVG document and return its path."""
         Path(path).write_text(self.svg, encoding="utf-8")
         return Path(path)
 
 
-# What the columns of each table hold, in their order; times in seconds, all in real units.
+# The columns of each frame, in order and in real units; times in seconds.
 STEPS = {
-    "variant": "by its name",
-    "algorithm": "of its collectives",
-    "policy": "in force",
-    "verdict": "of the variant: trusted, caution, untrusted",
-    "trial": "which of the variant's, from 0",
-    "step_time_s": "until the last rank had ended",
-    "committed": "part of a whole step's work that it committed: below 1 where replicas were missing",
+    "variant": "name of the variant",
+    "algorithm": "algorithm of its collectives",
+    "policy": "transport policy in force",
+    "verdict": "verdict on the variant: trusted, caution or untrusted",
+    "trial": "number of the trial within the variant, from 0",
+    "step_time_s": "step time, until the last rank finished",
+    "committed": "share of a whole step's work that was committed: below 1 if replicas were missing",
 }
 OPERATIONS = {
-    "variant": "by its name",
-    "trial": "which of the variant's, from 0",
-    "step": "which of the run's, from 0; warm-ups count, and are left out",
-    "rank": "who",
-    "operation": "what: a collective, `send`, `recv`, `compute`, `step` for the whole",
-    "name": "of the operation in its workload",
-    "start_s": "since the run's origin",
-    "end_s": "the same",
-    "size_bytes": "of its array or message",
-    "message": "of both ends of a message the same, from>to/tag; else empty",
-    "stream": "on which a rank's operations come one after the other; empty where there is one",
+    "variant": "name of the variant",
+    "trial": "number of the trial within the variant, from 0",
+    "step": "number of the step within the run, from 0; warm-up steps are counted but not listed",
+    "rank": "rank of the process",
+    "operation": "kind: a collective, `send`, `recv`, `compute`, or `step` for the whole step",
+    "name": "name of the operation in the workload",
+    "start_s": "start, since the run's origin",
+    "end_s": "end, since the run's origin",
+    "size_bytes": "size of the array or message",
+    "message": "from>to/tag, the same at both ends of a message; else empty",
+    "stream": "stream on which a rank's operations run in order; empty if there is only one",
 }
 READINGS = {
-    "time_s": "since the run's origin",
-    "source": "the building that sends in this direction",
-    "target": "the building that receives",
-    "plane": "which of the links between the two, from 0",
-    "bytes": "on the wire since the run began, headers included",
-    "packets": "since the run began",
-    "drops": "packets that its queue has dropped since the run began",
-    "losses": "packets that its fibre has lost at random since the run began",
-    "cut_losses": "packets lost since the run began as the link was cut",
-    "marks": "packets marked by ECN since the run began",
-    "queue_bytes": "that waited then",
-    "edge": "`start` or `end` where the reading was taken at a measured step's; else empty",
+    "time_s": "time of the reading, since the run's origin",
+    "source": "sending building",
+    "target": "receiving building",
+    "plane": "which of the parallel links between the two, from 0",
+    "bytes": "bytes on the wire since the run began, headers included",
+    "packets": "packets since the run began",
+    "drops": "packets dropped by the full queue since the run began",
+    "losses": "packets lost at random on the fibre since the run began",
+    "cut_losses": "packets lost to link cuts since the run began",
+    "marks": "packets marked with ECN since the run began",
+    "queue_bytes": "queue length at that time",
+    "edge": "`start` or `end` for a reading at the edge of a measured step; else empty",
 }
 
 
 def operations_frame(folder: Path, scale: Scale) -> pandas.DataFrame:
-    """A row per operation of a rank: columns OPERATIONS. BadResult."""
-    return frame(read_samples(folder / SAMPLES, scale), OPERATIONS)
+    """Return the run's operations as a frame with the columns OPERATIONS, or raise BadResult."""
+    return make_frame(read_samples(folder / SAMPLES, scale), OPERATIONS)
 
 
 def links_frame(folder: Path, scale: Scale) -> pandas.DataFrame:
-    """A row per reading of one direction of a WAN link: columns READINGS. BadResult."""
-    return frame([_reading(one) for one in read_links(folder / LINKS, scale)], READINGS)
+    """Return the run's link readings as a frame with the columns READINGS, or raise BadResult."""
+    return make_frame([_reading(one) for one in read_links(folder / LINKS, scale)], READINGS)
 
 
 def _reading(one: LinkReading) -> tuple[object, ...]:
@@ -134,8 +134,8 @@ def _reading(one: LinkReading) -> tuple[object, ...]:
     return one.time_s, link.source, link.target, link.plane, *counted
 
 
-def frame(rows: Sequence[tuple[object, ...]], columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Of rows with these columns, by name and meaning."""
+def make_frame(rows: Sequence[tuple[object, ...]], columns: Mapping[str, str]) -> pandas.DataFrame:
+    """Return a frame of the rows; `columns` maps each column's name to its meaning."""
     import pandas  # noqa: PLC0415
 
     return pandas.DataFrame.from_records(rows, columns=list(columns))

@@ -1,7 +1,6 @@
-"""The records along a run, from its files, in real units: ranks' operations, links' counters, events.
+"""Readers of a run's JSON-lines files, in real units: operations, link counters, sockets, events.
 
-A run is measured on a scale model (see `Scale`): the files hold emulated figures, a reader wants the real ones. The
-translation happens here, once.
+A run is measured on a scale model (see `Scale`), and its files hold emulated figures. They are converted here, once.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ Record = TypeVar("Record")
 Model = TypeVar("Model", bound=ResultModel)
 SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
 COUNTERS = ("bytes", "packets", "drops", "losses", "cut_losses", "marks")
-"""What each line of `links.jsonl` counts from the run's begin on."""
+"""The counters in each line of `links.jsonl`, cumulative from the start of the run."""
 
 
 class Sample(NamedTuple):
-    """One operation of one rank, as `samples.jsonl` has it. Times in seconds since the run's origin.
+    """One operation of one rank, from `samples.jsonl`. Times are in seconds since the run's origin.
 
-    message: of both ends of a message the same, such as "3>4/17": from rank to rank, and its tag. stream: on which the
-    operations of a rank come one after the other, where its plan has such.
+    `message` is the same at both ends of a message, such as "3>4/17": sender, receiver and tag. `stream` is the stream
+    on which a rank's operations run in order, if its plan has streams.
     """
 
     variant: str
@@ -47,7 +46,7 @@ class Sample(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """How long the operation took, in seconds."""
+        """Duration of the operation in seconds."""
         return self.end_s - self.start_s
 
 
@@ -72,14 +71,14 @@ class LinkKey:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LinkKey:
-        """The key of a record that has `a`, `b`, `plane` and `direction`."""
+        """Return the key of a record with the fields `a`, `b`, `plane` and `direction`."""
         return cls(str(record["a"]), str(record["b"]), int(record["plane"]), str(record["direction"]))
 
 
 def hosts_by_building(fabric: JsonObject) -> dict[str, list[JsonObject]]:
-    """Return the hosts of each building, in the topology's order; a transit site has none.
+    """Return the hosts of each building, in topology order; a transit site has none.
 
-    fabric: as a manifest has it; older ones list hosts alone, and have no transit sites.
+    `fabric` is the manifest's entry. Older manifests list only hosts, and have no transit sites.
     """
     found: dict[str, list[JsonObject]] = {name: [] for name in fabric.get("buildings", ())}
     for host in fabric["hosts"]:
@@ -88,11 +87,12 @@ def hosts_by_building(fabric: JsonObject) -> dict[str, list[JsonObject]]:
 
 
 class LinkReading(NamedTuple):
-    """What one direction of a WAN link had carried by a time, and what waited there, as `links.jsonl` has it.
+    """Counters of one direction of a WAN link at one time, from `links.jsonl`.
 
-    time_s: seconds since the run's origin. bytes, as on the wire, and packets count from the run's begin: those past
-    the queue, and those that it dropped, that the fibre lost at random, that a cut of the link lost, that were marked.
-    queue_bytes: the queue as it was then. edge: "start" or "end" where it was read at a measured step's, else empty.
+    Counters are cumulative from the start of the run. `bytes` (on the wire) and `packets` count what left the queue.
+    `drops` are those of the full queue, `losses` random ones on the fibre, `cut_losses` those of a cut link, `marks`
+    ECN marks. `queue_bytes` is the queue length at `time_s`, in seconds since the run's origin. `edge` is "start" or
+    "end" for a reading at the edge of a measured step, else empty.
     """
 
     time_s: float
@@ -108,10 +108,10 @@ class LinkReading(NamedTuple):
 
 
 class SocketReading(NamedTuple):
-    """What TCP had for one connection of a rank at a time, as `sockets.jsonl` has it.
+    """TCP state of one connection of a rank at one time, from `sockets.jsonl`.
 
-    time_s: real seconds since the run's origin. window_segments: the congestion window, of the scale model's segments;
-    retransmits: segments, in all of the variant's trials until then.
+    `time_s` is in real seconds since the run's origin. `window_segments` is the congestion window in segments of the
+    scale model. `retransmits` counts segments, cumulative over the variant's trials.
     """
 
     time_s: float
@@ -123,8 +123,8 @@ class SocketReading(NamedTuple):
     retransmits: int
 
 
-def sample_of(record: JsonObject, scale: Scale) -> Sample:
-    """A line of `samples.jsonl`, or of a rank's own file, in real units."""
+def parse_sample(record: JsonObject, scale: Scale) -> Sample:
+    """Convert a line of `samples.jsonl`, or of a rank's own file, to real units."""
     return Sample(
         variant=str(record["variant"]),
         trial=int(record["trial"]),
@@ -141,12 +141,12 @@ def sample_of(record: JsonObject, scale: Scale) -> Sample:
 
 
 def read_samples(path: Path, scale: Scale) -> list[Sample]:
-    """The samples of `samples.jsonl`, times and sizes in real units, in the file's order. BadResult."""
-    return _read(path, lambda record: sample_of(record, scale), "a sample")
+    """Read `samples.jsonl`, in real units and in file order, or raise BadResult."""
+    return _read(path, lambda record: parse_sample(record, scale), "a sample")
 
 
 def read_links(path: Path, scale: Scale) -> list[LinkReading]:
-    """The readings of `links.jsonl`, times and sizes in real units, in the file's order. BadResult."""
+    """Read `links.jsonl`, in real units and in file order, or raise BadResult."""
 
     def reading(record: JsonObject) -> LinkReading:
         return LinkReading(
@@ -166,7 +166,7 @@ def read_links(path: Path, scale: Scale) -> list[LinkReading]:
 
 
 def read_sockets(path: Path, scale: Scale) -> list[SocketReading]:
-    """The readings of `sockets.jsonl`, times in real seconds, in the file's order; none without the file. BadResult."""
+    """Read `sockets.jsonl`, in real seconds and in file order, or raise BadResult; empty if there is no such file."""
 
     def reading(record: JsonObject) -> SocketReading:
         return SocketReading(
@@ -183,7 +183,7 @@ def read_sockets(path: Path, scale: Scale) -> list[SocketReading]:
 
 
 def read_events(path: Path, scale: Scale) -> list[JsonObject]:
-    """The scenario's events as they came, in their order; `time_s` in real seconds of the run, None if never."""
+    """Read the scenario's events in file order; `time_s` is in real seconds, or None if the event never took place."""
 
     def event(record: JsonObject) -> JsonObject:
         time_s = record["time_s"]
@@ -193,7 +193,6 @@ def read_events(path: Path, scale: Scale) -> list[JsonObject]:
 
 
 def _read(path: Path, make: Callable[[JsonObject], Record], what: str) -> list[Record]:
-    """One of each line of a file."""
     found = []
     for number, record in _read_lines(path):
         try:
@@ -214,7 +213,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
 
 
 def read_json(path: Path) -> JsonObject:
-    """The object that a file holds. BadResult."""
+    """Return the JSON object in a file, or raise BadResult."""
     try:
         content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -225,7 +224,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """What a file of one thing holds. BadResult, which names the first field that is wrong."""
+    """Read a JSON file as a model, or raise BadResult naming the first wrong field."""
     text = read_text(path)
     try:
         return model.model_validate(json.loads(text))
@@ -237,7 +236,7 @@ def read_model(path: Path, model: type[Model]) -> Model:
 
 
 def read_text(path: Path) -> str:
-    """What a file holds. BadResult."""
+    """Return the text of a file, or raise BadResult."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Write docs/reference/results.md: `python -m testbed.measure.results.reference_docs > docs/reference/results.md`."""
+"""Generator of docs/reference/results.md: `python -m testbed.measure.results.reference_docs > ...`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.measure.results.result import Result
 
 HEAD = """# Results
 
-A run's folder holds `summary.json`: the figures and the verdicts. From Python:
+The files of a run directory and their fields. `summary.json` has the figures and the verdicts. From Python:
 
     from pathlib import Path
     from testbed.measure.results.result import Result
@@ -24,55 +24,64 @@ A run's folder holds `summary.json`: the figures and the verdicts. From Python:
     for variant in result.variants:
         print(variant.name, variant.step_time_s.median, variant.verdict.status)
 
-`testbed schema result` prints its JSON Schema. Times are real seconds, sizes real bytes, rates real bits per second,
-whatever the scale. A file that holds something else is refused, with file, field and value.
+`testbed schema result` prints its JSON Schema. All figures are in real units (seconds, bytes, bits per second),
+whatever the scale. A file that does not match is refused; the error names the file, the field and the value.
 
-Beside it: `scenario.yaml`, fully expanded; [`manifest.json`](#manifest), where and with what it was made, which
-`testbed.measure.results.manifest.Manifest.open(folder)` reads; `samples.jsonl`, each rank's every operation;
-`links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run (of links also at the edges of
-steps: [what links carried](../explanation/fidelity.md#what-links-carried)); `trace.json` for Perfetto.
+The other files:
 
-As pandas frames: `result.steps()`, `result.operations()`, `result.links()`; their columns are at the end of this page.
-Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `parquet`):
+| file | content |
+|---|---|
+| `scenario.yaml` | the scenario, fully expanded |
+| [`manifest.json`](#manifest) | where and with what the run was made |
+| `samples.jsonl` | every operation of every rank |
+| `links.jsonl` | link counters over time and [at the edges of steps](../explanation/fidelity.md#what-links-carried) |
+| `sockets.jsonl`, `controller.jsonl`, `rules.jsonl` | readings of connections, controller and flow rules over time |
+| `trace.json` | a trace for Perfetto |
+
+`testbed.measure.results.manifest.Manifest.open(folder)` reads the manifest.
+
+`result.steps()`, `result.operations()` and `result.links()` return pandas frames; their columns are at the end of this
+page. pandas writes frames as CSV, and as Parquet if pyarrow is installed (the extra `parquet`):
 `result.operations().to_parquet("operations.parquet")`.
 
-    testbed compare RUN RUN     # step times, verdicts, and what was different: scenario, versions, kernel, calibration
-    testbed reproduce RUN       # once more, by its clock and scale; exit status 4 where that does not agree
-    testbed report RUN          # its page, rendered once more
+    testbed compare RUN RUN     # step times, verdicts, and differences in scenario, versions, kernel, calibration
+    testbed reproduce RUN       # run it again with its clock and scale; exit status 4 if the results disagree
+    testbed report RUN          # render its report again
 
 `compare` and `reproduce` also say whether the samples are identical to the last byte. If not, they name the inputs that
-differ, by the manifest's `fingerprint`: a hash of `samples.jsonl`, and hashes or versions of all that may change it. By
-the virtual clock equal inputs give equal samples ([repeatability](../explanation/virtual-clock.md#repeatability)).
-`run` prints the beginnings of both hashes, so two people can compare runs over the phone.
+differ. They compare the manifest's `fingerprint`: a hash of `samples.jsonl`, and hashes or versions of everything that
+may change it. Under the virtual clock, equal inputs give equal samples
+([repeatability](../explanation/virtual-clock.md#repeatability)). `run` prints the beginnings of both hashes, so two
+people can compare runs over the phone.
 """
 
 FRAMES = (
-    ("steps", "A row per measured step.", STEPS),
-    ("operations", "A row per operation of a rank in a measured step.", OPERATIONS),
-    ("links", "A row per reading of one direction of a WAN link, along the run.", READINGS),
+    ("steps", "One row per measured step.", STEPS),
+    ("operations", "One row per operation of a rank in a measured step.", OPERATIONS),
+    ("links", "One row per reading of one direction of a WAN link.", READINGS),
 )
 
 
-def page() -> str:
-    """In Markdown."""
+def render_page() -> str:
+    """Return the whole page in Markdown."""
     sections = [HEAD]
-    for model in dict.fromkeys((*models(Result), *models(Manifest))):
+    for model in dict.fromkeys((*collect_models(Result), *collect_models(Manifest))):
         rows = [_row(name, field) for name, field in model.model_fields.items()]
-        words = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
+        text = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
         table = "\n".join(("| field | type | |", "|---|---|---|", *rows))
-        sections.append(f"## {model.__name__}\n\n{words}\n\n{table}\n")
+        sections.append(f"## {model.__name__}\n\n{text}\n\n{table}\n")
     sections += [_columns(*frame) for frame in FRAMES]
     return "\n".join(sections)
 
 
-def _columns(method: str, words: str, columns: Mapping[str, str]) -> str:
+def _columns(method: str, text: str, columns: Mapping[str, str]) -> str:
     rows = (f"| `{name}` | {meaning} |" for name, meaning in columns.items())
     table = "\n".join(("| column | |", "|---|---|", *rows))
-    return f"## Result.{method}()\n\n{words}\n\n{table}\n"
+    return f"## Result.{method}()\n\n{text}\n\n{table}\n"
 
 
-def models(root: type[BaseModel]) -> list[type[BaseModel]]:
-    """A model and all that it is made of, each before what it holds."""
+def collect_models(root: type[BaseModel]) -> list[type[BaseModel]]:
+    """Return a model and all models nested in it, outer models first."""
     found = [root]
     for model in found:
         for field in model.model_fields.values():
@@ -90,7 +99,7 @@ def _row(name: str, field: FieldInfo) -> str:
     return f"| `{field.alias or name}` | {_type(field.annotation)} | {field.description or ''} |"
 
 
-_WORDS: dict[Any, str] = {
+_TYPE_NAMES: dict[Any, str] = {
     int: "whole number",
     float: "number",
     str: "text",
@@ -100,9 +109,9 @@ _WORDS: dict[Any, str] = {
 
 
 def _type(annotation: Any) -> str:
-    """A field's type, in words."""
-    if annotation in _WORDS:
-        return _WORDS[annotation]
+    """Describe a field's type in words."""
+    if annotation in _TYPE_NAMES:
+        return _TYPE_NAMES[annotation]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     parts = get_args(annotation)
@@ -117,4 +126,4 @@ def _type(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(render_page(), end="")

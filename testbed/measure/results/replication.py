@@ -1,4 +1,4 @@
-"""Replicas that came and went: what `summary.json` says of them, and how it is computed."""
+"""Elastic replicas in `summary.json`: losses, commits, time to recover, and how they are computed."""
 
 from __future__ import annotations
 
@@ -14,60 +14,62 @@ from testbed.spec.scale import Scale
 
 
 class ReplicaLoss(ResultModel):
-    """A replica that was lost. Seconds; time_s from the first measured step's start, all others from the loss on."""
+    """A lost replica. Times are in seconds, and count from the loss unless stated otherwise."""
 
-    time_s: float
+    time_s: float = Field(description="Time of the loss, from the start of the first measured step.")
     replica: int
-    rank: int = Field(description="Of whose loss it was.")
+    rank: int = Field(description="The rank that caused the loss.")
     why: str
     detected_s: float | None = Field(
-        description="From the event until the coordinator knew; None without one."
+        description="From the event until the coordinator detected the loss; null if no event caused it."
     )
     stall_s: float = Field(
-        description="The longest time without a commit until all were back, beyond a period."
+        description="Longest time between commits until all replicas were back, minus one period."
     )
-    steps_lost: int = Field(description="Committed ones, since the checkpoint that all went back to.")
-    returned_s: float | None
-    catch_up_s: float | None = Field(description="How long the state was on its way.")
-    catch_up_bytes: int
+    steps_lost: int = Field(
+        description="Committed steps since the checkpoint that all replicas restarted from."
+    )
+    returned_s: float | None = Field(description="Until the replica returned.")
+    catch_up_s: float | None = Field(description="Duration of the state transfer.")
+    catch_up_bytes: int = Field(description="Bytes of the state transfer.")
     full_s: float | None = Field(description="Until all replicas were members again.")
 
 
 class Commit(ResultModel):
-    """A step that all members had: when, from the first measured step's start, and how many replicas they were."""
+    """A step that was committed by all members."""
 
-    time_s: float
+    time_s: float = Field(description="From the start of the first measured step.")
     trial: int
-    replicas: int
+    replicas: int = Field(description="Number of member replicas.")
     share: float | None = Field(
         default=None,
-        description="Of a whole step's sequences, those of these replicas; None in runs of earlier versions: alike.",
+        description="The members' share of a whole step's sequences; null in runs of earlier versions, where all "
+        "replicas have the same share.",
     )
 
 
 class Replication(ResultModel):
-    """Replicas that came and went in a variant, seconds.
-
-    effective: of the time from the first measured step's start to the last commit, the share that steps would have
-    taken with nobody lost, each by the share of its sequences that the replicas in it had.
-    """
+    """Elastic replicas of a variant. Times are in seconds."""
 
     replicas: int
     mode: Literal["ftar", "restart"]
     catch_up: Literal["blocking", "non_blocking"] | None
-    period_s: float = Field(description="From commit to commit with nobody lost, median.")
-    elapsed_s: float
-    effective: float
+    period_s: float = Field(description="Median time between commits while no replica was missing.")
+    elapsed_s: float = Field(description="From the start of the first measured step to the last commit.")
+    effective: float = Field(
+        description="Share of `elapsed_s` that the committed work would have taken without losses; each step counts "
+        "by the share of its sequences that was trained."
+    )
     steps_lost: int
     catch_up_bytes: int
     losses: tuple[ReplicaLoss, ...]
     commits: tuple[Commit, ...]
 
     @property
-    def standing_shares(self) -> dict[int, float]:
-        """The share of a whole step that each trial's last commit has, by trial.
+    def committed_shares(self) -> dict[int, float]:
+        """The share of a whole step's work that the last commit of each trial has, by trial without warm-ups.
 
-        Earlier commits of a trial were lost with a checkpoint; warm-up steps are left out.
+        Earlier commits of the same trial were undone by a restart from a checkpoint.
         """
         return {
             commit.trial: commit.replicas / self.replicas if commit.share is None else commit.share
@@ -91,22 +93,27 @@ def replication_summary(
     warmup: int,
     microbatches: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Of one variant. records: the coordinator's; steps: ranks' records of whole steps; events: as they came.
+    """Return the fields of `Replication` for one variant.
 
-    microbatches: of each replica in a step, where they are not alike.
-    All times are emulated ones of one clock. A period is from one commit to the next, with nobody lost and nobody
-    returning: what a step takes, and its beginning.
+    All times in the arguments are emulated and of one clock. A period is the time from one commit to the next with no
+    replica lost or returning: a step plus its preparation.
+
+    Args:
+        records: The coordinator's records.
+        steps: The ranks' records of whole steps.
+        events: The scenario's events, as they took place.
+        microbatches: Microbatches of each replica in a step; empty if all have the same number.
     """
     commits = [record for record in records if record["event"] == "committed"]
     period_s = _period_s(commits, replicas)
-    begin_s = begun_s(records, warmup)
+    begin_s = first_step_start_s(records, warmup)
     end_s = commits[-1]["time_s"]
-    standing = {record["step"]: record for record in commits}
-    measured = [record for number, record in sorted(standing.items()) if number >= warmup]
-    each = microbatches or (1,) * replicas
+    last_commits = {record["step"]: record for record in commits}
+    measured = [record for number, record in sorted(last_commits.items()) if number >= warmup]
+    weights = microbatches or (1,) * replicas
 
     def share(record: Record) -> float:
-        return float(sum(each[member] for member in record["members"]) / sum(each))
+        return float(sum(weights[member] for member in record["members"]) / sum(weights))
 
     useful_s = sum(share(record) * period_s for record in measured)
     losses = [
@@ -137,8 +144,8 @@ def replication_summary(
     }
 
 
-def begun_s(records: Sequence[Record], warmup: int) -> float:
-    """When the first measured step began, for the first time."""
+def first_step_start_s(records: Sequence[Record], warmup: int) -> float:
+    """Return when the first measured step started for the first time."""
     return float(
         next(
             record["start_s"] for record in records if record["event"] == "start" and record["step"] == warmup
@@ -147,15 +154,15 @@ def begun_s(records: Sequence[Record], warmup: int) -> float:
 
 
 def _period_s(commits: Sequence[Record], replicas: int) -> float:
-    """Of steps in a row that all took part in, in one epoch; of all, where there is nothing of that kind."""
+    """Return the median time between consecutive commits of all replicas in one epoch; else of any two in a row."""
     pairs = [(one, other) for one, other in pairwise(commits) if other["step"] == one["step"] + 1]
-    calm = [
+    undisturbed = [
         other["time_s"] - one["time_s"]
         for one, other in pairs
         if one["epoch"] == other["epoch"] and len(other["members"]) == replicas
     ]
     every = [other["time_s"] - one["time_s"] for one, other in pairs]
-    return float(statistics.median(calm or every or [0.0]))
+    return float(statistics.median(undisturbed or every or [0.0]))
 
 
 def _loss(
@@ -169,17 +176,17 @@ def _loss(
     replicas: int,
     begin_s: float,
 ) -> dict[str, Any]:
-    """One replica that was lost, until all are members again, or the end."""
+    """Return the fields of `ReplicaLoss`: one loss, until all replicas are members again or the run ends."""
     lost_s, number = lost["time_s"], lost["replica"]
 
-    def first(event: str, **what: object) -> Record | None:
+    def first(event: str, **fields: object) -> Record | None:
         return next(
             (
                 record
                 for record in records
                 if record["event"] == event
                 and record["time_s"] >= lost_s
-                and all(record[key] == value for key, value in what.items())
+                and all(record[key] == value for key, value in fields.items())
             ),
             None,
         )
@@ -208,7 +215,7 @@ def _loss(
         for event in events
         if event["begins"] and event["time_s"] is not None and event["time_s"] <= lost_s
     ]
-    given = sum(step["given_bytes"] for step in steps if lost_s <= step["end_s"] <= until_s + period_s)
+    transferred = sum(step["given_bytes"] for step in steps if lost_s <= step["end_s"] <= until_s + period_s)
     return {
         "time_s": scale.real_s(lost_s - begin_s),
         "replica": number,
@@ -219,13 +226,13 @@ def _loss(
         "steps_lost": 0 if restart is None else restart["step"] - restart["checkpoint"],
         "returned_s": after_s(first("returned", replica=number)),
         "catch_up_s": catch_up_s,
-        "catch_up_bytes": round(scale.real_bytes(given)),
+        "catch_up_bytes": round(scale.real_bytes(transferred)),
         "full_s": after_s(full),
     }
 
 
 def _stall_s(commits: Sequence[Record], lost_s: float, until_s: float, period_s: float) -> float:
-    """By how much the longest time between two commits, from a loss until all were back, is more than a period."""
+    """Return by how much the longest gap between commits, from a loss until all were back, exceeds a period."""
     longest_s = max(
         (
             other["time_s"] - one["time_s"]

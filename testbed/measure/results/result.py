@@ -1,6 +1,6 @@
-"""What `summary.json` holds, typed: written through these models, read back by them; `testbed schema result` is theirs.
+"""Typed models of `summary.json`, used to write and to read it; `testbed schema result` prints their JSON Schema.
 
-Times are real seconds, sizes real bytes, rates real bits per second: what was scaled down is scaled up again.
+All figures are in real units (seconds, bytes, bits per second), whatever scale the run was measured at.
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ SUMMARY = "summary.json"
 
 
 class StepTimes(ResultModel):
-    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank.
+    """Measured step times of a variant, in seconds.
 
-    Steps that some replicas missed are among them; `work` says how many.
+    Steps that some replicas missed are included; `work` says how many there were.
     """
 
     median: float
-    p95: float
+    p95: float = Field(description="95th percentile by nearest rank.")
     min: float
     max: float
-    n: int
-    samples: tuple[float, ...]
+    n: int = Field(description="Number of measured steps.")
+    samples: tuple[float, ...] = Field(description="Every step time, in trial order.")
 
 
-class Predicted(ResultModel):
-    """What the model says of a step, seconds; error: by which part of the measured median it is off."""
+class Prediction(ResultModel):
+    """The model's prediction of the step time."""
 
     step_time_s: float
-    error: float
+    error: float = Field(description="Relative error against the measured median: 0.1 means 10 % too long.")
 
 
 class Bytes(ResultModel):
-    """Payload of a step, bytes: by the plan, and as ranks sent it (median, of steps that all replicas took part in)."""
+    """Payload bytes of a step."""
 
-    expected: int
-    observed: int
+    expected: int = Field(description="According to the plan.")
+    observed: int = Field(
+        description="What ranks sent: the median over steps in which all replicas took part."
+    )
 
 
 class RoundTrips(ResultModel):
-    """Smoothed round trips as TCP has them, seconds, of all readings during steps."""
+    """Smoothed round-trip times as TCP reports them, in seconds, over all readings taken during steps."""
 
     min: float
     median: float
@@ -66,155 +68,164 @@ class RoundTrips(ResultModel):
 
 
 class Connections(ResultModel):
-    """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps.
-
-    parity, marked: of datagrams, packets of parity, and packets that links have marked; None of TCP. went_back: of
-    RDMA, how often cards of `from` began to send again, to whomever; out_of_sequence: how often cards of `to` told of
-    a hole.
-    """
+    """All connections from one building to another. Counts are totals over all steps."""
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")
     connections: int
-    rtt_s: RoundTrips | None = None
-    retransmits: int
-    parity: int | None = None
-    marked: int | None = None
-    went_back: int | None = None
-    out_of_sequence: int | None = None
+    rtt_s: RoundTrips | None = Field(default=None, description="null if no reading fell into a step.")
+    retransmits: int = Field(description="Retransmitted segments.")
+    parity: int | None = Field(default=None, description="Datagrams only: parity packets sent.")
+    marked: int | None = Field(
+        default=None, description="Datagrams only: packets that links marked with ECN."
+    )
+    went_back: int | None = Field(
+        default=None,
+        description="RDMA only: how often NICs in `from` started to resend (go-back-N), to any peer.",
+    )
+    out_of_sequence: int | None = Field(
+        default=None, description="RDMA only: how often NICs in `to` reported a sequence gap."
+    )
 
 
 class InvariantRecord(ResultModel):
-    """One thing that must hold for the figures to mean something. ok: None where it does not apply."""
+    """An invariant: something that must hold for the figures to be meaningful."""
 
     name: str
-    bound: str
+    bound: str = Field(description="What is allowed.")
     measured: str
-    ok: bool | None
-    sentence: str
+    ok: bool | None = Field(description="Whether it held; null where it does not apply.")
+    sentence: str = Field(description="The finding in one sentence.")
 
 
 class VerdictRecord(ResultModel):
-    """Whether to believe a variant's figures, and why."""
+    """Whether a variant's figures can be trusted, and why."""
 
     status: Status
     invariants: tuple[InvariantRecord, ...]
 
     @property
     def failed(self) -> tuple[InvariantRecord, ...]:
-        """Those that did not hold."""
+        """The invariants that did not hold."""
         return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
 class Control(ResultModel):
-    """How long switches and controller took to see and to act, seconds."""
+    """Delays of the control plane, in seconds."""
 
-    carrier_down_s: float
-    carrier_up_s: float
-    reaction_s: float
-    rule_s: float
-    silence_s: float | None = None
+    carrier_down_s: float = Field(description="From a link cut until the switches at both ends notice.")
+    carrier_up_s: float = Field(description="From a link repair until the switches at both ends notice.")
+    reaction_s: float = Field(description="From a port report until the controller acts on it.")
+    rule_s: float = Field(description="Time to install one flow rule.")
+    silence_s: float | None = Field(
+        default=None,
+        description="From a link failure with carrier until missing hellos reveal it; null: never detected.",
+    )
 
 
-class Exposed(ResultModel):
-    """Communication that ranks waited for, mean seconds: by kind, and within ranks, inside or between buildings."""
+class ExposedCommunication(ResultModel):
+    """Exposed communication of one kind and tier: time that ranks waited for it, in mean seconds per rank."""
 
     kind: str
-    tier: Literal["rank", "building", "wan"]
+    tier: Literal["rank", "building", "wan"] = Field(
+        description="Within a rank, inside a building, or between buildings."
+    )
     seconds: float
 
 
-class Split(ResultModel):
-    """Where a step's time went, mean over ranks, seconds; bubble: waiting for what nobody had sent yet."""
+class TimeSplit(ResultModel):
+    """How a step's time divides into computing, exposed communication and idle time: mean over ranks, in seconds."""
 
     compute_s: float
-    bubble_s: float
-    exposed: tuple[Exposed, ...]
+    bubble_s: float = Field(description="Idle time: the data that the rank needed had not been sent yet.")
+    exposed: tuple[ExposedCommunication, ...]
 
 
-class PredictedSplit(Split, Predicted):
-    """The same by the model."""
+class PredictedTimeSplit(TimeSplit, Prediction):
+    """The model's prediction of how a step's time divides."""
 
 
-class CriticalKind(ResultModel):
-    """Of the critical path: seconds of one kind, in so many links of it."""
+class CriticalPathShare(ResultModel):
+    """The share of one kind of operation in the critical path."""
 
     kind: str
     seconds: float
-    links: int
+    links: int = Field(description="How many links of the path are of this kind.")
 
 
 class Training(ResultModel):
-    """What a step's time went to, and who sent what. `measured` is the step of median duration.
+    """Where a step's time went and how many bytes were sent.
 
-    From `schedule` to `peak_activation_bytes` it is of steps with `parallelism` alone.
+    The fields from `schedule` to `peak_activation_bytes` are set only for steps with `parallelism`.
     """
 
     schedule: str | None = None
     microbatches: int | None = None
     stages: int | None = None
-    training_steps: int = Field(default=1, description="In a row, that a step is.")
-    mesh: dict[str, int] = Field(default={}, description="Ranks of each dimension that has several.")
+    training_steps: int = Field(default=1, description="Consecutive training steps in one measured step.")
+    mesh: dict[str, int] = Field(default={}, description="Size of each dimension that has several ranks.")
     layers_per_stage: tuple[int, ...] = Field(
-        default=(), description="Blocks of the model by stage, where stages have unlike ones."
+        default=(), description="Model blocks of each stage, if the stages differ."
     )
-    microbatches_per_replica: tuple[int, ...] = Field(default=(), description="By replica, where unlike.")
+    microbatches_per_replica: tuple[int, ...] = Field(default=(), description="Set if the replicas differ.")
     not_emulated: tuple[str, ...] = Field(
-        default=(), description="Dimensions within a rank, whose traffic no network carries."
+        default=(), description="Dimensions within a rank: their traffic never reaches the network."
     )
     peak_activation_bytes: tuple[int, ...] = Field(default=(), description="By rank.")
-    predicted: PredictedSplit | None = Field(
-        description="None where the model says nothing of such a scenario."
+    predicted: PredictedTimeSplit | None = Field(
+        description="null where the model does not cover the scenario."
     )
-    measured: Split
-    critical_path: tuple[CriticalKind, ...]
-    bytes: dict[str, Bytes] = Field(description="Inside buildings and between them (wan), per step.")
-    median_step: int
+    measured: TimeSplit = Field(description="The step of median duration.")
+    critical_path: tuple[CriticalPathShare, ...] = Field(description="Largest share first.")
+    bytes: dict[str, Bytes] = Field(
+        description="Per step, inside buildings (`building`) and between them (`wan`)."
+    )
+    median_step: int = Field(description="Index of the step of median duration.")
 
 
 class Events(ResultModel):
-    """Of a scenario's events in a variant: how many were planned and came, the latest by how many seconds."""
+    """The scenario's events during a variant."""
 
     planned: int
-    came: int
-    late_max_s: float
+    came: int = Field(description="How many took place.")
+    late_max_s: float = Field(description="Largest delay of an event behind its planned time.")
 
 
 class Variant(ResultModel):
-    """One of the things that a run compares."""
+    """One of the variants that a run compares, with its figures and verdict."""
 
     name: str
     algorithm: str
     policy: str
     ranks: int
     step_time_s: StepTimes
-    predicted: Predicted | None = Field(description="None where the model says nothing of such a scenario.")
-    compute_s: float = Field(description="Computing of the busiest rank in a step, median.")
-    exposed_comm_s: float = Field(description="The step's time less computing, median.")
-    work: Work | None = Field(default=None, description="Not in runs that earlier versions made.")
-    rates: Rates | None = Field(default=None, description="Of steps that train a model.")
+    predicted: Prediction | None = Field(description="null where the model does not cover the scenario.")
+    compute_s: float = Field(description="Computing time of the busiest rank in a step, median.")
+    exposed_comm_s: float = Field(description="Step time minus computing time, median.")
+    work: Work | None = Field(default=None, description="null in runs made by earlier versions.")
+    rates: Rates | None = Field(default=None, description="Set for steps that train a model.")
     wan_bytes: Bytes
     wan_links: tuple[LinkUse, ...]
     plane_balance: tuple[PlaneBalance, ...]
     connections: tuple[Connections, ...]
-    limited_by: str = Field(description="One sentence.")
+    limited_by: str = Field(description="What limited the step time, in one sentence.")
     verdict: VerdictRecord
     control: Control
     training: Training | None = Field(
-        default=None, description="Not in plain data-parallel runs that earlier versions made."
+        default=None, description="null in plain data-parallel runs made by earlier versions."
     )
     events: Events | None = None
     replication: Replication | None = None
-    serving: Serving | None = Field(default=None, description="Where requests were served.")
-    decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
-    pauses: tuple[PausedLink, ...] = Field(default=(), description="Of a network whose switches pause.")
+    serving: Serving | None = Field(default=None, description="Set if requests were served.")
+    decoding: Decoding | None = Field(default=None, description="Set if tokens were decoded.")
+    pauses: tuple[PausedLink, ...] = Field(default=(), description="Set if switches send PFC pause frames.")
     port_drops: tuple[DroppingPort, ...] = Field(
-        default=(), description="Inside buildings, the worst first; of ports that dropped none nothing."
+        default=(), description="Ports inside buildings that dropped packets, worst first."
     )
 
     @property
     def done(self) -> Work:
-        """What it got done; of earlier versions' runs as many whole steps as were measured."""
+        """The work that was done; in runs of earlier versions, as many whole steps as were measured."""
         if self.work is not None:
             return self.work
         times_s = self.step_time_s.samples
@@ -222,25 +233,28 @@ class Variant(ResultModel):
 
     @property
     def step_shares(self) -> tuple[float, ...]:
-        """What of a whole step's work each measured step committed, by trial; 1 where no replicas come and go."""
-        standing = self.replication.standing_shares if self.replication else {}
-        return tuple(standing.get(trial, 1.0) for trial in range(self.step_time_s.n))
+        """The share of a whole step's work that each measured step committed, by trial.
+
+        It is 1 in runs without replicas that come and go.
+        """
+        shares = self.replication.committed_shares if self.replication else {}
+        return tuple(shares.get(trial, 1.0) for trial in range(self.step_time_s.n))
 
 
 class ScaleRecord(ResultModel):
-    """By what rates and sizes were divided, and times multiplied."""
+    """The factors between the modelled network and the emulated one."""
 
-    size_scale: float
-    time_dilation: float
+    size_scale: float = Field(description="Sizes and rates are divided by it.")
+    time_dilation: float = Field(description="Times are multiplied by it.")
 
 
-class Number(ResultModel):
-    """A dimensionless number of the modelled network and of the emulated one."""
+class DimensionlessNumber(ResultModel):
+    """A dimensionless number that characterises the network, before and after scaling."""
 
     name: str
-    real: float
-    emulated: float
-    preserved: bool
+    real: float = Field(description="In the modelled network.")
+    emulated: float = Field(description="In the emulated network.")
+    preserved: bool = Field(description="Whether scaling preserves it.")
     meaning: str
 
 
@@ -252,14 +266,18 @@ class Result(ResultModel):
     run_dir: str
     clock: Literal["real", "virtual"]
     scale: ScaleRecord
-    dimensionless: tuple[Number, ...]
-    status: Status = Field(description="The worst of the variants'.")
+    dimensionless: tuple[DimensionlessNumber, ...]
+    status: Status = Field(description="The worst verdict of all variants.")
     variants: tuple[Variant, ...]
     _folder: Path | None = PrivateAttr(None)
 
     @classmethod
     def open(cls, folder: str | Path) -> Result:
-        """Of a run's folder. BadResult."""
+        """Read the result of a run directory.
+
+        Raises:
+            BadResult: If the directory holds no result, or one of an incompatible version.
+        """
         file = Path(folder) / SUMMARY
         try:
             result = cls.of(json.loads(file.read_text()))
@@ -277,20 +295,24 @@ class Result(ResultModel):
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
-        """From what `document` gives. pydantic's ValidationError."""
+        """Return the result of a document that `document()` made.
+
+        Raises:
+            pydantic.ValidationError: If a field is missing, unknown or of the wrong type.
+        """
         return cls.model_validate(document)
 
     def variant(self, name: str) -> Variant:
-        """By name. KeyError."""
+        """Return the variant of that name, or raise KeyError."""
         return {entry.name: entry for entry in self.variants}[name]
 
     def steps(self) -> pandas.DataFrame:
-        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds), committed.
+        """Return a row per measured step: variant, algorithm, policy, verdict, trial, step_time_s, committed.
 
         Example:
             >>> result.steps().groupby("variant").step_time_s.describe()
         """
-        from testbed.measure.results.notebook_views import STEPS, frame  # noqa: PLC0415
+        from testbed.measure.results.notebook_views import STEPS, make_frame  # noqa: PLC0415
 
         rows = [
             (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s, share)
@@ -299,10 +321,13 @@ class Result(ResultModel):
                 zip(one.step_time_s.samples, one.step_shares, strict=True)
             )
         ]
-        return frame(rows, STEPS)
+        return make_frame(rows, STEPS)
 
     def operations(self) -> pandas.DataFrame:
-        """Return a row per operation of a rank, times in seconds; docs/reference/results.md has the columns. BadResult.
+        """Return a row per operation of a rank, times in seconds; docs/reference/results.md lists the columns.
+
+        Raises:
+            BadResult: If the run directory is incomplete.
 
         Example:
             >>> result.operations().to_parquet("operations.parquet")
@@ -312,7 +337,10 @@ class Result(ResultModel):
         return operations_frame(self.folder, self.conversion)
 
     def links(self) -> pandas.DataFrame:
-        """A row per reading of one direction of a WAN link; docs/reference/results.md has the columns. BadResult.
+        """Return a row per reading of one direction of a WAN link; docs/reference/results.md lists the columns.
+
+        Raises:
+            BadResult: If the run directory is incomplete.
 
         Example:
             >>> result.links().pivot_table(index="time_s", columns=["source", "target", "plane"], values="queue_bytes")
@@ -322,17 +350,17 @@ class Result(ResultModel):
         return links_frame(self.folder, self.conversion)
 
     def figure(self, name: str = "step_times", variant: str | None = None) -> Figure:
-        """A drawing of the run's report, by itself; a notebook shows it.
+        """Return one figure of the run's report as SVG, which notebooks display.
 
         Args:
-            name: "step_times", "time_split" or "utilisation", each of all variants; "utilisation_over_time", of the
-                whole run; "network" or "timeline", of one variant. Or a panel of your own, FILE.py:NAME.
-            variant: Of which, for "network" and "timeline"; None: of the first.
+            name: "step_times", "time_split" or "utilisation" (all variants), "utilisation_over_time" (whole run),
+                "network" or "timeline" (one variant), or your own panel, FILE.py:NAME.
+            variant: The variant that "network" and "timeline" show; None: the first.
 
         Raises:
-            BadInput: For a name that is none, or where the run has no such records.
-            KeyError: For a variant that there is not.
-            BadResult: Where the run's folder is not whole.
+            BadInput: If there is no such figure, or the run lacks the records for it.
+            KeyError: If there is no such variant.
+            BadResult: If the run directory is incomplete.
 
         Example:
             >>> result.figure("network", "ring").save("ring.svg")
@@ -344,22 +372,21 @@ class Result(ResultModel):
         return Figure(name, found.document(name, self.folder, chosen.document()))
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
         from testbed.measure.results.notebook_views import result_html  # noqa: PLC0415
 
         return result_html(self)
 
     def at(self, folder: Path) -> Result:
-        """The same, with the folder where its files are now."""
+        """Set the directory where the run's files are now, and return this result."""
         self._folder = folder.resolve()
         return self
 
     @property
     def folder(self) -> Path:
-        """Where it was opened; else where the run was made."""
+        """The run directory: where it was opened, else where the run was made."""
         return self._folder or Path(self.run_dir)
 
     @property
     def conversion(self) -> Scale:
-        """From real figures to emulated ones and back."""
+        """The conversion between real and emulated figures."""
         return Scale(**self.scale.model_dump())

@@ -1,4 +1,4 @@
-"""The run directory: written whole or not at all, and the errors of reading it."""
+"""The run directory, which is written completely or not at all, and the errors of reading and writing it."""
 
 from __future__ import annotations
 
@@ -35,59 +35,58 @@ SYSCTLS = (
 
 RUNS = Path("runs")
 PARTIAL_SUFFIX = ".partial"
-OWNER = "owner.json"  # in a partial folder: the process that writes it
+OWNER = "owner.json"  # in a partial directory: the process that writes it
 
 
 class RunDirectory:
-    """Collects a run's files under `<path>.partial`; `finish` gives it its name, `discard` removes them."""
+    """A run directory being written, as `<path>.partial` until `finish` renames it or `discard` removes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = partial_path(path)
         refuse_existing(path)
         if self.partial.exists() and owner_alive(self.partial) and not _ours(self.partial):
-            raise RunExists(f"{path}: somebody writes it at the moment; choose another --output")
+            raise RunExists(f"{path}: another process is writing it; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
         make_folder(self.partial, path)
         write_json(self.partial / OWNER, {"pid": os.getpid(), "started": process_start_ticks(os.getpid())})
 
     def finish(self) -> None:
-        """All is written: give the directory its name."""
+        """Rename the completed directory to its final name."""
         (self.partial / OWNER).unlink()
         self.partial.rename(self.path)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the partial directory."""
         shutil.rmtree(self.partial, ignore_errors=True)
 
 
 def partial_path(run: Path) -> Path:
-    """Where a run is written until it is whole."""
+    """Return the path under which a run is written until it is complete."""
     return run.with_name(run.name + PARTIAL_SUFFIX)
 
 
 def refuse_existing(path: Path) -> None:
-    """RunExists where a run cannot be made, since something is there already."""
+    """Raise RunExists if there is already something at that path."""
     if path.exists():
         raise RunExists(f"{path}: exists already; choose another --output")
 
 
 def owner_alive(partial: Path) -> bool:
-    """Whether the process that writes a partial folder still runs."""
+    """Return whether the process that writes a partial directory is still running."""
     owner = _owner(partial)
     if owner is None:
-        return time.time() - partial.stat().st_mtime < 1.0  # it is about to say so
+        return time.time() - partial.stat().st_mtime < 1.0  # just created: the owner file follows
     return bool(process_start_ticks(owner["pid"]) == owner["started"])
 
 
 def _ours(partial: Path) -> bool:
-    """Whether it is this process's, from an attempt before."""
+    """Return whether this process made the directory, in an earlier attempt."""
     owner = _owner(partial)
     return owner is not None and bool(owner["pid"] == os.getpid())
 
 
 def _owner(partial: Path) -> dict[str, Any] | None:
-    """As the process that writes the folder has put it there; None where it has not."""
     try:
         return dict(json.loads((partial / OWNER).read_text()))
     except (OSError, ValueError):
@@ -95,28 +94,37 @@ def _owner(partial: Path) -> dict[str, Any] | None:
 
 
 def make_folder(folder: Path, meant: Path | None = None, there: bool = False) -> None:
-    """A folder for results, with those above it; `there`: it may be there already. NotWritable, which names `meant`."""
+    """Make a directory for results, with its parents.
+
+    Args:
+        folder: The directory to make.
+        meant: The path to name in the error; default: `folder`.
+        there: Whether it may exist already.
+
+    Raises:
+        NotWritable: If it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=there)
     except OSError as error:
         place = (meant or folder).absolute()
         raise NotWritable(
-            f"{place}: nothing can be written there ({error.strerror}); choose another place with --output"
+            f"{place}: cannot write there ({error.strerror}); choose another place with --output"
         ) from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """A file with one JSON document, indented for reading."""
+    """Write one JSON document, indented for reading."""
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """A file with a JSON document on each line."""
+    """Write JSON lines: one document per line."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def hand_over(path: Path) -> None:
-    """Under sudo, give a run directory to the user who called it; else leave it as it is."""
+def chown_to_sudo_user(path: Path) -> None:
+    """Under sudo, change the owner of a run directory to the calling user; else do nothing."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     if os.geteuid() == 0 and user and group:
         for item in (path, *path.rglob("*")):
@@ -124,7 +132,7 @@ def hand_over(path: Path) -> None:
 
 
 def default_path(scenario: str) -> Path:
-    """`runs/<scenario>-<date>-<time>` below the current folder, with a number where that exists already."""
+    """Return `runs/<scenario>-<date>-<time>` below the current directory, with a number if that exists already."""
     base = RUNS / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
     while path.exists() or partial_path(path).exists():
@@ -133,8 +141,8 @@ def default_path(scenario: str) -> Path:
     return path
 
 
-def surroundings() -> dict[str, Any]:
-    """Where and with what a run was made: host, kernel, versions, kernel settings."""
+def describe_environment() -> dict[str, Any]:
+    """Return where and with what a run is made: host, kernel, versions, kernel settings."""
     uname = platform.uname()
     return {
         "testbed_version": VERSION,
@@ -172,12 +180,12 @@ def _sysctl(key: str) -> str | None:
 
 
 class BadResult(BadInput, ValueError):
-    """A folder holds no run, or one of another version; names file, field or line, value and what was expected."""
+    """A result file is missing, damaged or of another version; the message names file, field or line, and value."""
 
 
 class RunExists(BadInput, FileExistsError):
-    """A run was to be made where something is already; nothing was touched."""
+    """The path of a new run exists already; it was not touched."""
 
 
 class NotWritable(BadInput, PermissionError):
-    """A folder cannot be made or written here; says where, why, and which option names another place."""
+    """A directory cannot be made or written; the message says where, why, and which option selects another place."""

@@ -1,4 +1,4 @@
-"""What lies in a folder of results: runs, sweeps, searches, and what is left of runs that failed or were killed."""
+"""Listing and pruning of a results directory: runs, sweeps, searches, and remains of failed or killed runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from testbed.measure.results.unfinished_run import FAILED_SUFFIX, KEPT, LOCK
 
 Kind = Literal["run", "sweep", "search", "failed", "killed", "going on", "parts"]
 MARKS: dict[str, Kind] = {SUMMARY: "run", "sweep.json": "sweep", "exploration.json": "search"}
-LEFT: tuple[Kind, ...] = ("failed", "killed", "parts")  # of what has no result
+LEFT: tuple[Kind, ...] = ("failed", "killed", "parts")  # without a result
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of results. status: a run's verdict, else empty. changed_s: since 1970; size_bytes: of all its files."""
+    """A directory with results or remains.
+
+    `status` is a run's verdict, else empty. `changed_s` is in seconds since 1970. `size_bytes` counts all files.
+    """
 
     path: Path
     kind: Kind
@@ -33,34 +36,42 @@ class Entry:
     size_bytes: int
 
 
-def entries(folder: Path) -> list[Entry]:
-    """All that lies there, oldest first; what is none of it is left out. Runs of a sweep or search are part of it."""
+def list_entries(folder: Path) -> list[Entry]:
+    """Return all results and remains in a directory, oldest first.
+
+    Other directories are left out. The runs of a sweep or search belong to its entry.
+    """
     return _sorted(_entry(path, kind) for path, kind in _kinds(folder))
 
 
-def killed(folder: Path) -> list[Entry]:
-    """What runs left that were killed; nobody else's files are looked at."""
+def list_killed(folder: Path) -> list[Entry]:
+    """Return the remains of killed runs, without reading the files of any other entry."""
     return _sorted(_entry(path, kind) for path, kind in _kinds(folder) if kind == "killed")
 
 
-def to_prune(
+def select_prunable(
     found: Sequence[Entry], now_s: float, *, keep: int | None, older_s: float | None, left: bool
 ) -> list[Entry]:
-    """What is to go; never what goes on.
+    """Select the entries to delete; never one in progress.
 
-    keep: the newest of what has a result that stay. older_s: only what is so old. left: what has no result, alone.
+    Args:
+        found: All entries.
+        now_s: The current time, in seconds since 1970.
+        keep: How many of the newest results to keep.
+        older_s: Minimum age in seconds of what is deleted.
+        left: Select only remains without a result.
     """
     if left:
         chosen = [entry for entry in found if entry.kind in LEFT]
     else:
-        whole = [entry for entry in found if entry.kind in MARKS.values()]
-        newest = sorted(whole, key=lambda entry: entry.changed_s, reverse=True)
+        results = [entry for entry in found if entry.kind in MARKS.values()]
+        newest = sorted(results, key=lambda entry: entry.changed_s, reverse=True)
         chosen = _sorted(newest[keep or 0 :])
     return [entry for entry in chosen if older_s is None or now_s - entry.changed_s >= older_s]
 
 
 def remove(entry: Entry) -> None:
-    """All of it."""
+    """Delete the entry's directory."""
     shutil.rmtree(entry.path)
 
 
@@ -75,7 +86,7 @@ def _kinds(folder: Path) -> Iterator[tuple[Path, Kind]]:
 
 
 def _entry(path: Path, kind: Kind) -> Entry:
-    scenario, status, clock = _told(path, kind)
+    scenario, status, clock = _describe(path, kind)
     files = [file.stat() for file in _files(path)]
     changed_s = max((file.st_mtime for file in files), default=path.stat().st_mtime)
     return Entry(path, kind, scenario, status, clock, changed_s, sum(file.st_size for file in files))
@@ -83,7 +94,7 @@ def _entry(path: Path, kind: Kind) -> Entry:
 
 def _kind(path: Path) -> Kind | None:
     if path.name == KEPT:
-        return "going on" if any(map(_locked, path.glob(f"*/{LOCK}"))) else "parts"
+        return "going on" if any(map(_is_locked, path.glob(f"*/{LOCK}"))) else "parts"
     if path.name.endswith(FAILED_SUFFIX):
         return "failed"
     if path.name.endswith(PARTIAL_SUFFIX):
@@ -91,8 +102,8 @@ def _kind(path: Path) -> Kind | None:
     return next((kind for mark, kind in MARKS.items() if (path / mark).is_file()), None)
 
 
-def _told(path: Path, kind: Kind) -> tuple[str, str, str]:
-    """Scenario, verdict, clock."""
+def _describe(path: Path, kind: Kind) -> tuple[str, str, str]:
+    """Return scenario, verdict and clock of an entry."""
     mark = next((mark for mark, own in MARKS.items() if own == kind), None)
     if mark is None:
         return path.name.split(".")[0] if kind != "parts" else "", "", ""
@@ -108,8 +119,7 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
-def _locked(lock: Path) -> bool:
-    """Whether somebody holds it."""
+def _is_locked(lock: Path) -> bool:
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What `summary.json` says of served requests and decoded tokens."""
+"""Typed models of the figures of served requests and decoded tokens in `summary.json`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from testbed.measure.results.base_model import ResultModel
 
 
 class Latencies(ResultModel):
-    """Of all requests that count, seconds; shares by nearest rank."""
+    """Latency distribution of all counted requests, in seconds; percentiles by nearest rank."""
 
     mean: float
     p50: float
@@ -18,84 +18,83 @@ class Latencies(ResultModel):
 
 
 class RequestParts(ResultModel):
-    """Where a request's time went, seconds: until its batch was closed, for busy cards, on links, in cards."""
+    """Where a request's time went, in seconds."""
 
-    batching_s: float
-    queue_s: float
-    transfer_s: float
-    compute_s: float
+    batching_s: float = Field(description="Waiting for its batch to be closed.")
+    queue_s: float = Field(description="Waiting for busy accelerators.")
+    transfer_s: float = Field(description="On links.")
+    compute_s: float = Field(description="On accelerators.")
 
 
 class ServedLink(ResultModel):
-    """One direction of a card's or host's lanes, of a node's network card, or between two buildings; per step."""
+    """One direction of an accelerator's or host's lanes, of a node's NIC, or between two buildings; per step."""
 
     name: str
     rate_bps: float
-    bytes_expected: int = Field(description="Payload, by the plan.")
-    bytes_observed: int = Field(description="As ranks sent it.")
-    utilisation: float = Field(description="Of the rate, by payload, over the step.")
+    bytes_expected: int = Field(description="Payload according to the plan.")
+    bytes_observed: int = Field(description="Payload that ranks sent.")
+    utilisation: float = Field(description="Payload as a share of the rate, over the step.")
 
 
 class ServedOutage(ResultModel):
-    """A node, or a card, that owed an answer for too long. Latencies by when requests arrived; None of no request.
+    """A node or accelerator that did not answer within the timeout.
 
-    during: from as long before it was noticed as answers are waited for, until then.
+    Latencies are grouped by the arrival time of the requests; null if none arrived in that period.
     """
 
     name: str
-    noticed_s: float = Field(
-        description="When the first answer had been owed for too long, from the step's start."
-    )
-    back_s: float | None = Field(description="When it answered after all.")
+    noticed_s: float = Field(description="When the first answer timed out, from the step's start.")
+    back_s: float | None = Field(description="When it answered again.")
     before: Latencies | None
-    during: Latencies | None
+    during: Latencies | None = Field(description="From one timeout before `noticed_s` until `noticed_s`.")
     after: Latencies | None
 
 
 class Serving(ResultModel):
-    """Requests of all measured steps, which arrived whether or not others were answered.
+    """Served requests of all measured steps.
 
-    Latency counts from the arrival that was drawn.
+    Arrivals are open-loop: they do not wait for answers. Latency counts from the drawn arrival time.
     """
 
-    requests: int = Field(description="That count.")
-    offered_per_s: float = Field(description="As they arrived.")
-    answered_per_s: float = Field(description="From the first arrival to the last answer.")
+    requests: int = Field(description="Requests that are counted.")
+    offered_per_s: float = Field(description="Arrival rate.")
+    answered_per_s: float = Field(description="Answer rate, from the first arrival to the last answer.")
     latency: Latencies
-    first_token: Latencies | None = Field(default=None, description="From arrival to the first token.")
-    per_token: Latencies | None = Field(
-        default=None, description="From one token to the next, of each request."
+    first_token: Latencies | None = Field(
+        default=None, description="Time to first token, from the request's arrival."
     )
-    predicted: Latencies | None = Field(description="The latency by the model, where it says something.")
+    per_token: Latencies | None = Field(default=None, description="Time between the tokens of a request.")
+    predicted: Latencies | None = Field(
+        description="Latency by the model; null where it makes no prediction."
+    )
     objective_s: float
     objective_share: float
-    within: float = Field(description="Share of requests that were answered within the objective.")
-    lost: int = Field(default=0, description="Requests that nobody answered.")
-    sent_again: int = Field(
-        default=0, description="Requests that were sent once more, or more often, as no answer came."
-    )
-    outages: tuple[ServedOutage, ...] = Field(
-        default=(), description="In the order in which they were noticed."
-    )
+    within: float = Field(description="Share of requests answered within the objective.")
+    lost: int = Field(default=0, description="Requests that were never answered.")
+    sent_again: int = Field(default=0, description="Requests that were resent at least once after a timeout.")
+    outages: tuple[ServedOutage, ...] = Field(default=(), description="In the order of `noticed_s`.")
     mean_parts: RequestParts
-    p99_parts: RequestParts = Field(description="Of the request at the 99th percentile.")
+    p99_parts: RequestParts = Field(description="Parts of the request at the 99th percentile.")
     cdf_s: tuple[float, ...] = Field(description="Latencies at 0, 1, ... 99 %, then at 99.5, 99.9 and 100 %.")
-    busiest_card: float = Field(description="Share of the step that it computed.")
+    busiest_card: float = Field(description="Share of the step for which the busiest accelerator computed.")
     links: tuple[ServedLink, ...]
     capacity_per_s: float = Field(
-        description="Requests per second at which the busiest card or link has work all the time."
+        description="Requests per second at which the busiest accelerator or link is saturated."
     )
-    limited_by: str = Field(description="Which one that is.")
+    limited_by: str = Field(description="The accelerator or link that saturates first.")
     energy_j: float = Field(
-        description="Of a request that was answered: all cards at their data sheet's power all the time."
+        description="Energy per answered request, with all accelerators at their data-sheet power all the time."
     )
     cost_usd: float = Field(
-        description="Of a million requests that were answered: all cards by the hour, in US dollars."
+        description="Cost in US dollars per million answered requests, with all accelerators paid by the hour."
     )
 
 
 class TokenTimes(ResultModel):
-    """From one token's last combine to the next one's, on the last rank; seconds, shares by nearest rank."""
+    """Time per token, in seconds: from its predecessor's last combine to its own, on the last rank to finish.
+
+    Percentiles are by nearest rank.
+    """
 
     mean: float
     p50: float
@@ -104,24 +103,21 @@ class TokenTimes(ResultModel):
 
 
 class TokenParts(ResultModel):
-    """Where a token's time went, seconds, in the mean over tokens and ranks.
-
-    gathered_s: counts and experts' numbers gathered by all. read_s: counts read by the host. posted_s: buffers that are
-    not chained. dispatch_s, combine_s: rows there and back, with what is told before them. put_s: of these two, a
-    rank's rows at its card's rate.
-    """
+    """Where a token's time went, in seconds: mean over tokens and ranks."""
 
     compute_s: float
-    gathered_s: float
-    read_s: float
-    posted_s: float
-    dispatch_s: float
-    combine_s: float
-    put_s: float
+    gathered_s: float = Field(description="All-gather of row counts and expert indices.")
+    read_s: float = Field(description="Host reads of the counts.")
+    posted_s: float = Field(description="Posting of buffers that are not chained.")
+    dispatch_s: float = Field(description="Rows to the experts, with the metadata sent before them.")
+    combine_s: float = Field(description="Rows back from the experts, with the metadata sent before them.")
+    put_s: float = Field(
+        description="Part of `dispatch_s` and `combine_s`: a rank's rows at the rate of its NIC."
+    )
 
 
 class DecodedSteps(ResultModel):
-    """Each token of a shard's steps, seconds; predicted_s: one step's by the model, where it says something."""
+    """Token times of a shard's steps, in seconds; `predicted_s` has those of one step by the model, if it has any."""
 
     times_s: tuple[float, ...]
     predicted_s: tuple[float, ...] | None
@@ -130,10 +126,10 @@ class DecodedSteps(ResultModel):
 
 
 class Decoding(ResultModel):
-    """Tokens of all measured steps; each rank decodes as many sequences as the scenario's `batch`."""
+    """Decoded tokens of all measured steps; each rank decodes the scenario's `batch` of sequences."""
 
-    tokens: int = Field(description="That count.")
+    tokens: int = Field(description="Tokens that are counted.")
     token_s: TokenTimes
-    predicted: TokenTimes | None = Field(description="By the model, where it says something.")
+    predicted: TokenTimes | None = Field(description="By the model; null where it makes no prediction.")
     parts: TokenParts
-    cached: bool = Field(description="Whether nothing but rows travelled: see workload option `handles`.")
+    cached: bool = Field(description="Whether only rows were sent: see workload option `handles`.")

@@ -1,4 +1,4 @@
-"""Computes the figures of served requests and decoded tokens, measured and predicted."""
+"""Figures of served requests and decoded tokens, measured and predicted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from testbed.measure.results.serving_result import DecodedSteps, TokenParts
 from testbed.measure.results.shards import ShardVariant
-from testbed.measure.results.summary import StepResult, undisturbed
-from testbed.measure.results.training_summary import spans_of
+from testbed.measure.results.summary import StepResult, undisturbed_steps
+from testbed.measure.results.training_summary import step_spans
 from testbed.prediction.dry_run import DryRun
 from testbed.prediction.request_metrics import (
     ServedStep,
@@ -35,7 +35,7 @@ def shard_latencies(
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline | None,
 ) -> dict[str, Any]:
-    """Return what a shard says of single requests, or tokens, of one variant; nothing where a step has neither."""
+    """Return a shard's records of single requests or tokens for one variant; empty if steps have neither."""
     if job.workload.serving is not None:
         return {"served": served_steps(job, algorithm, steps, samples, predicted)}
     decoded = decoded_steps(job, steps, samples, predicted)
@@ -43,7 +43,7 @@ def shard_latencies(
 
 
 def variant_latencies(scenario: Scenario, shards: Sequence[ShardVariant]) -> dict[str, Any]:
-    """Return a variant's figures of requests, or tokens, over the measured steps of all its shards."""
+    """Return a variant's figures of requests or tokens over the measured steps of all its shards."""
     inference, served = scenario.workload.inference, [step for one in shards for step in one.served]
     decoded = [one.decoded for one in shards if one.decoded is not None]
     return {
@@ -53,12 +53,12 @@ def variant_latencies(scenario: Scenario, shards: Sequence[ShardVariant]) -> dic
 
 
 def predicted_latencies(found: DryRun, scale: Scale) -> dict[str, Any]:
-    """What the model says of single requests, or tokens, real seconds; nothing where a step has neither."""
+    """Return the predicted latencies of single requests or tokens, in real seconds; empty if steps have neither."""
     workload, spans = found.workload, found.timeline.spans
     if workload.serving is not None:
         times = request_times(workload.serving, spans, scale)
         return {"latency": latencies([one.latency_s for one in times])}
-    if tokens := tokens_of(workload.plan):
+    if tokens := find_token_ends(workload.plan):
         return {"token": quantiles([scale.real_s(own) for own in token_times(tokens, spans)])}
     return {}
 
@@ -70,16 +70,16 @@ def served_steps(
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline | None,
 ) -> list[ServedStep]:
-    """Return what each measured step came to, of a job that serves requests."""
+    """Return the outcome of each measured step of a job that serves requests."""
     serving = job.workload.serving
     assert serving is not None
-    said = None
+    latencies_s = None
     if predicted is not None:
         known = job.as_executed(predicted.carried).workload.serving
         assert known is not None
-        said = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
+        latencies_s = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
     return [
-        served_step(job, algorithm, spans_of(samples, step, serving.plan), step.sent_bytes, said)
+        served_step(job, algorithm, step_spans(samples, step, serving.plan), step.sent_bytes, latencies_s)
         for step in steps
     ]
 
@@ -99,36 +99,38 @@ _PARTS = {
 def decoded_steps(
     job: Job, steps: Sequence[StepResult], samples: Sequence[Mapping[str, Any]], predicted: Timeline | None
 ) -> DecodedSteps | None:
-    """Return what measured steps decoded; None of a job that decodes nothing."""
+    """Return the token times of all undisturbed steps, or None if the job decodes no tokens."""
     plan = job.workload.plan
-    tokens = tokens_of(plan)
+    tokens = find_token_ends(plan)
     if not tokens:
         return None
-    whole = [spans_of(samples, step, plan) for step in undisturbed(steps)]
+    whole = [step_spans(samples, step, plan) for step in undisturbed_steps(steps)]
     real_s = job.scale.real_s
     times = [real_s(seconds) for spans in whole for seconds in token_times(tokens, spans)]
-    said = None if predicted is None else [real_s(own) for own in token_times(tokens, predicted.spans)]
-    each = len(times) * len(plan.ranks)
+    predicted_s = None
+    if predicted is not None:
+        predicted_s = tuple(real_s(seconds) for seconds in token_times(tokens, predicted.spans))
+    rank_tokens = len(times) * len(plan.ranks)
     parts = dict.fromkeys(_PARTS.values(), 0.0)
     for spans in whole:
         for operations, own in zip(plan.ranks, spans, strict=True):
             for operation, (begin_s, end_s) in zip(operations, own, strict=True):
-                parts[_PARTS[operation.kind]] += real_s(end_s - begin_s) / each
-    sent = [sum(step.sent_bytes.values()) for step in undisturbed(steps)]
+                parts[_PARTS[operation.kind]] += real_s(end_s - begin_s) / rank_tokens
+    sent = [sum(step.sent_bytes.values()) for step in undisturbed_steps(steps)]
     slowest_bps = min(host.nic.rate_bps for host in job.hosts)
-    parts["put_s"] = real_s(sum(sent) * 8 / slowest_bps / each)
+    parts["put_s"] = real_s(sum(sent) * 8 / slowest_bps / rank_tokens)
     return DecodedSteps(
         times_s=tuple(times),
-        predicted_s=None if said is None else tuple(said),
+        predicted_s=predicted_s,
         parts=TokenParts(**parts),
         cached=(job.scenario.workload.options or {}).get("handles") == CACHED,
     )
 
 
 def decoding_figures(shards: Sequence[DecodedSteps]) -> dict[str, Any]:
-    """Return the figures of all tokens of a variant, as results' `Decoding` has them."""
+    """Return the fields of `Decoding` for all tokens of a variant."""
     times = [seconds for one in shards for seconds in one.times_s]
-    said = [seconds for one in shards for seconds in one.predicted_s or ()]
+    predicted = [seconds for one in shards for seconds in one.predicted_s or ()]
     parts = {
         name: sum(getattr(one.parts, name) * len(one.times_s) for one in shards) / len(times)
         for name in TokenParts.model_fields
@@ -136,14 +138,14 @@ def decoding_figures(shards: Sequence[DecodedSteps]) -> dict[str, Any]:
     return {
         "tokens": len(times),
         "token_s": quantiles(times),
-        "predicted": quantiles(said) if said else None,
+        "predicted": quantiles(predicted) if predicted else None,
         "parts": parts,
         "cached": shards[0].cached,
     }
 
 
-def tokens_of(plan: JobPlan) -> Mapping[int, int]:
-    """Of the operations that all ranks have alike: the last one of each token's; empty where there are none."""
+def find_token_ends(plan: JobPlan) -> Mapping[int, int]:
+    """Return the index of each token's last operation, the same on all ranks; empty if the plan decodes no tokens."""
     found: dict[int, int] = {}
     for index, operation in enumerate(plan.ranks[0]):
         match = _TOKEN.search(operation.name)
@@ -153,13 +155,16 @@ def tokens_of(plan: JobPlan) -> Mapping[int, int]:
 
 
 def token_times(tokens: Mapping[int, int], spans: Spans) -> list[float]:
-    """Of one step, each token's: from the one before, or the step's begin, until the last rank has its rows back."""
+    """Return the time of each token of one step.
+
+    A token takes from the end of the previous one (or the start of the step) until the last rank has its rows back.
+    """
     ends = [max(rank[index][1] for rank in spans) for _, index in sorted(tokens.items())]
     return [end - before for before, end in pairwise([0.0, *ends])]
 
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """As results' `TokenTimes` has them."""
+    """Return the fields of `TokenTimes`."""
     ordered = sorted(times)
     shares = {"p50": at_share(ordered, 0.5), "p99": at_share(ordered, 0.99), "max": ordered[-1]}
     return {"mean": sum(ordered) / len(ordered), **shares}

@@ -1,4 +1,4 @@
-"""The figures of a whole run from the records of its shards. Pure: no clock, no files, no network."""
+"""Merging of shard records into the figures of a whole run. Pure functions: no clock, files or network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.measure.fidelity import worst
-from testbed.measure.results.committed_work import committed_work, rates_of
-from testbed.measure.results.link_summary import by_link, merge_dropping_ports, merge_paused_links
+from testbed.measure.results.committed_work import committed_work, compute_rates
+from testbed.measure.results.link_summary import group_by_link, merge_dropping_ports, merge_paused_links
 from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import Bytes, InvariantRecord, Training, Variant, VerdictRecord
 from testbed.measure.results.serving_summary import variant_latencies
@@ -18,24 +18,24 @@ from testbed.measure.results.summary import (
     CONNECTION,
     SOCKET_COUNTERS,
     StepResult,
+    compare_prediction,
     gather_steps,
-    held_against,
     middle_step,
-    socket_use,
+    summarise_connections,
     summarise_variant,
-    undisturbed,
+    undisturbed_steps,
 )
-from testbed.measure.results.training_summary import by_tier, limited_words
+from testbed.measure.results.training_summary import bytes_by_tier, describe_time_split
 from testbed.prediction.step_flops import step_work
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 
-GAP_S = 0.1  # between the shards, where they are shown one after the other
+GAP_S = 0.1  # between shards on the merged time axis
 
 
 @dataclass(frozen=True)
 class Records:
-    """What a whole run wrote down while it measured; origin_s: its time 0, by the first shard's times."""
+    """The merged records of a run; `origin_s` is their time 0 on the first shard's time axis."""
 
     samples: list[Record] = field(default_factory=list)
     links: list[Record] = field(default_factory=list)
@@ -45,14 +45,17 @@ class Records:
 
 
 def merge_records(results: Sequence[ShardRecord]) -> Records:
-    """The whole run's: the shards one after the other in time, trials numbered through; a whole one's as they are."""
+    """Merge the shards' records: shards follow each other in time, and trials are numbered consecutively.
+
+    The records of a run with a single shard stay unchanged.
+    """
     first = results[0]
     if first.shard.variant is None:
         return Records(list(first.samples), list(first.links), list(first.events), list(first.sockets))
     found = Records(origin_s=_begin_s(first))
     samples, links, events = found.samples, found.links, found.events
     shift_s, steps = 0.0, 0
-    carried: dict[tuple[object, ...], int] = {}
+    totals: dict[tuple[object, ...], int] = {}  # counter values at the end of the shards before
     for result in results:
         end_s = max(sample["end_s"] for sample in result.samples)
         offset_s = shift_s - _begin_s(result)
@@ -73,35 +76,35 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
             moved = {**link, "time_s": link["time_s"] + offset_s}
             for counter in COUNTERS:
                 key = (*_link(link), counter)
-                moved[counter] = link[counter] + carried.get(key, 0)
+                moved[counter] = link[counter] + totals.get(key, 0)
                 last[key] = moved[counter]
             links.append(moved)
         for event in result.events:
             time_s = event["time_s"]
             moment = None if time_s is None else time_s + offset_s
             events.append({**event, "variant": variant, "time_s": moment})
-        for reading in result.sockets:  # whose connections were made anew, as links were
+        for reading in result.sockets:  # each shard has new connections, so counters start at 0
             moved = {"variant": variant, **reading, "time_s": reading["time_s"] + offset_s}
             for counter in SOCKET_COUNTERS & reading.keys():
                 own = variant, *(reading[name] for name in CONNECTION), counter
-                last[own] = moved[counter] = reading[counter] + carried.get(own, 0)
+                last[own] = moved[counter] = reading[counter] + totals.get(own, 0)
             found.sockets.append(moved)
-        carried |= last
+        totals |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
         shift_s = max([end_s, *(link["time_s"] for link in result.links)]) + offset_s + GAP_S
     return found
 
 
 def _begin_s(result: ShardRecord) -> float:
-    """A shard's first reading of its links, before its first measured step."""
+    """Return the time of a shard's first link reading, before its first measured step."""
     return min([0.0, *(float(link["time_s"]) for link in result.links)])
 
 
 def merge_variants(
     scenario: Scenario, scale: Scale, results: Sequence[ShardRecord], records: Records
 ) -> list[Variant]:
-    """The run's variants; `records` as `merge_records` gives them."""
-    readings = by_link(records.links)
+    """Return the run's variants; `records` are those of `merge_records`."""
+    readings = group_by_link(records.links)
     variants = []
     for name in scenario.variant_names:
         variant = scenario.variant(name)
@@ -110,7 +113,7 @@ def merge_variants(
         steps = gather_steps(samples, scenario.ranks)
         topology = variant.topology.resolve(scale)
         hosts = variant.rank_hosts(topology)
-        # readings of a whole scenario's connections are of all its algorithms
+        # readings without a variant belong to all algorithms of the scenario
         socket_readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
         figures = summarise_variant(
             topology,
@@ -121,7 +124,9 @@ def merge_variants(
             hosts=hosts,
             steps=steps,
             readings=readings,
-            connections=socket_use(socket_readings, steps, [host.building for host in hosts], scale),
+            connections=summarise_connections(
+                socket_readings, steps, [host.building for host in hosts], scale
+            ),
             expected_wan_bytes=statistics.median(part.expected_wan_bytes for part in own),
             verdict=merge_verdicts([part.verdict for part in own]).document(),
             predicted_s=_predicted_s(own),
@@ -130,7 +135,7 @@ def merge_variants(
         of_step, times_s = step_work(variant), figures["step_time_s"]["samples"]
         replications = [part.replication for part in own if part.replication is not None]
         figures["work"] = done = committed_work(variant, of_step, times_s, replications)
-        figures["rates"] = rates_of(of_step, done.elapsed_s, done.steps)
+        figures["rates"] = compute_rates(of_step, done.elapsed_s, done.steps)
         if own[0].events is not None:
             figures["events"] = own[0].events
         if own[0].replication is not None:
@@ -141,28 +146,28 @@ def merge_variants(
         buildings = [topology.building(host.building).index for host in hosts]
         figures["training"] = training = _training(own, steps, buildings, scale)
         if training.schedule is not None:
-            figures["limited_by"] = limited_words(training.measured.document())
+            figures["limited_by"] = describe_time_split(training.measured.document())
         variants.append(Variant.model_validate(figures))
     return variants
 
 
 def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
-    """The median: each shard has a seed of its own, which draws hashes anew."""
+    """Return the median prediction: every shard has its own seed, and so its own ECMP hashes."""
     found = [part.predicted_s for part in own if part.predicted_s is not None]
     return statistics.median(found) if found else None
 
 
-def _middle(own: Sequence[ShardVariant]) -> ShardVariant:
-    """The shard whose step took the median."""
+def _median_shard(own: Sequence[ShardVariant]) -> ShardVariant:
+    """Return the shard with the median step time."""
     return sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2]
 
 
 def _training(
     own: Sequence[ShardVariant], steps: Sequence[StepResult], buildings: Sequence[int], scale: Scale
 ) -> Training:
-    """Of the shard whose step took the median; its prediction, and bytes, are of all steps. buildings: by rank."""
-    training = _middle(own).training
-    sent = [by_tier(step.sent_bytes, buildings, scale) for step in undisturbed(steps)]
+    """Return the training figures of the median shard, with bytes and prediction error of all steps."""
+    training = _median_shard(own).training
+    sent = [bytes_by_tier(step.sent_bytes, buildings, scale) for step in undisturbed_steps(steps)]
     tiers = {
         tier: Bytes(
             expected=round(statistics.median(part.training.bytes[tier].expected for part in own)),
@@ -173,13 +178,13 @@ def _training(
     changes: dict[str, Any] = {"median_step": middle_step(steps).index, "bytes": tiers}
     if training.predicted is not None:
         measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
-        error = held_against(training.predicted.step_time_s, measured_s)
+        error = compare_prediction(training.predicted.step_time_s, measured_s)
         changes["predicted"] = training.predicted.model_copy(update=error)
     return training.model_copy(update=changes)
 
 
 def merge_verdicts(verdicts: Sequence[VerdictRecord]) -> VerdictRecord:
-    """As bad as the worst; each invariant as in the shard where it held least."""
+    """Return the worst status of all shards, and each invariant from a shard where it failed, if there is one."""
     status = worst([verdict.status for verdict in verdicts])
     rows: dict[str, InvariantRecord] = {}
     for verdict in sorted(verdicts, key=lambda verdict: verdict.status != status):

@@ -1,7 +1,7 @@
-"""A run as a list of shards, each of which is measured in a network of its own, and what each leaves behind.
+"""Shards of a run, each measured in its own network, and the records that they leave.
 
-How a run is cut depends on the scenario and the clock alone, so that the results are the same however many shards are
-carried out at once. A shard's record is a folder that can be read by itself.
+How a run is split depends only on the scenario and the clock, so results do not depend on how many shards run in
+parallel. A shard's record is a directory that can be read by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from testbed.measure.results.link_summary import DroppingPort, PausedLink
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.replication import Replication
-from testbed.measure.results.result import Control, Events, Number, ScaleRecord, Training, VerdictRecord
+from testbed.measure.results.result import (
+    Control,
+    DimensionlessNumber,
+    Events,
+    ScaleRecord,
+    Training,
+    VerdictRecord,
+)
 from testbed.measure.results.run_directory import write_json, write_lines
 from testbed.measure.results.serving_result import DecodedSteps
 from testbed.prediction.request_metrics import ServedStep
@@ -33,9 +40,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shard:
-    """So many trials from `first_trial` on, with a seed of its own: of one variant, or of the whole scenario.
+    """A number of consecutive trials of one variant, or of the whole scenario, with their own seed.
 
-    variant: None for a whole scenario whose algorithms alternate, trial by trial, in one network.
+    `variant` is None for a whole scenario, whose algorithms alternate trial by trial in one network.
     """
 
     number: int
@@ -46,37 +53,38 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """For people."""
-        of = self.variant or "all algorithms"
-        return of + (f", trials from {self.first_trial}" if self.first_trial else "")
+        """The shard's name in messages."""
+        variant = self.variant or "all algorithms"
+        return variant + (f", trials from {self.first_trial}" if self.first_trial else "")
 
     @property
     def folder(self) -> str:
-        """The folder that its captures have among the others of its run: variant, and first trial but for the first."""
+        """The subdirectory of its captures in the run directory: the variant, and the first trial unless it is 0."""
         assert self.variant is not None
         return f"{self.variant}-{self.first_trial}" if self.first_trial else self.variant
 
     def scenario(self, whole: Scenario) -> Scenario:
-        """What this shard runs."""
+        """Return the scenario that this shard runs, derived from the whole one."""
         own = whole if self.variant is None else whole.variant(self.variant)
         return own.model_copy(update={"trials": self.trials, "seed": self.seed})
 
     def mark(self, record: Record) -> Record:
-        """A record of this shard among those of all, with its variant, where there are others."""
+        """Return a record with the shard's variant added, if the shard has one."""
         return record if self.variant is None else {"variant": self.variant, **record}
 
 
 def whole_run_shard(scenario: Scenario) -> list[Shard]:
-    """The scenario in one piece: its algorithms alternate, and see the same network. One without variants."""
+    """Return a scenario without variants as a single shard: its algorithms alternate on the same network."""
     return [Shard(0, None, 0, scenario.trials, scenario.seed)]
 
 
 def split_into_shards(scenario: Scenario) -> list[Shard]:
-    """All shards, those of one algorithm one after the other, those of variants alternating from trial to trial.
+    """Split a scenario into shards.
 
-    A shard has one algorithm and at most `TRIALS` of its trials; with events, or where replicas come and go, it has
-    all: they happen once, at their times. Where a scenario names variants, a shard has one variant and one trial, with
-    a seed of the trial's; or, where replicas come and go, all trials.
+    - Without variants, a shard has one algorithm and at most `TRIALS` of its trials. With events or elastic replicas it
+      has all trials, as events happen once, at their times.
+    - With variants, a shard has one variant and one trial, seeded by trial, and variants alternate. With elastic
+      replicas it has one variant and all trials.
     """
     shards: list[Shard] = []
     if scenario.variants is not None and scenario.has_faults:
@@ -99,10 +107,10 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
 
 
 class ShardVariant(ResultModel):
-    """What a shard says of one of its algorithms beside what its records hold.
+    """The figures of one algorithm in a shard that do not follow from its records.
 
-    algorithm: as results call it. step_time_s: the median of its measured steps, predicted_s: the model's, None where
-    it says nothing; both in real seconds. expected_wan_bytes: emulated.
+    `step_time_s` is the median of the measured steps. `predicted_s` is the model's, or None if it does not cover the
+    scenario. Both are real seconds. `expected_wan_bytes` is emulated.
     """
 
     algorithm: str
@@ -121,20 +129,20 @@ class ShardVariant(ResultModel):
 
 
 class ShardFigures(ResultModel):
-    """What a shard's `shard.json` holds."""
+    """The content of a shard's `shard.json`."""
 
     clock: Literal["real", "virtual"]
     scale: ScaleRecord
-    dimensionless: tuple[Number, ...]
+    dimensionless: tuple[DimensionlessNumber, ...]
     variants: tuple[ShardVariant, ...]
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """All that a shard leaves behind; its captures, and what watched the machine, stay files of `folder`.
+    """The record of a finished shard. Its captures and host monitors stay files in `folder`.
 
-    Times count from its first measured step; sizes and times are emulated. A sample's variant is its algorithm.
+    Times count from its first measured step; sizes and times are emulated. The variant of a sample is its algorithm.
     """
 
     shard: Shard
@@ -148,20 +156,20 @@ class ShardRecord:
     rules: Sequence[Record] = ()
 
     def variant(self, name: str) -> ShardVariant | None:
-        """What it says of one of the run's variants, if it measured that."""
+        """Return the figures of one of the run's variants, or None if the shard did not measure it."""
         if self.shard.variant is not None:
             return self.figures.variants[0] if self.shard.variant == name else None
         return next((entry for entry in self.figures.variants if entry.algorithm == name), None)
 
     def write(self) -> None:
-        """Into its folder."""
+        """Write the record into its directory."""
         for name, lines in self._streams():
             write_lines(self.folder / name, lines)
         write_json(self.folder / FIGURES, {"shard": asdict(self.shard), **self.figures.document()})
 
     @classmethod
     def read(cls, folder: Path) -> ShardRecord:
-        """From a folder that `write` made."""
+        """Read the record from a directory that `write` filled."""
         document = json.loads((folder / FIGURES).read_text())
         shard = Shard(**document.pop("shard"))
 

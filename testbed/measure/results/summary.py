@@ -1,4 +1,4 @@
-"""Computes a summary's figures from samples, counters and sockets. Pure: no clock, files or network."""
+"""Figures of `summary.json`, computed from samples, counters and sockets. Pure: no clock, files or network."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from math import comb
 from typing import Any
 
 from testbed.comm.collectives import between_groups
-from testbed.measure.results.link_summary import LinkReadings, link_ends, plane_balance, wan_use
+from testbed.measure.results.link_summary import LinkReadings, link_ends, plane_balance, summarise_wan_links
 from testbed.measure.results.records import LinkKey
 from testbed.spec.buildings import Host
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
 
-LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
-SLOWER = 1.1  # than predicted
-COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
+LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step did not limit it
+SLOWER = 1.1  # a step that takes longer than this factor times its prediction counts as slow
+COMPUTE_BOUND_BELOW = 0.05  # below this share of exposed communication, a step is compute-bound
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One measured step of all ranks together; times in seconds of CLOCK_MONOTONIC.
+    """One measured step of all ranks; times in seconds of CLOCK_MONOTONIC.
 
-    disturbed: whether, of replicas that come and go, some were not there, or caught up meanwhile.
+    `disturbed` is true if an elastic replica was missing or catching up during the step.
     """
 
     index: int
@@ -42,19 +42,22 @@ class StepResult:
 
     @property
     def step_time_s(self) -> float:
-        """From the common start until the last rank ended."""
+        """Time from the common start until the last rank finished."""
         return self.end_s - self.start_s
 
 
 def first_start_s(samples: Sequence[Mapping[str, Any]]) -> float:
-    """When the first of these steps began."""
+    """Return when the first step started."""
     return float(min(sample["start_s"] for sample in samples if sample["operation"] == "step"))
 
 
 def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepResult]:
-    """Put the ranks' samples together, step by step, in the order in which they ran.
+    """Combine the ranks' samples into steps, in execution order.
 
-    Compute time of a step is the largest sum of computing of any rank. ValueError when a rank's part is missing.
+    A step's compute time is that of the rank that computed longest.
+
+    Raises:
+        ValueError: If the sample of a rank is missing from a step.
     """
     whole: dict[int, list[Mapping[str, Any]]] = {}
     computing: dict[tuple[int, int], float] = {}
@@ -66,8 +69,8 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
             computing[key] = computing.get(key, 0.0) + sample["end_s"] - sample["start_s"]
     results = []
     for step, parts in sorted(whole.items()):
-        comes_and_goes = "replicas" in parts[0]
-        if len(parts) != ranks and not comes_and_goes:
+        is_elastic = "replicas" in parts[0]
+        if len(parts) != ranks and not is_elastic:
             raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
         results.append(
             StepResult(
@@ -84,26 +87,27 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
                 },
                 wrong=sum(part["wrong"] for part in parts),
                 checked=sum(part["checked"] for part in parts),
-                disturbed=comes_and_goes and (len(parts) < ranks or any(map(_stirred, parts))),
+                disturbed=is_elastic and (len(parts) < ranks or any(map(_was_interrupted, parts))),
             )
         )
     return results
 
 
-def _stirred(part: Mapping[str, Any]) -> bool:
-    """Whether a rank had to stop in a step, or gave its state to one that returned."""
+def _was_interrupted(part: Mapping[str, Any]) -> bool:
+    """Return whether a rank stopped during a step, sent its state to a returning rank, or wrote a checkpoint."""
     return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
 
 
-def slower(step_time_s: float, predicted_s: float | None) -> bool:
-    """Whether a step took longer than the model says, by more than that is off on clean networks:
-    docs/explanation/model.md.
+def is_slower_than_predicted(step_time_s: float, predicted_s: float | None) -> bool:
+    """Return whether a step took longer than predicted by more than the model's own error on clean networks.
+
+    See docs/explanation/model.md for that error.
     """
     return predicted_s is not None and step_time_s > SLOWER * predicted_s
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
-    """Median, 95th percentile (nearest rank), extremes, count and the values themselves."""
+    """Return median, 95th percentile (nearest rank), extremes, count and the values themselves."""
     ordered = sorted(values)
     nearest = max(0, -(-95 * len(ordered) // 100) - 1)
     return {
@@ -116,22 +120,21 @@ def distribution(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def undisturbed(steps: Sequence[StepResult]) -> Sequence[StepResult]:
-    """Those in which all took part; all where there are none."""
+def undisturbed_steps(steps: Sequence[StepResult]) -> Sequence[StepResult]:
+    """Return the steps in which all replicas took part; all steps if there are none."""
     return [step for step in steps if not step.disturbed] or steps
 
 
 def middle_step(steps: Sequence[StepResult]) -> StepResult:
-    """The one of middle duration; the shorter of the two middle ones when their number is even.
-
-    Of steps in which all took part, where there are any.
-    """
-    steps = undisturbed(steps)
+    """Return the undisturbed step of median duration; the shorter of the two middle ones if their number is even."""
+    steps = undisturbed_steps(steps)
     return sorted(steps, key=lambda step: (step.step_time_s, step.index))[(len(steps) - 1) // 2]
 
 
-def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]) -> tuple[str, float]:
-    """The busiest NIC direction and its utilisation by payload (median over the steps); `hosts` by rank."""
+def find_busiest_nic(
+    topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]
+) -> tuple[str, float]:
+    """Return the busiest NIC direction and its median utilisation by payload; `hosts` by rank."""
     best = ("", 0.0)
     rates = {host.name: host.nic.rate_bps for host in topology.hosts}
     for rank, host in enumerate(hosts):
@@ -147,27 +150,28 @@ def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str
     return best
 
 
-def limited_by(
+def describe_bottleneck(
     step_time_s: float,
     exposed_comm_s: float,
     compute_s: float,
     wan: Sequence[Mapping[str, Any]],
     nic: tuple[str, float],
 ) -> str:
-    """One sentence on what set the pace: computing, the busiest link, or waiting for answers.
+    """Say in one sentence what limited the step: computing, the busiest link, or latency.
 
-    A link counts as the limit when it was busy for at least 60 % of the time in which it could have been: backward and
-    exposed communication are at least the exposed part, so its busy time is set against the larger of both.
+    A link is the limit if it was busy for at least 60 % of the time in which it could have been busy. That window is
+    the backward pass (two thirds of computing) plus exposed communication, and at least the exposed communication.
     """
     if exposed_comm_s < COMPUTE_BOUND_BELOW * step_time_s:
         return f"computing: {compute_s / step_time_s:.0%} of the step, communication is hidden behind it"
     busiest = max(wan, key=lambda row: float(row["utilisation"]), default=None)
     wan_share = float(busiest["utilisation"]) if busiest else 0.0
-    window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s  # forward, a third, sends nothing
+    # the forward pass, a third of computing, sends nothing
+    window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        here, there = link_ends(busiest)
+        source, target = link_ends(busiest)
         return (
-            f"WAN link {here} to {there}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
+            f"WAN link {source} to {target}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
         )
     if nic[1] / window >= LATENCY_BOUND_BELOW:
@@ -178,8 +182,8 @@ def limited_by(
     return f"latency and rounds of messages: {most}, the busiest NIC {nic[1]:.0%} of the step"
 
 
-def held_against(predicted_s: float, measured_s: float) -> dict[str, float]:
-    """A predicted step time, and by which part it is off."""
+def compare_prediction(predicted_s: float, measured_s: float) -> dict[str, float]:
+    """Return the fields of `Predicted`: a predicted step time and its relative error."""
     return {"step_time_s": predicted_s, "error": predicted_s / measured_s - 1}
 
 
@@ -198,19 +202,30 @@ def summarise_variant(
     verdict: Mapping[str, Any],
     predicted_s: float | None,
 ) -> dict[str, Any]:
-    """One variant's entry in a summary, in real units. hosts: by rank.
+    """Return one variant's entry in a summary, in real units.
 
-    `topology`, steps and `expected_wan_bytes` are emulated. predicted_s: what the model says of a step, None where it
-    says nothing.
+    Args:
+        topology: The scaled topology.
+        scale: Converts the emulated figures to real ones.
+        name: Name of the variant.
+        algorithm: Algorithm of its collectives.
+        policy: Label of its transport policy.
+        hosts: Host of each rank.
+        steps: The measured steps, in emulated seconds.
+        readings: Link counters by link direction, emulated.
+        connections: Rows of `summarise_connections`.
+        expected_wan_bytes: Emulated payload between buildings per step, according to the plan.
+        verdict: The variant's verdict.
+        predicted_s: Predicted step time in real seconds; None if the model does not cover the scenario.
     """
     buildings = [topology.building(host.building).index for host in hosts]
     times = distribution([scale.real_s(step.step_time_s) for step in steps])
     compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
     exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
-    whole = undisturbed(steps)
+    whole = undisturbed_steps(steps)
     spans, places = [(step.start_s, step.end_s) for step in steps], [steps.index(step) for step in whole]
-    wan = wan_use(topology, readings, spans, scale, places)
-    nic = nic_use(topology, whole, [host.name for host in hosts])
+    wan = summarise_wan_links(topology, readings, spans, scale, places)
+    nic = find_busiest_nic(topology, whole, [host.name for host in hosts])
     observed = [between_groups(step.sent_bytes, buildings) for step in whole]
     return {
         "name": name,
@@ -218,7 +233,7 @@ def summarise_variant(
         "policy": policy,
         "ranks": len(hosts),
         "step_time_s": times,
-        "predicted": None if predicted_s is None else held_against(predicted_s, times["median"]),
+        "predicted": None if predicted_s is None else compare_prediction(predicted_s, times["median"]),
         "compute_s": compute_s,
         "exposed_comm_s": exposed_s,
         "wan_bytes": {
@@ -228,7 +243,7 @@ def summarise_variant(
         "wan_links": wan,
         "plane_balance": plane_balance(wan),
         "connections": list(connections),
-        "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
+        "limited_by": describe_bottleneck(times["median"], exposed_s, compute_s, wan, nic),
         "verdict": dict(verdict),
     }
 
@@ -237,62 +252,62 @@ CONFIDENCE = 0.95
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Lower and upper end of an interval for the median, by order statistics, and its confidence.
+    """Return a confidence interval for the median, by order statistics: lower end, upper end, confidence.
 
-    The narrowest pair of samples, as many from either end, of 0.95 or more; of fewer than six the least and the
-    largest, whose confidence is less. It takes the trials to be independent, and nothing of their distribution.
+    It is the narrowest symmetric pair of samples with a confidence of at least 0.95. With fewer than six samples it is
+    the smallest and the largest, at a lower confidence. Samples must be independent; their distribution is free.
     """
     ordered, count = sorted(samples), len(samples)
-    inside = [(rank, _confidence(count, rank)) for rank in range(1, count // 2 + 1)]
-    sure = [entry for entry in inside if entry[1] >= CONFIDENCE]
-    rank, confidence = sure[-1] if sure else (1, _confidence(count, 1))
+    candidates = [(rank, _confidence(count, rank)) for rank in range(1, count // 2 + 1)]
+    confident = [entry for entry in candidates if entry[1] >= CONFIDENCE]
+    rank, confidence = confident[-1] if confident else (1, _confidence(count, 1))
     return ordered[rank - 1], ordered[count - rank], confidence
 
 
 def _confidence(count: int, rank: int) -> float:
-    """That a median lies between the samples of that rank from below and from above."""
+    """Return the probability that the median lies between the rank-th smallest and the rank-th largest sample."""
     return max(0.0, 1.0 - 2.0 * sum(comb(count, below) for below in range(rank)) / float(2**count))
 
 
 COUNTS = ("retransmits", "parity", "marked")
-# of a rank's card, the same whichever of its connections tells: as sender, as receiver
+# counters of a rank's NIC as sender and as receiver: every connection of the rank reports the same values
 WENT_BACK, OUT_OF_SEQUENCE = "went_back", "out_of_sequence"
 SOCKET_COUNTERS = frozenset(("bytes_acked", *COUNTS, WENT_BACK, OUT_OF_SEQUENCE))
-CONNECTION = "rank", "peer", "dscp", "channel"  # what tells a connection from others of a run
+CONNECTION = "rank", "peer", "dscp", "channel"  # the key of a connection within a run
 
 
-def socket_use(
+def summarise_connections(
     readings: Iterable[Mapping[str, Any]],
     steps: Sequence[StepResult],
     buildings: Sequence[str],
     scale: Scale,
 ) -> list[dict[str, Any]]:
-    """Round trips and retransmissions of the connections between buildings, by direction of the data.
+    """Return round-trip times and retransmissions of connections between buildings, as fields of `Connections`.
 
-    readings: as in `sockets.jsonl`, in the order of their times; buildings: by rank. `rtt_s`: least, median and largest
-    smoothed round trip of all readings during steps, real seconds; `retransmits`: segments sent again during all steps;
-    of datagrams `parity` and `marked`, too: packets of parity, and packets that links have marked. Of RDMA `went_back`:
-    how often cards of `from` began to send again, to whomever; `out_of_sequence`: how often cards of `to` told of
-    holes.
+    Args:
+        readings: Records of `sockets.jsonl`, in time order.
+        steps: The measured steps.
+        buildings: Building of each rank.
+        scale: Converts emulated seconds to real ones.
     """
     connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
-    cards: dict[int, tuple[list[float], list[Mapping[str, Any]]]] = {}
+    nics: dict[int, tuple[list[float], list[Mapping[str, Any]]]] = {}
     for reading in readings:
         key = tuple(reading[name] for name in CONNECTION)
         times, own = connections.setdefault(key, ([], []))
         times.append(reading["time_s"])
         own.append(reading)
-        if WENT_BACK in reading:  # not of bytes, which are a connection's
-            times, card = cards.setdefault(reading["rank"], ([], []))
+        if WENT_BACK in reading:  # without bytes_acked, which belongs to the connection
+            times, nic = nics.setdefault(reading["rank"], ([], []))
             times.append(reading["time_s"])
-            card.append({name: reading[name] for name in (WENT_BACK, OUT_OF_SEQUENCE)})
+            nic.append({name: reading[name] for name in (WENT_BACK, OUT_OF_SEQUENCE)})
     groups: dict[tuple[str, str], list[tuple[int, ...]]] = {}
     for key in connections:
         ends = buildings[key[0]], buildings[key[1]]
         if ends[0] != ends[1]:
             groups.setdefault(ends, []).append(key)
     rows = []
-    for (here, there), keys in sorted(groups.items()):
+    for (source, target), keys in sorted(groups.items()):
         round_trips: list[float] = []
         counts = dict.fromkeys(COUNTS[:1], 0)
         for key in keys:
@@ -301,13 +316,13 @@ def socket_use(
                 first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
                 round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
             for name in COUNTS:
-                if (grown := _grown(times, own, steps, name)) is not None:
-                    counts[name] = counts.get(name, 0) + grown
-        for name, building in ((WENT_BACK, here), (OUT_OF_SEQUENCE, there)):
-            told = [_grown(*card, steps, name) for rank, card in cards.items() if buildings[rank] == building]
-            if any(grown is not None for grown in told):
-                counts[name] = sum(grown or 0 for grown in told)
-        row: dict[str, Any] = {"from": here, "to": there, "connections": len(keys)}
+                if (growth := _growth(times, own, steps, name)) is not None:
+                    counts[name] = counts.get(name, 0) + growth
+        for name, building in ((WENT_BACK, source), (OUT_OF_SEQUENCE, target)):
+            found = [_growth(*nic, steps, name) for rank, nic in nics.items() if buildings[rank] == building]
+            if any(growth is not None for growth in found):
+                counts[name] = sum(growth or 0 for growth in found)
+        row: dict[str, Any] = {"from": source, "to": target, "connections": len(keys)}
         if round_trips:
             shown = min(round_trips), statistics.median(round_trips), max(round_trips)
             row["rtt_s"] = dict(zip(("min", "median", "max"), shown, strict=True))
@@ -315,12 +330,12 @@ def socket_use(
     return rows
 
 
-def _grown(
+def _growth(
     times: Sequence[float], own: Sequence[Mapping[str, Any]], steps: Sequence[StepResult], name: str
 ) -> int | None:
-    """By how much a connection's count has grown over all steps; None where it has none.
+    """Return by how much a counter grew over all steps, or None if there is no such counter.
 
-    times: of its readings `own`.
+    `times` are those of the readings `own`.
     """
     found: int | None = None
     for step in steps:
@@ -329,6 +344,6 @@ def _grown(
             continue
         latest, before = own[last - 1], own[first - 1] if first else {}
         if before and latest.get("bytes_acked", 0) < before.get("bytes_acked", 0):
-            before = own[first]  # the connection was made anew
+            before = own[first]  # the connection was re-established
         found = (found or 0) + latest[name] - before.get(name, 0)
     return found

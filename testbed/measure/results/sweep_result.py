@@ -1,4 +1,4 @@
-"""What `sweep.json` holds, typed. Times are real seconds, sizes real bytes, whatever the scale."""
+"""Typed models of `sweep.json`, in real seconds and bytes whatever the scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from testbed.measure.fidelity.verdict import Status, worst
 from testbed.measure.results.base_model import ResultModel
 from testbed.measure.results.committed_work import Work
-from testbed.measure.results.notebook_views import frame
+from testbed.measure.results.notebook_views import make_frame
 from testbed.measure.results.records import read_model
 from testbed.measure.results.run_directory import write_json
 from testbed.spec.sweep_axes import Axis
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
 SWEEP = "sweep.json"
 Clock = Literal["model", "virtual", "real"]
 
-# What the columns of the table hold, behind one for each axis; times in seconds.
+# The columns of the table, after one column for each axis; times in seconds.
 COLUMNS = {
-    "variant": "by its name; of a scenario without variants the algorithm",
-    "step_time_s": "measured, the median; where nothing was, by the model",
-    "low_s": "lower end of the median's interval; empty where nothing was measured",
-    "high_s": "its upper end",
-    "confidence": "of that interval: that of order statistics, 0.95 or more from six trials on",
-    "trials": "that were measured; 0: by the model",
-    "clock": "model, virtual, real",
-    "verdict": "trusted, caution, untrusted; empty where nothing was measured",
-    "predicted_s": "by the model",
-    "work_per_s": "work done over the time that it took, stalls included; where nothing was measured, by the model",
-    "work_unit": "of what: tokens, where they are counted, else steps",
-    "wan_bytes": "payload between buildings in a step, by the plan",
-    "limited_by": "what limited the step that was measured",
-    "misfit": "why there is no such point: what the scenario would be refused for",
-    "run": "the folder of the run, within the sweep's",
+    "variant": "name of the variant; of the algorithm if the scenario has no variants",
+    "step_time_s": "measured median; the model's prediction if nothing was measured",
+    "low_s": "lower end of the median's confidence interval; empty if nothing was measured",
+    "high_s": "upper end of the interval",
+    "confidence": "confidence of the interval, by order statistics: at least 0.95 from six trials on",
+    "trials": "number of measured trials; 0 if only predicted",
+    "clock": "model, virtual or real",
+    "verdict": "trusted, caution or untrusted; empty if nothing was measured",
+    "predicted_s": "the model's prediction",
+    "work_per_s": "work per second, stalls included; the model's prediction if nothing was measured",
+    "work_unit": "unit of the work: tokens if they are counted, else steps",
+    "wan_bytes": "payload between buildings per step, according to the plan",
+    "limited_by": "what limited the measured step",
+    "misfit": "why there is no such point: the error that the scenario would be refused with",
+    "run": "run directory, relative to the sweep's",
 }
 
 
 class SweepAxis(ResultModel):
-    """An axis. numbers: where its values are, in `unit`; None where they are words."""
+    """An axis of a sweep: one scenario field and its values."""
 
     path: str
     label: str
-    texts: tuple[str, ...]
-    numbers: tuple[float, ...] | None
+    texts: tuple[str, ...] = Field(description="The values as text.")
+    numbers: tuple[float, ...] | None = Field(description="The values in `unit`; null if they are words.")
     unit: str
     log: bool
 
     @classmethod
     def of(cls, axis: Axis) -> SweepAxis:
-        """As it was asked for."""
+        """Return the record of a requested axis."""
         return cls(
             path=axis.path,
             label=axis.label,
@@ -65,7 +65,7 @@ class SweepAxis(ResultModel):
 
 
 class Measured(ResultModel):
-    """A variant's step as a run measured it: median and its interval, seconds."""
+    """A measured step time: the median and its confidence interval, in seconds."""
 
     median_s: float
     low_s: float
@@ -74,101 +74,101 @@ class Measured(ResultModel):
     trials: int
     status: Status
     limited_by: str
-    work: Work | None = Field(default=None, description="What its steps got done, and in what time.")
+    work: Work | None = Field(default=None, description="The work done, and the time it took.")
 
 
 class SweepFigure(ResultModel):
-    """A variant at a point. predicted_s: None where it was not asked."""
+    """The figures of one variant at one point of a sweep."""
 
     variant: str
     predicted_s: float
     wan_bytes: int
-    unmodelled: tuple[str, ...] = Field(default=(), description="What the model leaves out of it.")
-    work: Work | None = Field(default=None, description="A whole step, in the time that the model says.")
+    unmodelled: tuple[str, ...] = Field(default=(), description="What the model leaves out.")
+    work: Work | None = Field(default=None, description="A whole step, in the predicted time.")
     measured: Measured | None = None
 
     @property
     def predicted_work(self) -> Work:
-        """A whole step by the model; sweeps of earlier versions do not say what it works on."""
+        """A whole step by the model; sweeps of earlier versions do not record its workload."""
         return self.work or Work(steps=1, elapsed_s=self.predicted_s, workload="")
 
     @property
     def done(self) -> Work:
-        """As measured, else by the model."""
+        """The measured work, else the predicted one."""
         if self.measured is None:
             return self.predicted_work
         return self.measured.work or Work(steps=1, elapsed_s=self.measured.median_s, workload="")
 
     @property
     def step_time_s(self) -> float:
-        """As measured, else by the model."""
+        """The measured step time, else the predicted one."""
         return self.measured.median_s if self.measured else self.predicted_s
 
     @property
     def untrusted(self) -> bool:
-        """Whether it was measured and is not to be used."""
+        """Whether the measurement must not be used."""
         return self.measured is not None and self.measured.status == "untrusted"
 
 
 class SweepPoint(ResultModel):
-    """A scenario with one value of each axis."""
+    """A point of a sweep: the scenario with one value of each axis."""
 
-    at: tuple[int, ...] = Field(description="Which value of each axis, from 0.")
+    at: tuple[int, ...] = Field(description="Index of the value on each axis, from 0.")
     figures: tuple[SweepFigure, ...] = ()
     misfit: str | None = Field(default=None, description="Why there is no such point.")
-    run: str | None = Field(default=None, description="The folder of the run that measured it.")
+    run: str | None = Field(default=None, description="Directory of the run that measured it.")
 
 
 class Sweep(ResultModel):
-    """A sweep, as its `sweep.json` has it. clock: by which points were measured; model: none was."""
+    """The results of a sweep, as stored in `sweep.json`."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     scenario: str
     axes: tuple[SweepAxis, ...]
     points: tuple[SweepPoint, ...]
-    clock: Clock
-    made: dict[str, str] = Field(description="With which versions, by which calibration, when.")
+    clock: Clock = Field(description="Clock of the measurements; `model` if nothing was measured.")
+    made: dict[str, str] = Field(description="Versions, calibration and date.")
     _folder: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def open(cls, folder: Path | str) -> Sweep:
-        """Of a sweep's folder. BadResult."""
+        """Read the sweep in a directory, or raise BadResult."""
         return read_model(Path(folder) / SWEEP, cls).at(Path(folder))
 
     def at(self, folder: Path) -> Sweep:
-        """The same, with the folder where its files are."""
+        """Set the directory where the sweep's files are, and return this sweep."""
         self._folder = folder.resolve()
         return self
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """The directory where the sweep's files are."""
         assert self._folder is not None
         return self._folder
 
     def write(self) -> None:
-        """Into its folder."""
+        """Write `sweep.json` into the sweep's directory."""
         write_json(self.folder / SWEEP, self.document())
 
     def document(self) -> dict[str, Any]:
-        """As `sweep.json` has it: with what was not set, too."""
+        """Return the content of `sweep.json`, including fields that were never set."""
         return self.model_dump(mode="json", by_alias=True)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """All names, in the scenario's order."""
+        """The names of all variants, in scenario order."""
         return tuple(dict.fromkeys(figure.variant for point in self.points for figure in point.figures))
 
     @property
     def status(self) -> Status | None:
-        """The worst of what was measured; None where nothing was."""
+        """The worst verdict of all measurements; None if nothing was measured."""
         found = [one.measured.status for point in self.points for one in point.figures if one.measured]
         return worst(found) if found else None
 
     def frame(self) -> pandas.DataFrame:
-        """A row per point and variant: a column for each axis, by its path, then COLUMNS."""
+        """Return a row per point and variant, with a column for each axis (by its path), then COLUMNS."""
         columns = {**{axis.path: "its value" for axis in self.axes}, **COLUMNS}
-        return frame([row for point in self.points for row in self._rows(point)], columns)
+        return make_frame([row for point in self.points for row in self._rows(point)], columns)
 
     def _rows(self, point: SweepPoint) -> list[tuple[object, ...]]:
         at = tuple(axis.texts[index] for axis, index in zip(self.axes, point.at, strict=True))

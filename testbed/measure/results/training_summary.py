@@ -1,4 +1,4 @@
-"""What a summary says of a step's plan: predicted and measured, what its time went to, who sent what."""
+"""Training figures of `summary.json`: how a step's time divides, predicted and measured, and bytes by tier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.comm.collectives import between_groups
-from testbed.measure.results.summary import StepResult, held_against, middle_step, undisturbed
+from testbed.measure.results.summary import StepResult, compare_prediction, middle_step, undisturbed_steps
 from testbed.prediction.dry_run import DryRun
 from testbed.prediction.timeline import (
     Spans,
@@ -24,14 +24,14 @@ from testbed.workload.job.training import Training
 from testbed.workload.plan import JobPlan
 from testbed.workload.schedules import SearchResult
 
-WHERE = {"wan": "between buildings", "building": "inside buildings", "rank": "within ranks"}
-"""What ranks waited for, by its tier, in words."""
+TIER_TEXTS = {"wan": "between buildings", "building": "inside buildings", "rank": "within ranks"}
+"""Description of each tier in which ranks wait for communication."""
 
 
-def spans_of(
+def step_spans(
     samples: Sequence[Mapping[str, Any]], step: StepResult, plan: JobPlan
 ) -> list[list[tuple[float, float]]]:
-    """When each operation of each rank began and ended in one step, in emulated seconds from its start."""
+    """Return start and end of each rank's operations in one step, in emulated seconds from the step's start."""
     found = [[(0.0, 0.0)] * len(own) for own in plan.ranks]
     for sample in samples:
         if sample["step"] == step.index and sample["operation"] != "step":
@@ -48,56 +48,56 @@ def training_summary(
     predicted: Timeline | None,
     scale: Scale,
 ) -> dict[str, Any]:
-    """Of one variant, which has this algorithm, in real units; times of the step of median duration.
+    """Return the fields of `Training` for one variant, in real units; times are those of the median step.
 
-    predicted: None where the model says nothing of such a scenario.
+    `predicted` is None if the model does not cover the scenario.
     """
     median = middle_step(steps)
-    spans = spans_of(samples, median, workload.plan)
-    said = None
+    spans = step_spans(samples, median, workload.plan)
+    prediction = None
     if predicted is not None:
         measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
-        said = {
-            **held_against(scale.real_s(predicted.step_time_s), measured_s),
+        prediction = {
+            **compare_prediction(scale.real_s(predicted.step_time_s), measured_s),
             **_split(
                 break_down_step(predicted.plan or workload.plan, predicted.spans, workload.buildings), scale
             ),
         }
     return {
-        **_scheduled(workload.training, spans),
-        "predicted": said,
+        **_schedule(workload.training, spans),
+        "predicted": prediction,
         "measured": _split(break_down_step(workload.plan, spans, workload.buildings), scale),
-        "critical_path": _by_kind(workload.plan, spans, workload.buildings, scale),
-        "bytes": _tiers(workload, algorithm, steps, scale),
+        "critical_path": _critical_path(workload.plan, spans, workload.buildings, scale),
+        "bytes": _bytes(workload, algorithm, steps, scale),
         "median_step": median.index,
     }
 
 
-def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
-    """What a step with `parallelism` has beyond others: a schedule, a mesh, activations that it keeps."""
+def _schedule(training: Training | None, spans: Spans) -> dict[str, Any]:
+    """Return what only steps with `parallelism` have: schedule, mesh, activation memory."""
     if training is None:
         return {}
     searched = training.schedule.searched
     return {
         "schedule": training.schedule.name,
-        **({} if searched is None else {"searched": _searched(searched)}),
+        **({} if searched is None else {"searched": _search(searched)}),
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
         "training_steps": training.training_steps,
         "mesh": {name: count for name, count in training.mesh.outside.items() if count > 1},
-        "layers_per_stage": _unlike(training.layers),
-        "microbatches_per_replica": _unlike(training.microbatches),
+        "layers_per_stage": _if_different(training.layers),
+        "microbatches_per_replica": _if_different(training.microbatches),
         "not_emulated": training.mesh.within_ranks,
         "peak_activation_bytes": [round(peak) for peak in peak_activation_bytes(training.plan, spans)],
     }
 
 
-def _unlike(counts: Sequence[int]) -> list[int]:
+def _if_different(counts: Sequence[int]) -> list[int]:
     return list(counts) if len(set(counts)) > 1 else []
 
 
-def _searched(found: SearchResult) -> dict[str, Any]:
-    """What a search says of its schedule: of the pipeline alone, without what comes after it, in real time."""
+def _search(found: SearchResult) -> dict[str, Any]:
+    """Return the result of a schedule search: times of the pipeline alone, without what follows it, in real seconds."""
     bounds_s = {str(chunks): bound_s for chunks, bound_s in found.bounds_s.items()}
     return {"step_s": found.step_s, "bounds_s": bounds_s, "known": dict(found.known)}
 
@@ -113,8 +113,10 @@ def _split(split: TimeBreakdown, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _by_kind(plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale) -> list[dict[str, Any]]:
-    """Seconds of the critical path by kind, and in how many links of it."""
+def _critical_path(
+    plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale
+) -> list[dict[str, Any]]:
+    """Return time and number of links of the critical path by kind of operation, longest first."""
     found: dict[str, list[float]] = {}
     for link in find_critical_path(plan, spans, buildings):
         found.setdefault(link.kind, []).append(link.end_s - link.start_s)
@@ -124,46 +126,47 @@ def _by_kind(plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale
     ]
 
 
-def _tiers(
+def _bytes(
     workload: Workload, algorithm: str, steps: Sequence[StepResult], scale: Scale
 ) -> dict[str, dict[str, int]]:
-    """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
-    expected = _planned(workload, algorithm, scale)
-    observed = [by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed(steps)]
+    """Return payload bytes per step by tier: according to the plan, and as sent (median)."""
+    expected = _planned_bytes(workload, algorithm, scale)
+    observed = [
+        bytes_by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed_steps(steps)
+    ]
     return {
         tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
         for tier, count in expected.items()
     }
 
 
-def by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
-    """Real bytes inside buildings and between them, of emulated ones."""
+def bytes_by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
+    """Return real bytes inside buildings and between them, from emulated bytes by pair of ranks."""
     crossing = between_groups(pairs, buildings)
     inside = sum(pairs.values()) - crossing
     return {"building": round(scale.real_bytes(inside)), "wan": round(scale.real_bytes(crossing))}
 
 
-def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]:
-    """Real bytes of a step by tier, as the plan has them."""
-    return by_tier(sum_pairs(workload.pairs(algorithm).values()), workload.buildings, scale)
+def _planned_bytes(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]:
+    return bytes_by_tier(sum_pairs(workload.pairs(algorithm).values()), workload.buildings, scale)
 
 
-def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
-    """What the model says of a step, in real units; bytes by tier. Only a step with `parallelism` has memory."""
+def summarise_prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
+    """Return the predicted figures of a step, in real units. Activation memory is set only for `parallelism`."""
     workload, spans = found.workload, found.timeline.spans
     return {
-        **_scheduled(workload.training, spans),
+        **_schedule(workload.training, spans),
         "step_time_s": scale.real_s(found.timeline.step_time_s),
         **_split(break_down_step(workload.plan, spans, workload.buildings), scale),
-        "bytes": _planned(workload, found.algorithm, scale),
+        "bytes": _planned_bytes(workload, found.algorithm, scale),
     }
 
 
-def limited_words(split: Mapping[str, Any], waiting: str = "pipeline bubbles") -> str:
-    """One sentence on what a step spends its time on, the most first; waiting: what its bubble is called."""
+def describe_time_split(split: Mapping[str, Any], waiting: str = "pipeline bubbles") -> str:
+    """Say in one sentence where a step's time goes, largest share first; `waiting` names the bubble."""
     parts = {waiting: split["bubble_s"], "computing": split["compute_s"]}
     for entry in split["exposed"]:
-        where = WHERE[entry["tier"]]
+        where = TIER_TEXTS[entry["tier"]]
         parts[f"{entry['kind']} {where}"] = entry["seconds"]
     total_s = sum(parts.values())
     shares = [(seconds / total_s, name) for name, seconds in parts.items() if seconds >= 0.01 * total_s]

@@ -1,7 +1,7 @@
-"""Files of a run that is not over or failed: shard folders, live log, dumps kept.
+"""Files of a run in progress or failed: shard directories, the live log, dumps of a failure.
 
-What a guest has measured depends on nothing but what is asked and what carries it out. So a shard that is finished
-stays finished: when the run is stopped its record is kept, beside the run's folder, and the same command takes it up.
+A guest's measurement depends only on the request and on the software that runs it. So the record of a finished shard is
+kept next to the run directory when the run is stopped, and the same command resumes from it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.flight_recorder import DUMPS, FLIGHT, RankDump
-from testbed.measure.results.run_directory import RunDirectory, hand_over
+from testbed.measure.results.run_directory import RunDirectory, chown_to_sudo_user
 from testbed.measure.results.shards import FIGURES
 
 SHARDS = "shards"  # below the partial run directory
-KEPT = ".parts"  # beside it: a folder for each run that was stopped
+KEPT = ".parts"  # next to the run directory: a directory for each stopped run
 FINISHED = "finished.json"
-"""In a shard's folder once all of its record is there, written last: how it ended."""
+"""File in a shard's directory that says how it ended; written last, when the record is complete."""
 LOCK = "lock"
 
 
 class ShardFolders:
-    """A run's shards, each in `folder`/NUMBER.
+    """The shard directories of a run, each at `folder`/NUMBER.
 
     Args:
-        directory: The run's.
-        identity: Names all that its shards' records depend on; None where they would not be the same again.
+        directory: The run directory.
+        identity: A name for everything that the shards' records depend on; None if they are not reproducible.
     """
 
     def __init__(self, directory: RunDirectory, identity: str | None) -> None:
@@ -39,26 +39,25 @@ class ShardFolders:
         self._lock: int | None = None
         if identity is not None:
             kept = directory.path.parent / KEPT / identity
-            with contextlib.suppress(
-                OSError
-            ):  # the same command runs already, or others' parts: this keeps nothing
-                self._lock = _locked(kept)
+            # fails if the same command is already running, or the directory belongs to another user: keep nothing
+            with contextlib.suppress(OSError):
+                self._lock = _lock(kept)
                 self.folder = kept
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()  # of one that was killed
+        self._remove_unfinished()  # left by a run that was killed
 
     @property
     def outlive(self) -> bool:
-        """Whether finished ones are kept when the run is stopped."""
+        """Whether finished shards are kept when the run is stopped."""
         return self._lock is not None
 
     @property
     def finished(self) -> set[int]:
-        """The numbers of the shards whose records are whole."""
+        """The numbers of the shards with complete records."""
         return {int(file.parent.name) for file in self.folder.glob(f"*/{FINISHED}")}
 
     def stop(self) -> int:
-        """The run was stopped: keep what is finished, if that outlives it, and nothing else; returns how many."""
+        """Keep the finished shards of a stopped run, if they outlive it, and return how many were kept."""
         self._remove_unfinished()
         count = len(self.finished) if self.outlive else 0
         if not count:
@@ -67,10 +66,10 @@ class ShardFolders:
         return count
 
     def remove(self) -> None:
-        """The run is written, or nothing is worth keeping."""
+        """Remove all shard directories."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.outlive:
-            with contextlib.suppress(OSError):  # others' parts are in it
+            with contextlib.suppress(OSError):  # not empty: shards of other runs
                 self.folder.parent.rmdir()
         self._unlock()
 
@@ -85,8 +84,8 @@ class ShardFolders:
             self._lock = None
 
 
-def _locked(folder: Path) -> int:
-    """Make a folder this process's own: the descriptor that holds it. OSError if it may not, or another has it."""
+def _lock(folder: Path) -> int:
+    """Lock a directory for this process and return the lock's file descriptor; OSError if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -100,22 +99,22 @@ def _locked(folder: Path) -> int:
 LIVE = "live.jsonl"
 RANK_FILES = "rank-*.jsonl"
 RUN, PHASE, STEP, PARTS, NETWORK, LINKS, EVENT = "run", "phase", "step", "parts", "network", "links", "event"
-"""Kinds of records."""
+"""The kinds of records in a live log."""
 
 
 class LiveLog:
-    """Appends records, each at once and whole, so that a reader finds them."""
+    """An append-only JSON-lines log of a run in progress, flushed line by line for readers."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LIVE
         self._file = self.path.open("a", buffering=1)
 
     def add(self, kind: str, record: Mapping[str, Any]) -> None:
-        """One more."""
+        """Append a record."""
         self._file.write(json.dumps({"kind": kind, **record}) + "\n")
 
     def close(self, *, remove: bool = False) -> None:
-        """No more will come; remove: nor is it of use to anybody."""
+        """Close the log, and delete it if `remove` is set."""
         self._file.close()
         if remove:
             self.path.unlink(missing_ok=True)
@@ -125,17 +124,22 @@ FAILED_SUFFIX, FAILURE, SCENARIO = ".failed", "failure.txt", "scenario.yaml"
 
 
 def failed_path(run: Path) -> Path:
-    """Where what stays of a run stands."""
+    """Return the directory where the remains of a failed run are kept."""
     return run.with_name(run.name + FAILED_SUFFIX)
 
 
-def keep_failed(run: Path, shards: Path, words: str) -> Path | None:
-    """Move the flight recorders' dumps of the shard that failed to `<run>.failed`, in place of what was there.
+def keep_failed(run: Path, shards: Path, reason: str) -> Path | None:
+    """Move the flight recorders' dumps of the failed shard to `<run>.failed`, replacing what was there.
 
-    run: the run's folder, which there is not. shards: the folder of all shards' folders. words: why it failed. Returns
-    where they are, with the shard's scenario and the words; None where no rank had begun anything.
+    Args:
+        run: The run directory that the run would have had.
+        shards: The directory of all shard directories.
+        reason: Why the run failed; it is stored with the dumps and the shard's scenario.
+
+    Returns:
+        The directory with the dumps; None if no rank had started an operation.
     """
-    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if _has_something(dumps)]
+    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if _has_entries(dumps)]
     failed = [shard for shard in left if not (shard / FIGURES).exists()]
     if not failed:
         return None
@@ -145,10 +149,10 @@ def keep_failed(run: Path, shards: Path, words: str) -> Path | None:
     shutil.move(failed[0] / FLIGHT, target / FLIGHT)
     if (failed[0] / SCENARIO).exists():
         shutil.copy(failed[0] / SCENARIO, target / SCENARIO)
-    (target / FAILURE).write_text(words + "\n")
-    hand_over(target)
+    (target / FAILURE).write_text(reason + "\n")
+    chown_to_sudo_user(target)
     return target
 
 
-def _has_something(dumps: Path) -> bool:
+def _has_entries(dumps: Path) -> bool:
     return any(RankDump.read(path).entries for path in dumps.glob(DUMPS))

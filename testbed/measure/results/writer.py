@@ -1,4 +1,4 @@
-"""Writes a run's directory from the records of its shards: the only way in which one comes to be."""
+"""Writer of run directories: every one is made here, from the records of its shards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from testbed.measure.results.manifest import (
     Manifest,
     RunFingerprint,
     ShardEntry,
-    fingerprint_of,
+    compute_fingerprint,
 )
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.result import SUMMARY, Result, Variant
-from testbed.measure.results.run_directory import RunDirectory, surroundings, write_json, write_lines
+from testbed.measure.results.run_directory import RunDirectory, describe_environment, write_json, write_lines
 from testbed.measure.results.shard_merge import Records, merge_records, merge_variants
 from testbed.measure.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
 from testbed.spec.scale import Scale
@@ -29,7 +29,7 @@ from testbed.spec.scenario import Scenario
 
 @dataclass(frozen=True)
 class ShardTimes:
-    """How long a shard's guest was up, in virtual and in wall time, and the memory that it used."""
+    """Uptime of a shard's guest, in virtual and in wall seconds, and the memory that it used."""
 
     virtual_s: float
     wall_s: float
@@ -38,10 +38,11 @@ class ShardTimes:
 
 @dataclass(frozen=True)
 class BackendResult:
-    """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
+    """The result of a backend: the shards' records in order, and facts about the clock that they ran under.
 
-    wall_s: all of them. memory_bytes and jobs: of guests, the memory that each may use. times: by shard, of guests.
-    expected: said of guests before they began, memory of the largest. kernel_image: of guests' kernel, its hash.
+    All fields but `records` and `wall_s` (the total) are set for guests only. `memory_bytes` is the limit of each
+    guest, `jobs` the number run in parallel, `times` are by shard. `expected_*` are estimates made before the run.
+    `kernel_image` is the hash of the guests' kernel.
     """
 
     records: Sequence[ShardRecord]
@@ -54,9 +55,9 @@ class BackendResult:
     kernel_image: str | None = None
 
 
-def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: BackendResult) -> Result:
-    """All files of a run, from its shards' records; returns what `summary.json` holds."""
-    shards, folder = carried.records, directory.partial
+def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, outcome: BackendResult) -> Result:
+    """Write all files of a run from its shards' records, and return the content of `summary.json`."""
+    shards, folder = outcome.records, directory.partial
     records = merge_records(shards)
     variants = merge_variants(scenario, scale, shards, records)
     first = shards[0].figures
@@ -72,8 +73,8 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
     )
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
     write_lines(folder / SAMPLES, records.samples)
-    manifest = _manifest(scenario, carried, variants, records)
-    fingerprint = _fingerprint(folder / SAMPLES, scenario, scale, carried, manifest)
+    manifest = _manifest(scenario, outcome, variants, records)
+    fingerprint = _fingerprint(folder / SAMPLES, scenario, scale, outcome, manifest)
     write_json(folder / MANIFEST, manifest.model_copy(update={"fingerprint": fingerprint}).document())
     write_json(folder / SUMMARY, result.document())
     write_lines(folder / LINKS, records.links)
@@ -83,23 +84,23 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
     if scenario.all_events or records.events:
         write_lines(folder / EVENTS, records.events)
     for shard in shards:
-        _keep_files(shard, folder)
+        _move_files(shard, folder)
     return result
 
 
 def _manifest(
-    scenario: Scenario, carried: BackendResult, variants: Sequence[Variant], records: Records
+    scenario: Scenario, outcome: BackendResult, variants: Sequence[Variant], records: Records
 ) -> Manifest:
-    """The first shard's, with what is the whole run's."""
-    shards = carried.records
+    """Return the first shard's manifest with the fields of the whole run filled in."""
+    shards = outcome.records
     first = shards[0].figures.manifest
-    here = surroundings()
+    here = describe_environment()
     changes = {
         **{key: here[key] for key in ("testbed_version", "created", "versions")},
         "command": tuple(here["command"]),
         "host": type(first.host).model_validate(here["host"]),
         "seed": scenario.seed,
-        "clock": _clock(first, carried),
+        "clock": _clock(first, outcome),
         "control": {variant.name: variant.control.document() for variant in variants},
         "captures": tuple(_captures(shards)),
         "fabrics": _other_fabrics(shards),
@@ -117,35 +118,35 @@ def _manifest(
 
 
 def _fingerprint(
-    samples: Path, scenario: Scenario, scale: Scale, carried: BackendResult, manifest: Manifest
+    samples: Path, scenario: Scenario, scale: Scale, outcome: BackendResult, manifest: Manifest
 ) -> RunFingerprint:
     kernel, clock = manifest.clock.kernel or manifest.host.kernel, manifest.clock
-    return fingerprint_of(
+    return compute_fingerprint(
         samples,
         scenario,
         scale,
         clock=f"{clock.kind}, {clock.cpu_time}" if clock.kind == "virtual" else clock.kind,
-        kernel=kernel if carried.kernel_image is None else f"{kernel}, image {carried.kernel_image}",
+        kernel=kernel if outcome.kernel_image is None else f"{kernel}, image {outcome.kernel_image}",
         link_engine=manifest.link_engine,
         datapath=manifest.datapath,
         versions=manifest.versions,
     )
 
 
-def _clock(first: Manifest, carried: BackendResult) -> ClockRecord:
-    """Of a whole scenario in one network, that network's; else with what carried the shards."""
-    shards = carried.records
+def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
+    """Return the first shard's clock; for a run split into shards, with the facts about all of them."""
+    shards = outcome.records
     if shards[0].shard.variant is None:
         return first.clock
-    changes: dict[str, Any] = {"wall_s": carried.wall_s}
-    if carried.times:
+    changes: dict[str, Any] = {"wall_s": outcome.wall_s}
+    if outcome.times:
         names = ("memory_bytes", "jobs", "expected_wall_s", "expected_memory_bytes")
-        changes |= {"kernel": first.host.kernel} | {name: getattr(carried, name) for name in names}
+        changes |= {"kernel": first.host.kernel} | {name: getattr(outcome, name) for name in names}
     entries = []
     for number, record in enumerate(shards):
         shard = record.shard
         assert shard.variant is not None
-        times = carried.times[number] if carried.times else None
+        times = outcome.times[number] if outcome.times else None
         entries.append(
             ShardEntry(
                 variant=shard.variant,
@@ -159,7 +160,7 @@ def _clock(first: Manifest, carried: BackendResult) -> ClockRecord:
 
 
 def _other_fabrics(shards: Sequence[ShardRecord]) -> dict[str, Record]:
-    """The networks of variants that differ from the first one's."""
+    """Return the fabrics of the variants that differ from the first variant's, by variant."""
     first = shards[0].figures.manifest.fabric
     own = {
         record.shard.variant: record.figures.manifest.fabric
@@ -176,7 +177,7 @@ def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:
 
 
 def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
-    """A file's records, each with its shard's variant and first trial, if there are several; times are the shard's."""
+    """Yield a file's records, each marked with its shard if there are several; times stay those of the shard."""
     for record in shards:
         lines = record.controller if name == CONTROLLER else record.rules
         shard = record.shard
@@ -185,15 +186,15 @@ def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
             yield {**mark, **line}
 
 
-def _keep_files(record: ShardRecord, folder: Path) -> None:
-    """A shard's captures and dumps, and what watched the machine where there is one network only."""
+def _move_files(record: ShardRecord, folder: Path) -> None:
+    """Move a shard's captures and dumps to the run directory, and the host monitors if there is only one shard."""
     for name in (CAPTURES, FLIGHT):
-        if (kept := record.folder / name).exists():
+        if (source := record.folder / name).exists():
             target = folder / name
             if record.shard.variant is not None:
                 target.mkdir(exist_ok=True)
                 target /= record.shard.folder
-            shutil.move(kept, target)
+            shutil.move(source, target)
     if record.shard.variant is None:
         for file in record.folder.glob(MONITORS):
             shutil.move(file, folder / file.name)

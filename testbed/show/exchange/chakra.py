@@ -15,7 +15,7 @@ from testbed.measure.results.records import SAMPLES
 from testbed.measure.results.result import SUMMARY, Result
 from testbed.measure.results.run_directory import BadResult
 from testbed.measure.results.summary import gather_steps, middle_step
-from testbed.measure.results.training_summary import spans_of
+from testbed.measure.results.training_summary import step_spans
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.job import Workload, workload_of
@@ -134,7 +134,7 @@ def _measured(folder: Path, variant: str | None) -> ExportedJob:
         step = middle_step(gather_steps(samples, len(workload.plan.ranks)))
     except ValueError as error:
         raise BadResult(f"{folder / SAMPLES}: {name}: {error}") from None
-    spans = spans_of(samples, step, workload.plan)
+    spans = step_spans(samples, step, workload.plan)
     times = [[(scale.real_s(begin), scale.real_s(end - begin)) for begin, end in own] for own in spans]
     took_s = {
         (rank, number): times[rank][number][1]

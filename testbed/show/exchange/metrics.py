@@ -13,7 +13,7 @@ from typing import Literal
 from testbed.measure.fidelity.verdict import ORDER
 from testbed.measure.results.link_summary import LinkUse, PlaneBalance
 from testbed.measure.results.records import LinkReading
-from testbed.measure.results.result import Connections, Result, Split, Variant
+from testbed.measure.results.result import Connections, Result, TimeSplit, Variant
 from testbed.measure.results.serving_result import Latencies, Serving
 
 Kind = Literal["gauge", "counter", "summary"]
@@ -165,7 +165,7 @@ def _add_work(metrics: Metrics, variant: Variant, labels: Labels) -> None:
         metrics.add(name, unit, help_, [Point(labels, value)])
 
 
-def _parts(split: Split, labels: Labels) -> list[Point]:
+def _parts(split: TimeSplit, labels: Labels) -> list[Point]:
     found = [("compute", "rank", split.compute_s), ("bubble", "rank", split.bubble_s)]
     found += [(f"exposed {entry.kind}", entry.tier, entry.seconds) for entry in split.exposed]
     return [Point({**labels, "part": part, "tier": tier}, seconds) for part, tier, seconds in found]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.measure.results.manifest import MANIFEST
-from testbed.measure.results.records import EVENTS, SAMPLES, LinkKey, read_events, read_json, sample_of
+from testbed.measure.results.records import EVENTS, SAMPLES, LinkKey, parse_sample, read_events, read_json
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.measure.results.run_directory import partial_path
 from testbed.measure.results.shards import FIGURES
@@ -279,7 +279,7 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
     mark = f'"step": {step},'.encode()
     zero_s = scale.real_s(offset_s)
     lines = (one for path in files for one in records(path, mark) if one.get("step") == step)
-    ranks = drawn_operations([sample_of(one, scale) for one in lines])
+    ranks = drawn_operations([parse_sample(one, scale) for one in lines])
     kinds: dict[str, int] = {}
     names: dict[str, int] = {}
     columns: dict[str, list[float]] = {

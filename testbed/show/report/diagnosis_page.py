@@ -11,7 +11,7 @@ from testbed.measure.diagnosis import MEANINGS, Diagnosis, diagnose, read_eviden
 from testbed.measure.diagnosis.verdicts import impact_text, since_text, verdict_line
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.result import Variant
-from testbed.measure.results.summary import slower
+from testbed.measure.results.summary import is_slower_than_predicted
 from testbed.show.report.pages import render_page
 
 DIAGNOSIS_FILE = "diagnosis.html"
@@ -48,7 +48,7 @@ def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Dia
         if disturbed
         or (
             variant.predicted is not None
-            and slower(variant.step_time_s.median, variant.predicted.step_time_s)
+            and is_slower_than_predicted(variant.step_time_s.median, variant.predicted.step_time_s)
         )
     ]
     if not asked:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.measure.results.committed_work import rates_of
+from testbed.measure.results.committed_work import compute_rates
 from testbed.measure.results.records import JsonObject
 from testbed.measure.results.result import Result
 from testbed.prediction.step_flops import StepWork
@@ -56,7 +56,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     rows = compared_rows(document, confirmed)
     shown = paired(rows)
     work = StepWork(**document["work"]) if document["work"] else None
-    shown = [{**row, "rates": rates_of(work, whole_step_s(row))} for row in shown]
+    shown = [{**row, "rates": compute_rates(work, whole_step_s(row))} for row in shown]
     content = {
         "document": document,
         "confirmed": confirmed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from testbed.measure.results.committed_work import rates_of
+from testbed.measure.results.committed_work import compute_rates
 from testbed.measure.results.records import JsonObject
 from testbed.measure.results.result import Variant
 from testbed.net.paths.buffer_checks import ShortQueue
@@ -83,7 +83,7 @@ def _best(document: JsonObject, best: Row) -> str:
     told = [f"{time_text(step_s)} a step{'' if measured else ' by the model'}"]
     if document["work"]:
         work = StepWork(**document["work"])
-        if rates := rates_of(work, whole_step_s(best)):
+        if rates := compute_rates(work, whole_step_s(best)):
             told.append(rates_words(rates))
         told.append(_least(work.computing_s))
     elif recorded := document.get("recorded"):

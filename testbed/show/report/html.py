@@ -11,7 +11,7 @@ from typing import Any
 from testbed.measure.diagnosis import MEANINGS
 from testbed.measure.diagnosis.verdicts import since_text
 from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
-from testbed.measure.results.training_summary import WHERE
+from testbed.measure.results.training_summary import TIER_TEXTS
 from testbed.show.report.charts import (
     TIMELINE_RANKS,
     median_step,
@@ -150,7 +150,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
             continue
         rows = [{"what": "computing", "seconds": training["measured"]["compute_s"]}]
         rows += [
-            {"what": f"{entry['kind']}, {WHERE[entry['tier']]}", "seconds": entry["seconds"]}
+            {"what": f"{entry['kind']}, {TIER_TEXTS[entry['tier']]}", "seconds": entry["seconds"]}
             for entry in training["measured"]["exposed"]
         ]
         rows.append({"what": "waiting for others (bubble)", "seconds": training["measured"]["bubble_s"]})
@@ -161,7 +161,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
                 "schedule": None,  # of steps with `parallelism` alone
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
-                "tiers": [{"where": WHERE[tier], **sent} for tier, sent in training["bytes"].items()],
+                "tiers": [{"where": TIER_TEXTS[tier], **sent} for tier, sent in training["bytes"].items()],
                 "peak_bytes": max(training.get("peak_activation_bytes", ()), default=0),
             }
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from testbed.measure.results.committed_work import Work, same_steps, same_workload
+from testbed.measure.results.committed_work import Work, have_same_steps, have_same_workload
 from testbed.measure.results.manifest import Manifest, RunFingerprint, file_hash
 from testbed.measure.results.records import SAMPLES
 from testbed.measure.results.result import Result, StepTimes
@@ -58,14 +58,14 @@ class ComparedVariant:
     def speedup(self) -> float | None:
         """The other's work in the same time over the one's; None where they do not work on the same."""
         one, other = self.work
-        return other.per_second / one.per_second if same_workload(self.work) else None
+        return other.per_second / one.per_second if have_same_workload(self.work) else None
 
     @property
     def agrees(self) -> bool:
         """Whether both may well be the same; of trusted figures alone."""
         if "untrusted" in self.verdicts or self.speedup is None:
             return False
-        if not same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
+        if not have_same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
             return False
         if self.interval is None:
             return self.exact or abs(self.ratio - 1) <= MOST_LATE
@@ -186,7 +186,7 @@ def unequal_words(held: ComparedVariant) -> str:
     one, other = held.work
     if held.speedup is None:
         return f"{held.name}: a step is not the same work: {one.workload}; {other.workload}."
-    if same_steps(held.work):
+    if have_same_steps(held.work):
         return ""
     rates = f"{per_second_text(one.per_second)} and {per_second_text(other.per_second)} {one.unit}/s"
     return f"{held.name}: {rates}, {held.speedup:.4f}x the work in the same time."

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from testbed.measure.results.committed_work import Work, same_steps, same_workload
+from testbed.measure.results.committed_work import Work, have_same_steps, have_same_workload
 from testbed.measure.results.sweep_result import Measured, Sweep, SweepAxis, SweepFigure
 from testbed.spec.sweep_axes import GridPoint
 from testbed.spec.units import per_second_text, percent_text, time_text
@@ -48,7 +48,7 @@ def _of_curves(curves: Curves, off: float) -> Iterator[str]:
 def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
     """Say which line is the quickest, or gets most done where steps are unequal, from where to where."""
     found: list[tuple[str, list[int]]] = []
-    equal = all(same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
+    equal = all(have_same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     for index in range(len(axis.texts)):
         name = _quickest(series, index, off)
         if name is None:
@@ -83,7 +83,7 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
 def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
     """What may be held against each other at one value, by the line's name; nothing where the work is unlike."""
     found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
-    return found if same_workload(found.values()) else {}
+    return found if have_same_workload(found.values()) else {}
 
 
 def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
@@ -108,7 +108,7 @@ def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
                 works[best].per_second / works[least].per_second,
                 best,
                 least,
-                same_steps(works.values()),
+                have_same_steps(works.values()),
             )
     if not ratios:
         return None
@@ -132,9 +132,9 @@ def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
     begin, end = _alike({end: one.by_index[end] for end in (first, last)}).values()
     steps = f"{time_text(begin.step_s)} at {axis.texts[first]}, {time_text(end.step_s)} at {axis.texts[last]}"
     words = f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end.step_s / begin.step_s:.2f}x)"
-    if same_steps((begin, end)):
+    if have_same_steps((begin, end)):
         return words
-    if not same_workload((begin, end)):
+    if not have_same_workload((begin, end)):
         return f"{words}, which is not the same work"
     rates = f"{per_second_text(begin.per_second)} and {per_second_text(end.per_second)} {begin.unit}/s"
     return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
@@ -151,12 +151,12 @@ def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
     if not works:
         return
     ordered = sorted(works.items(), key=lambda entry: -entry[1].per_second)
-    if not same_workload(works.values()):
+    if not have_same_workload(works.values()):
         each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
         yield f"A step takes {each}; they are not the same work, and so not compared."
         return
     (name, best), *behind = ordered
-    if same_steps(works.values()):
+    if have_same_steps(works.values()):
         yield f"{name} is the quickest: {time_text(best.step_s)} a step."
         others = [f"{other} {time_text(work.step_s)}" for other, work in behind[:FEW]]
     else:
@@ -183,9 +183,9 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         equal = True
         for place in places:
             works = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
-            if works and same_workload(works.values()):
+            if works and have_same_workload(works.values()):
                 wins.update([max(works, key=lambda name: works[name].per_second)])
-                equal = equal and same_steps(works.values())
+                equal = equal and have_same_steps(works.values())
         told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
         if told:
             most = "The quickest" if equal else "Who gets most done in the same time,"
@@ -196,7 +196,7 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
         for name, place in ends
     ]
-    unlike = "" if same_steps(every.values()) else "; steps are not the same work at all points"
+    unlike = "" if have_same_steps(every.values()) else "; steps are not the same work at all points"
     yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
 
 

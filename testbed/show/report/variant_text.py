@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from testbed.measure.results.committed_work import Rates, Work, rates_of, same_steps
+from testbed.measure.results.committed_work import Rates, Work, compute_rates, have_same_steps
 from testbed.measure.results.result import Bytes, Variant
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import StepWork
@@ -120,7 +120,7 @@ def _comparison(best: Variant, other: Variant) -> str:
     if forbidden := _forbidden(best, other):
         return forbidden
     ratio = speedup(best, other)
-    if same_steps((best.done, other.done)):
+    if have_same_steps((best.done, other.done)):
         return _same_steps_words(best, other, ratio)
     if ratio <= 1 + _SAME_WITHIN:
         return (
@@ -230,5 +230,5 @@ def elapsed_words(done: Work) -> str:
 
 def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:
     """The same of a step that is predicted to take so long; empty where it trains no model."""
-    rates = rates_of(work, step_time_s)
+    rates = compute_rates(work, step_time_s)
     return f"{name}: {rates_words(rates)}." if rates else ""
