@@ -1,9 +1,8 @@
-"""A closed form for the step of a job that was recorded: a millisecond or so per configuration.
+"""Closed form for the step of a recorded job, about a millisecond per configuration.
 
-Every rank's operations go on along its streams as they wait for each other, each for as long as its kind of traffic
-takes when all groups of it are busy at once (`idle_rates`); no rank waits. That, or what the busiest part
-of the network carries of all kinds together, whichever takes longer. Links are those of shortest paths, as policies are
-all alike.
+Every rank runs its operations along its streams, by their dependencies. Each takes as long as its kind of traffic with
+all groups of it busy at once (`idle_rates`); ranks do not wait for each other. The result is that, or the load of the
+busiest network part over all kinds of traffic if longer. Paths are shortest paths; policies make no difference.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "work
 
 @dataclass(frozen=True)
 class _Traffic:
-    """A kind of it; collective: "" for messages. algorithm: by which, "" for the scenario's."""
+    """A kind of traffic. collective: "" for messages. algorithm: "" for the scenario's."""
 
     kind: str
     collective: str = ""
@@ -46,7 +45,7 @@ class _Traffic:
 
 @dataclass
 class _Use:
-    """Of a kind of traffic: bytes of the rank that has most; groups, or pairs of which one sends to the other."""
+    """The use of a kind of traffic: bytes of the busiest rank; its groups, or (sender, receiver) pairs."""
 
     size_bytes: float
     joined: set[tuple[int, ...]]
@@ -54,7 +53,7 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Action:
-    """Of a rank: waits for others by their numbers, takes seconds, or as long as so many bytes of a kind of traffic."""
+    """An operation: its dependencies by number, and either its duration or the bytes of a kind of traffic."""
 
     waits: tuple[int, ...]
     seconds: float = 0.0
@@ -63,7 +62,7 @@ class _Action:
 
 
 class RecordedScreener:
-    """Says what configurations of a scenario with a trace should take, roughly; most, coarse: as of `Screener`."""
+    """Estimates step times of a scenario with a trace; `most` and `coarse` as in `Screener`."""
 
     most = 20_000
     coarse = (PLACEMENT, MAPPING, "topology", "algorithms")
@@ -76,12 +75,12 @@ class RecordedScreener:
         self._paces: dict[str, IdleCost] = {}
 
     def looks_at(self, path: str) -> bool:
-        """Whether it knows of values at that path of a scenario."""
+        """Whether the estimate depends on the value at this path of a scenario."""
         named = (PLACEMENT, MAPPING, ALGORITHMS, "algorithms")
         return path in named or path.startswith((f"{ALGORITHMS}.", "topology"))
 
     def step_s(self, changes: Changes) -> float | None:
-        """Seconds; None for what does not fit."""
+        """Return the estimate in seconds; None for an invalid configuration."""
         seen = {path: value for path, value in changes.items() if self.looks_at(path)}
         try:
             paces = {traffic: self._pace(traffic, seen) for traffic in self._uses}
@@ -95,7 +94,7 @@ class RecordedScreener:
 
     @cached_property
     def _plan(self) -> JobPlan:
-        """As the trace has it, whatever the scenario chooses."""
+        """The plan as recorded, before the scenario's choices."""
         given = {"placement": None, "mapping": None, "algorithms": None}
         workload = self._scenario.workload.model_copy(update=given)
         alone = self._scenario.model_copy(update={"workload": workload, "explore": None})
@@ -103,7 +102,7 @@ class RecordedScreener:
 
     @cached_property
     def _programs(self) -> list[tuple[_Action, ...]]:
-        """What ranks do, once for all that do alike."""
+        """The distinct programs of all ranks."""
         return list(dict.fromkeys(self._program(own) for own in self._plan.ranks))
 
     def _program(self, own: Sequence[Operation]) -> tuple[_Action, ...]:
@@ -136,7 +135,7 @@ class RecordedScreener:
         return found
 
     def _pace(self, traffic: _Traffic, seen: Changes) -> IdleCost:
-        """ConfigError for what the scenario does not take."""
+        """Return the cost of a kind of traffic. Raises ConfigError for changes that the scenario does not take."""
         algorithm = self._algorithm(traffic, seen)
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
         key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
@@ -180,7 +179,7 @@ class RecordedScreener:
         return plan_traffic(plan, self._scenario.workload.itemsize)
 
     def _network(self, seen: Changes) -> tuple[Network, Sequence[str]]:
-        """With the building of every host of a rank."""
+        """Return the network and the building of each rank's host."""
         own = {path: value for path, value in seen.items() if path.startswith("topology")}
         key = json.dumps(own, sort_keys=True)
         if key not in self._networks:
@@ -194,14 +193,14 @@ class RecordedScreener:
 def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
     if isinstance(operation, Message):
         return _Traffic(operation.kind)
-    # of rows whose counts differ, as if they were equal
+    # uneven rows count as if they were even
     if operation.uneven:
         return _Traffic(operation.kind, "all_to_all")
     return _Traffic(operation.kind, operation.collective, operation.algorithm)
 
 
 def _along(program: Sequence[_Action], paces: Mapping[_Traffic, IdleCost]) -> float:
-    """When the last of a rank's operations is over."""
+    """Return when the last of a rank's operations ends."""
     ends: list[float] = []
     for action in program:
         begin_s = max([ends[number] for number in action.waits], default=0.0)

@@ -1,4 +1,4 @@
-"""Connections between ranks on a fluid network: one for all messages of a pair, or several that share them."""
+"""Connections between ranks on a fluid network: one per pair, or several that share a pair's messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Action = Callable[[], None]
 
 
 class _Sending(NamedTuple):
-    """What a connection, by its key, is to carry over these paths. follows: as what was before has come."""
+    """What a connection has to send over these paths. follows: it starts as earlier parts arrive."""
 
     key: object
     ends: Ends
@@ -41,7 +41,7 @@ class _Sending(NamedTuple):
 
 
 class Connections:
-    """All of a job's."""
+    """All connections of a job."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Connections:
         kept: ConnectionState = NO_STATE,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
-        # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
+        # per lossy connection: when its queued data has left; how far its window is open, and since when
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
         self._lanes: dict[object, Channel] = {}
@@ -62,18 +62,27 @@ class Connections:
         self._before = kept
         self._legs: dict[object, tuple[HopSegment, ...]] = {}
 
-    overflowed = False  # what queues lose is in how long a message takes
+    overflowed = False  # the fluid model accounts for queue losses in message times
 
     @property
     def kept(self) -> ConnectionState:
-        """Of what was before this step and in it."""
+        """The state after this step, for the next one."""
         paces = {key: own.packets for key, own in self._openings.items() if own}
         return ConnectionState(self._lossy_windows, paces, self._fluid)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
     ) -> None:
-        """A message. taken: happens when sockets have it; left, come: called when it has left, and when it is there."""
+        """Send a message.
+
+        Args:
+            ends: Ranks of sender and receiver.
+            dscp: Traffic class.
+            size_bytes: Payload.
+            taken: Happens when the socket buffers hold all of it.
+            left: Called when it has left.
+            come: Called when it has arrived.
+        """
         network, key = self._network, (ends, dscp)
         if (lane := self._lanes.get(key)) is None:
             paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
@@ -96,7 +105,7 @@ class Connections:
             self._flow(_Sending(key, ends, dscp, lane.paths, *timed, turn), taken, left, come)
 
     def _lane(self, key: object, paths: Sequence[Path]) -> Channel:
-        """A connection's, from its first message on."""
+        """Create the channel of a connection's first message."""
         lane = self._lanes[key] = Channel.of(key, paths, self._network)
         return lane
 
@@ -118,7 +127,7 @@ class Connections:
             self._hop(key, sending, whole)
             buffer.put(whole_bytes, taken)
             return
-        # who follows has its connection's share already
+        # a follower's connection has its share already
         ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
         until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
@@ -149,7 +158,7 @@ class Connections:
         buffer.put(whole_bytes, taken)
 
     def _opening(self, key: object, path: Path, sending: _Sending) -> SlowStartRamp | None:
-        """None where its first pace is no less than its path's rate."""
+        """Return the ramp of a connection; None if its initial pace already reaches the path's rate."""
         if key not in self._openings:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, sending)
@@ -160,15 +169,15 @@ class Connections:
         return self._openings[key]
 
     def _slowest(self, path: Path) -> float:
-        """Bytes per second of its slowest part."""
+        """Return the rate of the slowest part in bytes per second."""
         return min(self._network.capacities[part] for part in path.parts)
 
     def _back_s(self, ends: Ends, dscp: int) -> float:
-        """What word of a message takes."""
+        """Return the one-way latency of an acknowledgement."""
         return self._network.paths_of(ends[::-1], dscp)[0].latency_s(0)
 
     def _round_trip_s(self, path: Path, sending: _Sending) -> float:
-        """Of a full packet."""
+        """Return the round trip of a full packet."""
         packet_bytes = path.serialisation.packet_bytes
         through_s = path.latency_s(packet_bytes) + packet_bytes / self._slowest(path)
         return through_s + self._back_s(sending.ends, sending.dscp)
@@ -196,7 +205,7 @@ class Connections:
         ).begin()
 
     def _arrive(self, in_time_s: float, gone: Sequence[Sent], come: Action) -> None:
-        """When all is there that was lost, too: more that is sent meanwhile may tell of it sooner."""
+        """Call `come` once lost packets are there too; later sends may reveal a loss sooner."""
         clock, there = self._clock, Event()
 
         def look() -> None:
@@ -212,7 +221,7 @@ class Connections:
         look()
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """Let windows over paths that lose packets be what messages leave, each of which waits for the one before."""
+        """Open the windows of lossy paths by the warm-up's messages, each of which waits for the one before."""
         for rank in range(ranks):
             self._go_round((rank, (rank + 1) % ranks), before)
 
@@ -229,12 +238,12 @@ class Connections:
             window.shift(at_s)
 
     def shift(self, seconds: float) -> None:
-        """Have it told from so much later on what windows are."""
+        """Move all windows' recorded times `seconds` back."""
         for window in self._lossy_windows.values():
             window.shift(seconds)
 
     def _lossy_window(self, key: object, path: Path, lossy: LossyConnection) -> LossyWindow:
-        """Of a connection, from its first message on."""
+        """Return a connection's window, created with its first message."""
         window = self._lossy_windows.get(key)
         if window is None:
             assert self._lateness.draw is not None
@@ -245,7 +254,7 @@ class Connections:
     def _lossy_until_s(
         self, key: object, lossy: LossyConnection | LossyDatagrams, size_bytes: float
     ) -> float:
-        """When so many bytes more have left a connection, for what losses do to it."""
+        """Return when this many more bytes have left a lossy connection."""
         now_s = self._clock.now_s
         begins_s = max(now_s, self._until_s.get(key, 0.0))
         if isinstance(lossy, LossyDatagrams):
@@ -273,7 +282,7 @@ class Connections:
             path = paths[channel]
             whole_bytes = part.size_bytes + part.segments * each_bytes
             latency_s = path.latency_s(whole_bytes)
-            if part.ends_bytes:  # whether any part of the message is late counts once
+            if part.ends_bytes:  # lateness of any of the message's parts counts once
                 used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
                 in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
                 latency_s += self._lateness.arrival_s(used, part.ends_bytes) - in_time_s
@@ -291,5 +300,5 @@ class Connections:
         return dealer
 
     def _turn(self) -> int | None:
-        """The next in queues, where messages come there at once."""
+        """Return the next rank in queues, where the transport sends messages at once."""
         return self._fluid.next_turn() if self._network.sends_at_once else None

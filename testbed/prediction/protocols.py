@@ -1,8 +1,8 @@
-"""Messages on a fluid network: what their ranks' software takes of them, and how protocols hand them over.
+"""Message protocols on a fluid network, and the software cost of messages at both ends.
 
-As `transport.protocols` and `transport.host_costs` do it: a rank works on one message after another, at both ends;
-messages of `rendezvous` leave once a note has come that they are waited for, those of `staged` go in chunks, of which
-no more are under way than there are slots.
+Models `transport.protocols` and `transport.host_costs`. A rank handles one message after another, at both ends. A
+`rendezvous` message leaves once the receiver has announced that it waits. A `staged` message goes in chunks, with at
+most one chunk per slot in flight.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
 
-SOON_S = 1e-9  # as far apart two moments are two, whatever digits clocks have
+SOON_S = 1e-9  # times further apart than this are distinct whatever the clock's rounding
 
 Key = tuple[object, ...]
 
 
 @dataclass(eq=False)
 class _Staged:
-    """A message in chunks: how many may leave, have, have come and wait, are leaving their slots, have left those."""
+    """A message in chunks, with its counters.
+
+    granted: chunks that may leave. begun: chunks that have left. waiting: chunks that arrived before their receive.
+    leaving: chunks that are being copied out of their slots, or have been. done: chunks copied out.
+    """
 
     ends: Ends
     dscp: int
@@ -45,10 +49,11 @@ class _Staged:
 
 @dataclass(eq=False)
 class _Line:
-    """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one.
+    """Messages of one key, in order.
 
-    unannounced: whose receiver has not said yet that it waits; announced: how many did of messages that are not there.
-    full: slots that chunks of announced messages are in, as the sender knows.
+    sends: messages with chunks to send. unreceived: messages without their receive. receives: receives without their
+    message. unannounced: messages whose receiver has not announced that it waits. announced: announcements without
+    their message. full: slots that hold chunks of announced messages, as the sender knows.
     """
 
     sends: deque[_Staged] = field(default_factory=deque)
@@ -63,9 +68,9 @@ MEAN = LossDelay()
 
 
 class Messaging(EventQueue):
-    """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
+    """The simulated clock and network, with messages sent over it.
 
-    burst_bytes: the most that any pair had to send at once.
+    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class Messaging(EventQueue):
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
-        self.soon: deque[Callable[[], None]] = deque()  # what happens in this moment, behind what else does
+        self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
         self.boxes: dict[Key, Mailbox] = {}
         self.lines: dict[Key, _Line] = {}
         self.connections: Connections | PersistentConnections
@@ -100,7 +105,7 @@ class Messaging(EventQueue):
             self.connections = Connections(self, network, self.fluid, lateness, kept)
 
     def pass_time(self) -> None:
-        """Until nothing is left that will happen."""
+        """Run until there are no more events."""
         agenda, soon, fluid, busy = self.agenda, self.soon, self.fluid, self.fluid.busy
         while True:
             now_s = self.now_s
@@ -117,23 +122,35 @@ class Messaging(EventQueue):
                 continue
             leaves_s = fluid.leaves_s()
             if agenda and agenda[0][0] <= leaves_s:
-                # what is told of messages that leave in this very moment happens in it
+                # callbacks of messages that leave at this very time belong to it
                 self.now_s = agenda[0][0]
-                if leaves_s - self.now_s > SOON_S:  # none does, most of the time
+                if leaves_s - self.now_s > SOON_S:  # usually no message leaves now
                     continue
             elif leaves_s > now_s:
                 self.now_s = leaves_s
             fluid.leave()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Act after so long."""
+        """Run the action after a delay."""
         if (at_s := self.now_s + seconds) > self.now_s:
             heappush(self.agenda, (at_s, next(self.number), action))
         else:
             self.soon.append(action)
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
-        """Begin to send; the event is that the connection has taken the last byte, or that it is known to be there."""
+        """Start to send a message.
+
+        Args:
+            key: Messages of one key arrive in order.
+            ends: Ranks of sender and receiver.
+            size_bytes: Payload.
+            dscp: Traffic class.
+            held: Whether the message waits for its receive.
+
+        Returns:
+            The event that the connection has taken the last byte or, where it is written directly into the receiver's
+            memory, that the sender knows it has arrived.
+        """
         taken, box = Event(), self._box(key)
         if self._copied:
             box.leave(lambda: self._stage(key, ends, size_bytes, dscp, taken), held=held)
@@ -153,7 +170,7 @@ class Messaging(EventQueue):
         return taken
 
     def receive(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Wait for the next message of this key; the event is that it is there."""
+        """Return the event that the next message of this key has arrived."""
         box = self._box(key)
         if self._copied:
             box.allow()
@@ -169,9 +186,9 @@ class Messaging(EventQueue):
         return box.receive()
 
     def put(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Begin to write into the other side's memory, and a signal behind it, whatever the protocol is.
+        """Start a one-sided write into the peer's memory, followed by a signal, whatever the protocol.
 
-        The event is as that of `send`. The other side's software has to do with the signal alone.
+        Returns the same event as `send`. The peer's software handles only the signal.
         """
         taken, box = Event(), self._box(key)
 
@@ -181,7 +198,7 @@ class Messaging(EventQueue):
         def begin() -> None:
             self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
 
-        if self.network.is_written(ends, size_bytes):  # it asks for its place
+        if self.network.is_written(ends, size_bytes):  # the sender first asks for the address
             self.later(self._asked_s(ends, dscp), begin)
         else:
             begin()
@@ -189,15 +206,15 @@ class Messaging(EventQueue):
         return taken
 
     def wait_signal(self, key: Key) -> Event:
-        """Wait for the next signal of this key."""
+        """Return the event that the next signal of this key has arrived."""
         return self._box(key).receive()
 
     def _back_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
-        """What word of so many bytes takes from where a message goes to where it comes from."""
+        """Return the latency of a reply of this size, from receiver to sender."""
         return self.lateness.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
 
     def _asked_s(self, ends: Ends, dscp: int) -> float:
-        """Until a question that goes where a message will has been answered."""
+        """Return the round trip of a request that takes the message's path, with its reply."""
         there_s = self.lateness.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
         return there_s + self._back_s(ends, dscp, NOTE_BYTES)
 
@@ -218,7 +235,7 @@ class Messaging(EventQueue):
         note: bool = False,
         worked: bool = True,
     ) -> None:
-        """Through the sender's software, the network and, where that is worked at once, the receiver's software."""
+        """Send through the sender's software, the network and, if `worked`, the receiver's software."""
         here, there = ends
 
         def come() -> None:
@@ -235,16 +252,16 @@ class Messaging(EventQueue):
             self.burst_bytes = max(self.burst_bytes, burst_bytes)
             self.connections.send(ends, dscp, size_bytes, taken, left, come)
 
-        if note and not worked:  # a card's own
+        if note and not worked:  # sent by the NIC itself
             begin()
         elif self.network.asks:
-            # what its pair still sends meanwhile it would have waited for anyway
+            # the pair's earlier data would delay it for as long anyway
             self._work(here, size_bytes, lambda: self.later(self._asked_s(ends, dscp), begin), note)
         else:
             self._work(here, size_bytes, begin, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
-        """A rank's software handles one message after the other; handing it over keeps none waiting."""
+        """Handle a message in a rank's software, one after the other; the hand-over delays no other message."""
         software, now_s, until_s = self.software, self.now_s, self.busy_until_s[rank]
         cost_s = size_bytes * software.byte_s + (software.note_cost_s if note else software.message_s)
         self.worked_s[rank] += cost_s
@@ -281,7 +298,7 @@ class Messaging(EventQueue):
         return received
 
     def _announce(self, line: _Line) -> None:
-        """The sender hears that a message is waited for."""
+        """Let the sender know that a message is waited for."""
         if line.unannounced:
             message = line.unannounced.popleft()
             message.granted = len(message.chunks)
@@ -293,7 +310,7 @@ class Messaging(EventQueue):
         return self.lines.setdefault(key, _Line())
 
     def _match(self, line: _Line) -> None:
-        """Messages and receives find each other in their order; chunks that have come go out of their slots."""
+        """Match messages and receives in order; copy chunks that have arrived out of their slots."""
         while line.unreceived and line.receives:
             message = line.unreceived.popleft()
             message.received = line.receives.popleft()
@@ -302,9 +319,9 @@ class Messaging(EventQueue):
                 self._take_out(line, message)
 
     def _fill_slots(self, line: _Line) -> None:
-        """The first message in turn has all slots; behind its last chunk the next one has them.
+        """Send chunks of the first message in all slots; the next message follows its last chunk.
 
-        Messages whose receives are announced have them together.
+        Messages with announced receives share the slots.
         """
         slots = self.software.slots
         while line.sends:
@@ -333,13 +350,13 @@ class Messaging(EventQueue):
         self._transmit(message.ends, size_bytes, message.dscp, come, taken, worked=False)
 
     def _take_out(self, line: _Line, message: _Staged) -> None:
-        """The next chunk, which has come."""
+        """Copy the next chunk out of its slot."""
         size_bytes, slots = message.chunks[message.leaving], self.software.slots
         message.leaving += 1
 
         def out() -> None:
             message.done += 1
-            # of slots that nobody waits for nothing is said: a receive that is announced later says that they are free
+            # a slot that nobody waits for needs no note: a later announcement says that it is free
             if wanted():
                 self._transmit(message.ends[::-1], NOTE_BYTES, message.dscp, free, Event(), note=True)
             elif slots.announced:

@@ -1,4 +1,4 @@
-"""Requests of a simulation of which it is decided as they come who serves them."""
+"""Dispatch of inference requests to servers during a simulation, as the requests arrive."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from testbed.workload.plan import JobPlan, Operation
 
 
 class Simulates(Protocol):
-    """What a plan is carried out by, where ranks can be given more to do."""
+    """A simulation that can extend the plans of its ranks."""
 
     plan: JobPlan
     now_s: float
     trackers: list[DependencyTracker]
 
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
-        """Give a rank more to do."""
+        """Append operations to a rank's plan."""
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Act after so long."""
+        """Run the action after a delay."""
 
 
 class RequestDispatcher:
-    """Decides who serves requests of a simulation as they come, and has ranks do it. Notes of it take no time."""
+    """Assigns requests to servers as they arrive and extends the ranks' plans; control messages take no time."""
 
     def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching
         self.dispatcher, self.growing = dispatching.dispatcher(), Growing(dispatching)
 
     def ended(self, rank: int, index: int) -> None:
-        """An operation is over."""
+        """Handle the end of an operation: a closed batch or an answer."""
         if rank != self.dispatching.entry:
             return
         now_s = self.simulation.now_s
@@ -56,7 +56,7 @@ class RequestDispatcher:
             self._carry(sending)
 
     def carried(self) -> Carried:
-        """All of it, when it is over."""
+        """Return the plan and decisions of the finished step."""
         simulation = self.simulation
         plan = replace(simulation.plan, ranks=tuple(tuple(own.plan) for own in simulation.trackers))
         return Carried(plan, self.dispatcher.found, self.growing.answers)

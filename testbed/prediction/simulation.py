@@ -1,7 +1,8 @@
-"""A job's plan carried out by nobody on a fluid network: when everything begins and ends, or why it never would.
+"""Simulation of a job's plan on a fluid network: when each operation starts and ends, or why the plan deadlocks.
 
-Ranks' operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages
-of the same plans. Computing takes its time exactly, messages what the fluid makes of them and `message_s` at each end.
+Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages of the
+same plans. Compute takes exactly its duration. A message takes its time in the fluid model, and `message_s` at each
+end.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from testbed.workload.dependency_tracker import DependencyTracker, orders_of
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
-MOST_WARMUP = 8  # that is played, of steps
-SAME = 1e-6  # of two steps, one after the other, of which the next ones are no others
-SETTLED = 1e-3  # the same, where nothing but opening windows makes steps differ
-PACED = 4  # times that a collective of connections that are paced is played alone
+MOST_WARMUP = 8  # warm-up steps that are simulated at most
+SAME = 1e-6  # relative difference below which two consecutive steps count as converged
+SETTLED = 1e-3  # the same where steps differ only because windows are still opening
+PACED = 4  # isolated runs of a collective whose connections are paced
 
 
 def simulate(
@@ -46,16 +47,26 @@ def simulate(
     before: Warmup = NO_WARMUP,
     alone: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
-    """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
+    """Simulate one step of the plan.
 
-    folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
-    what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
-    the plan, and the one nearest to their mean is returned; without all are late by the mean. Of collectives that are
-    folded, those of TCP's windows and of a transport that mends losses itself take what they do on average of as many
-    draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
-    `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
-    collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
-    of this plan are put to. Deadlock, NoServerError.
+    Args:
+        plan: What every rank does.
+        network: Paths, capacities and loss behaviour between ranks.
+        itemsize: Bytes per element.
+        software: The message protocol and its costs; None for no cost.
+        folded: Play each collective as one flow over everything its messages cross. With nothing else on the network
+            it takes exactly as long as message by message.
+        draws: Random sources for losses, one per simulated step. The step closest to their mean is returned. Without
+            any, lost messages are late by the mean delay. Folded collectives over TCP windows, or over a transport
+            that recovers losses itself, take their mean over as many draws; other folded messages are late by the mean.
+        dispatching: How requests that arrive while the plan (its `start`) runs are assigned to servers.
+        before: What happened on the same connections before the returned step.
+        alone: Cache of isolated collective times, extended in place. It holds for one combination of network,
+            itemsize, software and number of draws.
+
+    Raises:
+        Deadlock: The plan never completes.
+        NoServerError: No server can take a request.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends or network.begins else 0
@@ -75,7 +86,11 @@ def simulate_steps(
     before: Warmup,
     count: int,
 ) -> list[float]:
-    """What so many steps take one after the other, message by message, with losses as `draw` has them. Deadlock."""
+    """Return the durations of `count` consecutive steps in seconds, message by message, with losses drawn from `draw`.
+
+    Raises:
+        Deadlock: The plan never completes.
+    """
     whole = _Simulation(plan, network, itemsize, software, folded=False)
     try:
         return list(whole.in_a_row(LossDelay(draw), before, count))
@@ -86,7 +101,7 @@ def simulate_steps(
 def _told(whole: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
     if whole.network.packets and not draws:
         return whole.drawn(MEAN, before)
-    # in collectives nothing is drawn for the whole step
+    # losses in folded collectives are drawn per collective, not per step
     if not draws or (whole.folder is not None and not whole.plan.has(Message)):
         return _settled(whole, min(before.steps, MOST_WARMUP))
     drawn = [whole.drawn(LossDelay(draw), before) for draw in draws]
@@ -95,7 +110,7 @@ def _told(whole: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeli
 
 
 def _settled(step: _Simulation, warmup: int) -> Timeline:
-    """The median of the last three of so many steps and one more, each with what connections keep of that before it."""
+    """Run up to `warmup + 1` steps on the same connections and return the median of the last three."""
     found = [step.run()]
     while len(found) <= warmup and step.connections.kept.matters:
         step = step.again(MEAN)
@@ -127,20 +142,20 @@ class _Simulation(CollectiveDriver):
         self.begun = [[0.0] * len(operations) for operations in plan.ranks]
         self.ended = [[0.0] * len(operations) for operations in plan.ranks]
         self.computing = [RankCompute(self, software.computing_share) for _ in plan.ranks]
-        # whether operations are no more than their computing, or their messages
+        # whether an operation has no cost besides its compute or its messages
         self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
         self.sequence: dict[tuple[int, int], int] = {}
         self.folder = FlowBuilder(network, itemsize, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
-        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
-        self.lone_draws = 0  # of collectives that are folded
+        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # per member of a collective
+        self.lone_draws = 0  # loss draws per folded collective
         self.alone: dict[Hashable, Isolated] = {}
-        self.plays: list[_Simulation] = [self]  # of this plan
+        self.plays: list[_Simulation] = [self]  # all simulations of this plan
 
     def again(self, lateness: LossDelay, kept: ConnectionState | None = None) -> _Simulation:
-        """The same from its beginning, but for when messages arrive; what is folded stays.
+        """Return a fresh simulation of the same plan that shares what was folded.
 
-        kept: of its connections; None: all, as it is now.
+        kept: the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
         kept = self.connections.kept if kept is None else kept
@@ -152,7 +167,7 @@ class _Simulation(CollectiveDriver):
         return other
 
     def drawn(self, lateness: LossDelay, before: Warmup) -> Timeline:
-        """The step after others on the same connections, once windows have opened, or have settled who loses what."""
+        """Return the median step after the warm-up, once windows have opened or losses have settled."""
         step = self._behind(lateness, before)
         found = [step.run()]
         while len(found) < before.told and not lateness.draw and (step.differs or len(found) < before.trials):
@@ -164,7 +179,7 @@ class _Simulation(CollectiveDriver):
         return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
 
     def in_a_row(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
-        """What so many steps take on the same connections, after others; seconds."""
+        """Yield the durations in seconds of consecutive steps on the same connections, after the warm-up."""
         step = self._behind(lateness, before)
         for _ in range(count):
             took_s = step.run().step_time_s
@@ -173,7 +188,7 @@ class _Simulation(CollectiveDriver):
             step = step.again(lateness)
 
     def _behind(self, lateness: LossDelay, before: Warmup) -> _Simulation:
-        """The step that comes next, after what is done before."""
+        """Return the simulation of the first step after the warm-up."""
         step = self.again(lateness, NO_STATE._replace(fluid=self.connections.kept.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
@@ -188,7 +203,7 @@ class _Simulation(CollectiveDriver):
 
     @property
     def differs(self) -> bool:
-        """Whether the next step may take something else: for other rates or round trips, or as windows go by losses."""
+        """Whether consecutive steps can differ: rates or round trips are probed, or losses drive the windows."""
         return self.network.looks_for_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
@@ -201,7 +216,7 @@ class _Simulation(CollectiveDriver):
             tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
-        # as `clear_references` does, of what is large
+        # like `clear_references`, for the large containers
         self.trackers, self.begun, self.ended = [], [], []
         self.gathered.clear()
         self.boxes.clear()
@@ -218,7 +233,7 @@ class _Simulation(CollectiveDriver):
     # ---- operations
 
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
-        """Give a rank more to do."""
+        """Append operations to a rank's plan."""
         self.trackers[rank].extend(operations)
         self.begun[rank] += [0.0] * len(operations)
         self.ended[rank] += [0.0] * len(operations)
@@ -250,7 +265,7 @@ class _Simulation(CollectiveDriver):
             self._communicate(rank, operation, over)
 
     def _pass(self, rank: int, first: int, duration_s: float) -> None:
-        """Time, of an operation and of those that follow it alone: whatever happens meanwhile, its end is known."""
+        """Advance through a chain of timed operations at once: nothing can change when they end."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
         begun, ended = self.begun[rank], self.ended[rank]
@@ -280,7 +295,7 @@ class _Simulation(CollectiveDriver):
             self.serving.ended(rank, index)
 
     def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
-        """With what an operation takes beside its messages, and from others' computing."""
+        """Communicate with launch and completion overhead, which slows down the rank's compute meanwhile."""
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
@@ -300,7 +315,7 @@ class _Simulation(CollectiveDriver):
             self._exchange_messages(rank, operation, complete)
 
     def _move(self, rank: int, block: Block, over: Callable[[], None]) -> None:
-        """Through windows, without a control part, and nothing taken of computing."""
+        """Copy a block through memory windows: no control message, no effect on compute."""
         ends = (rank, block.peer) if block.sends else (block.peer, rank)
         key = ("block", *ends, block.tag)
         if block.sends:
@@ -328,7 +343,7 @@ class _Simulation(CollectiveDriver):
     def _join(
         self, rank: int, operation: GroupCollective, folder: FlowBuilder, over: Callable[[], None]
     ) -> None:
-        """All members' part begins when the last of them comes, and ends for all at once."""
+        """Join a folded collective: it starts when the last member joins and ends for all members at once."""
         _, members = self.plan.groups[operation.group]
         together = self.gathered.setdefault(self._number(rank, operation), [])
         together.append(over)
@@ -350,7 +365,7 @@ class _Simulation(CollectiveDriver):
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        """What a collective takes, message by message, with nothing else on the network."""
+        """Return how long a collective takes, message by message, with nothing else on the network."""
         key = alone_key(self.plan, operation, members, dscp)
         if key not in self.alone:
             self.alone[key] = self._isolated(operation, members, dscp)
@@ -358,10 +373,10 @@ class _Simulation(CollectiveDriver):
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
-        # who waits for several messages waits for the latest: late by the mean they would not be apart
+        # a wait for several messages ends with the latest: the mean delay would make them all equal
         drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
         kept, took_s, plays = NO_STATE, [], []
-        # a pace by what was delivered goes up in a few
+        # pacing by the delivered rate ramps up within a few runs
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
             one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
             took_s.append(one.run().step_time_s)
@@ -375,7 +390,7 @@ class _Simulation(CollectiveDriver):
     # ---- collectives, by the plans that real ranks have
 
     def _number(self, rank: int, operation: GroupCollective) -> Key:
-        """A rank's next collective of a group, by a name that is the same for all members."""
+        """Return the key of a rank's next collective in a group; all members get the same key."""
         number = self.sequence.get((rank, operation.group), 0)
         self.sequence[rank, operation.group] = number + 1
         return "collective", operation.group, number

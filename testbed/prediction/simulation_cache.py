@@ -1,7 +1,7 @@
-"""All that the model of a step goes by, put together; and what steps came to that had the same of it.
+"""Prepared steps, and a cache of their outcomes.
 
-Much of what a search varies makes no difference to a step: of 629 configurations of `dense-70b-region` that a search
-tried, some 140 were different to the model. What was played once is not played again.
+Much of what a search varies does not change a step: of 629 configurations of `dense-70b-region` that a search tried,
+some 140 differed for the model. Equal steps are simulated once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import likeness
 
-REMEMBERED = 20_000  # steps, of each a few figures
-NETWORKS = 16  # for which it is remembered what collectives take alone
+REMEMBERED = 20_000  # cached steps, a few numbers each
+NETWORKS = 16  # networks with cached isolated collective times
 
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """A step on a network, ready to be carried out. draws: seeds of those of `simulate`."""
+    """Everything that one simulated step depends on. draws: seeds for the `draws` of `simulate`."""
 
     plan: JobPlan
     network: Network
@@ -42,7 +42,7 @@ class PreparedStep:
     before: Warmup = NO_WARMUP
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Carry it out. alone: as `simulate` has it. Deadlock, NoServerError."""
+        """Simulate the step. alone: the cache of `simulate`. Raises Deadlock, NoServerError."""
         with gc_disabled():
             return self._play(alone)
 
@@ -61,13 +61,13 @@ class PreparedStep:
 
     @property
     def draws_all(self) -> bool:
-        """Whether all that losses do to a step is drawn, none of it taken by its mean."""
+        """Whether all losses are drawn, so that none enter by their mean only."""
         return bool(self.draws) and not (self.folded and self.plan.has(GroupCollective))
 
     def in_a_row(self, networks: int, steps: int) -> list[float]:
-        """What so many steps take one after the other, on each of so many networks, a draw each, at the most; seconds.
+        """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
 
-        Deadlock.
+        Each network has its own draw. Raises Deadlock.
         """
         with gc_disabled():
             return [
@@ -86,9 +86,9 @@ class PreparedStep:
 
     @property
     def likeness(self) -> Hashable | None:
-        """Equal for steps that are the same; None of one that is not known beforehand.
+        """A key that is equal for equal steps; None for a step that depends on dispatching.
 
-        Operations are in it by hashes, one for each rank's: they would take a thousand times the room.
+        Operations enter as one hash per rank: in full they would take a thousand times the memory.
         """
         if self.dispatching is not None:
             return None
@@ -107,7 +107,7 @@ class PreparedStep:
 
 
 class StepOutcome(NamedTuple):
-    """alive: the most bytes of activations that each rank kept at once."""
+    """The cached part of a step's result. alive: peak bytes of activations of each rank."""
 
     step_time_s: float
     alive: tuple[float, ...]
@@ -118,9 +118,9 @@ _networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
 
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
-    """What a step comes to, played if none like it was. Deadlock, NoServerError."""
+    """Return a step's outcome, simulated unless an equal step was. Raises Deadlock, NoServerError."""
     like = prepared.likeness
-    if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
+    if (known := _known.get(like)) is not None:  # one look-up only: hashing is slow
         return known
     found = _played(prepared)
     if like is not None:

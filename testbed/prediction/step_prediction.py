@@ -1,4 +1,4 @@
-"""What a model says that a step takes, of any scenario: nothing is built or sent."""
+"""Prediction of a scenario's step time from the model, without building a network or sending anything."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from testbed.spec.units import size_text, time_text
 from testbed.workload.job.job import Job, job_of
 
 DRAWS = 9
-MORE = 4  # times as many
-MOST_DRAWN = 1_000  # messages of a step of which several are played, several times each
-MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
-# packets that are played, some ten microseconds each: of as many steps, of which one is told, as go into so many; of
-# one step, with what is before it, at the most; and messages of such a step
+MORE = 4  # factor by which the number of draws may grow
+MOST_DRAWN = 1_000  # messages per step up to which several steps are simulated, several times each
+MOST_MESSAGES = 10_000  # messages per step up to which it is simulated message by message: a second
+# Simulated packets take some ten microseconds each. Steps are added up to the usual number of packets; one step with
+# its warm-up may have the maximum. The last limit is the number of messages in a step simulated packet by packet.
 USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
-# steps of which the median is told where each is a little different
+# steps of which the median is returned where each differs a little
 LEAST_TOLD, TOLD = 3, 15
 TAIL = 0.99
-TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is told
+TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is returned
 
 
 def predict_step(
@@ -50,12 +50,21 @@ def predict_step(
     *,
     packets: int = MOST_PACKETS,
 ) -> Timeline:
-    """A step carried out on the model of the network, under the scenario's policy; emulated.
+    """Simulate a step on the model of the network under the scenario's policy; times are emulated.
 
-    calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
-    which packets are lost, at the most, the one nearest to their mean is told; 0: messages are late by the mean.
-    packets: TCP's that are played one by one at the most, of steps before the one that is told and, where links lose
-    packets, of all draws; of a step that has more, all bytes flow. ControllerError, Deadlock, BadCalibration.
+    Args:
+        job: The job to predict.
+        algorithm: For collectives that name none.
+        calibration: None for that of the virtual clock.
+        draws: Maximum number of steps with different losses where links lose packets; the one closest to their mean
+            is returned. 0: lost messages are late by the mean delay.
+        packets: Maximum number of TCP packets to simulate one by one, over the warm-up steps, the returned step and,
+            where links lose packets, all draws. A larger step is simulated as a fluid.
+
+    Raises:
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
+        BadCalibration: The calibration file cannot be read.
     """
     return prepare_step(job, algorithm, calibration, draws, packets=packets).play()
 
@@ -68,7 +77,7 @@ def prepare_step(
     *,
     packets: int = MOST_PACKETS,
 ) -> PreparedStep:
-    """All that `predict_step` goes by. ControllerError, BadCalibration."""
+    """Collect everything `predict_step` depends on. Raises ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
@@ -85,7 +94,7 @@ def prepare_step(
         most = MOST_DRAWN if network.begins else MOST_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
         folded = messages > most or (lossy and not network.begins)
-        if network.begins and messages:  # short steps meet few losses, and more of them cost little
+        if network.begins and messages:  # short steps see few losses, and more draws cost little
             draws = max(draws, min(MORE * draws, most // messages))
     return PreparedStep(
         plan,
@@ -102,10 +111,11 @@ def prepare_step(
 def _by_packet(
     routes: Routes, algorithm: str, chunk_bytes: float, before: Warmup, draws: int, most: int
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Warmup, int]:
-    """What packets take, none where they are not played; what is played before a step; and how many draws of it.
+    """Return the packet paths, the warm-up to simulate and the number of draws.
 
-    They are where TCP carries all, with windows that the model knows; where links lose packets only if all draws can.
-    chunk_bytes: of messages' chunks. before: what a run does. most: packets.
+    There are packet paths only where TCP carries everything, with windows that the model knows, and on lossy links
+    only where all draws fit into the packet limit.
+    chunk_bytes: chunk size of messages. before: the warm-up of a real run. most: packet limit.
     """
     job, workload, lossy = routes.job, routes.job.workload, routes.job.topology.lossy
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
@@ -140,7 +150,7 @@ def _by_packet(
 
 
 def _before(job: Job) -> Warmup:
-    """What ranks do before the step that is measured first, as far as their connections remember it."""
+    """Return what ranks do before the first measured step, as far as connections remember it."""
     ranks, warmup, trials = len(job.hosts), job.scenario.warmup, job.scenario.trials
     if ranks == 1:
         return Warmup(steps=warmup)
@@ -152,9 +162,9 @@ def _before(job: Job) -> Warmup:
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:
-    """How much longer a step would be if every hop held frames for their own time, as a share; None where all do.
+    """Return how much longer a step would be if every hop delayed frames by their serialisation time, as a share.
 
-    ControllerError, Deadlock.
+    Returns None where the link engine already does so at every hop. Raises ControllerError, Deadlock.
     """
     if job.link_engine == NETEM:
         return None
@@ -166,11 +176,22 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
 
 
 def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibration) -> float | None:
-    """What 99 of 100 steps do not exceed where links lose packets, of those that are drawn; emulated.
+    """Predict the 99th percentile of step times where links lose packets; emulated seconds.
 
-    step_s: by `predict_step`; no less is returned. Drawn are as many steps as a tail takes, by the fluid, as a
-    search has it: on some networks, of which a job has one, some one after the other. None where part of what losses
-    do is taken by its mean, and says nothing of a tail: of collectives as one flow. ControllerError, Deadlock.
+    Simulates consecutive steps with the fluid model, as a search does, on several networks: a real job runs on one.
+
+    Args:
+        job: The job to predict.
+        algorithm: For collectives that name none.
+        step_s: Result of `predict_step`, a lower bound of the result.
+        calibration: Of the emulator.
+
+    Returns:
+        None where some losses enter by their mean only (folded collectives), which says nothing about a tail.
+
+    Raises:
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
     """
     step = prepare_step(job, algorithm, calibration, TAIL_NETWORKS, packets=0)
     if not step.draws_all:
@@ -181,11 +202,15 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibra
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
+    """The model's prediction for one variant.
 
-    unmodelled: what the scenario asks for and the model leaves out, by name. short_queues: that may overflow, of which
-    the model knows nothing. serving: of requests, as results' `Serving` has it. by_packets: whether it went packet by
-    packet.
+    Attributes:
+        step_time_s: Real seconds.
+        wan_bytes: Payload between buildings per step, real bytes.
+        unmodelled: Names of scenario features that the model ignores.
+        short_queues: Queues that may overflow, which the fluid model does not see.
+        serving: Request figures, with the fields of the results' `Serving`.
+        by_packets: Whether the step was simulated packet by packet.
     """
 
     step_time_s: float
@@ -196,15 +221,15 @@ class Prediction:
     by_packets: bool = False
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return the HTML table that notebooks show."""
         return Predictions({"": self})._repr_html_()
 
 
 class Predictions(dict[str, Prediction]):
-    """By name of the variant, or of the algorithm where there are none."""
+    """Predictions by variant, or by algorithm where there are no variants."""
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return the HTML table that notebooks show."""
         first_s = next((one.step_time_s for one in self.values()), 0.0)
         rows = [
             [name, time_text(one.step_time_s), f"{first_s / one.step_time_s:.2f}x", size_text(one.wan_bytes)]
@@ -220,10 +245,18 @@ class Predictions(dict[str, Prediction]):
 def predict_variants(
     scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MOST_PACKETS
 ) -> Predictions:
-    """By name of the variant, or of the algorithm where there are none. scale: of the network that it is about.
+    """Predict every variant of a scenario, or every algorithm where there are no variants.
 
-    packets: that are played one by one at the most.
-    ConfigError for a scenario that does not fit; ControllerError, Deadlock.
+    Args:
+        scenario: May have variants.
+        calibration: Of the emulator.
+        scale: Of the emulated network.
+        packets: Maximum number of packets to simulate one by one.
+
+    Raises:
+        ConfigError: The scenario is inconsistent.
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
     """
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)

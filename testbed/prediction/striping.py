@@ -1,7 +1,7 @@
-"""Messages cut into segments that are dealt out to a pair's connections, as `comm.transport.striped` does it.
+"""Messages striped over a pair's connections in segments, as `comm.transport.striped` does it.
 
-Segments go round the connections; one that has too many which are not acknowledged is passed over. Messages are whole
-in the order in which they were sent. Small ones go on the first connection, whole, whatever else there is.
+Segments go round-robin; a connection with too many unacknowledged segments is skipped. Messages complete in the order
+in which they were sent. Small messages always go whole on the first connection.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 from testbed.comm.transport.channels import StripeSettings
 from testbed.prediction.events import Event
 
-PIECES = 4  # that a connection's window is played in at least: room for more comes with each
+PIECES = 4  # minimum number of parts per connection window: each acknowledged part makes room
 
 
 class PartSender(Protocol):
-    """Sends parts of messages on a connection, by its number.
+    """Sends part of a message on a connection, by its number.
 
-    turn: of all that is dealt out at the same time. taken: happens when the socket has it; come: called when it is
-    there, acknowledged when its sender knows of that.
+    turn: rank in queues, shared by all parts sent at the same time. taken: happens when the socket has the part. come:
+    called when it has arrived. acknowledged: called when its sender knows that.
     """
 
     def __call__(
@@ -33,14 +33,15 @@ class PartSender(Protocol):
         come: Callable[[], None],
         acknowledged: Callable[[], None],
     ) -> None:
-        """Now."""
+        """Send the part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many bytes of a message, in so many segments.
+    """Some bytes of a message, in some segments.
 
-    ends_bytes: of the whole message, if this is its last part; else 0. follows: it leaves as others have come.
+    ends_bytes: size of the whole message in its last part, else 0. follows: it leaves when earlier parts are
+    acknowledged.
     """
 
     size_bytes: float
@@ -51,7 +52,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Cut:
-    """A message: what is not dealt out yet, its parts that have not come, or not left."""
+    """A message: bytes not assigned yet, parts that have not arrived, parts that have not left."""
 
     size_bytes: float
     left_bytes: float
@@ -62,14 +63,14 @@ class _Cut:
 
 
 class RoundRobin:
-    """Who of so many connections has the next segment: round them, but for those with too many unacknowledged."""
+    """Round-robin choice among connections that skips those with too many unacknowledged segments."""
 
     def __init__(self, connections: int, outstanding: int) -> None:
         self.unacknowledged = [0] * connections
         self._outstanding, self._next = outstanding, 0
 
     def take(self) -> int | None:
-        """Give one a segment; None where all have too many."""
+        """Assign a segment to a connection; None if all have too many."""
         count = len(self.unacknowledged)
         for step in range(count):
             channel = (self._next + step) % count
@@ -82,7 +83,7 @@ class RoundRobin:
 
 @dataclass(eq=False)
 class Striper:
-    """Of one pair of ranks and class of traffic, with so many connections. flow: sends a part."""
+    """The segments of one pair of ranks and traffic class. flow: sends a part."""
 
     stripes: StripeSettings
     connections: int
@@ -96,7 +97,10 @@ class Striper:
         self.turns = RoundRobin(self.connections, self.stripes.outstanding)
 
     def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
-        """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
+        """Send a message.
+
+        taken: happens when the sockets have all of it. come: called when it and all messages before it have arrived.
+        """
         if size_bytes <= self.stripes.fast_bytes:
             self.flow(
                 0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, lambda: None
@@ -108,7 +112,7 @@ class Striper:
         self._deal(follows=False)
 
     def _deal(self, *, follows: bool) -> None:
-        """Out, as far as there is room."""
+        """Assign segments as far as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
@@ -131,7 +135,7 @@ class Striper:
             self.waiting.popleft()
 
     def _cut(self, message: _Cut) -> list[list[float]]:
-        """Its segments' bytes, by connection, as far as there is room."""
+        """Return the sizes of the next segments, by connection, as far as there is room."""
         found: list[list[float]] = [[] for _ in range(self.connections)]
         while message.left_bytes > 0 and (channel := self.turns.take()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
@@ -140,7 +144,7 @@ class Striper:
         return found
 
     def _parts(self, sizes: Sequence[float], follows: bool) -> Iterator[Part]:
-        """Of what goes on one connection."""
+        """Group one connection's segments into parts."""
         most = max(1, self.stripes.outstanding // PIECES)
         for start in range(0, len(sizes), most):
             own = sizes[start : start + most]

@@ -1,4 +1,4 @@
-"""When all that a plan has to do began and ended; or why it never would."""
+"""Start and end times of a plan's operations, with the time breakdown, critical path and memory peak they imply."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from testbed.workload.plan_patterns import Pattern
 
 
 class Deadlock(TestbedError, ValueError):
-    """A plan that never comes to its end; the message says who waits for what."""
+    """The plan never completes; the message names the ranks and the operations they wait in."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`.
+    """Start and end of each operation, in seconds from the step's start: `spans[rank][index of the operation]`.
 
-    carried: what was done and decided, where that was not known beforehand.
+    carried: the plan and decisions of a step that was not known beforehand.
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
@@ -38,22 +38,28 @@ class Timeline:
 
     @property
     def plan(self) -> JobPlan | None:
-        """What was carried out, where that was not known beforehand."""
+        """The executed plan, where it was not known beforehand."""
         return None if self.carried is None else self.carried.plan
 
     @cached_property
     def step_time_s(self) -> float:
-        """Until the last rank is done."""
+        """Time until the last rank is done, in seconds."""
         return max((end for rank in self.spans for _, end in rank), default=0.0)
 
 
 Spans = Sequence[Sequence[tuple[float, float]]]
-"""[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
+"""Start and end of each operation, by rank and index in its plan, in seconds from the step's start."""
 
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Seconds, the mean over ranks; exposed: by kind of parallelism and tier. They add up to the step's time."""
+    """A step's time divided into compute, exposed communication and bubble; seconds, mean over ranks.
+
+    A rank that does not compute waits for the inputs of its next compute operation. While those are in flight the time
+    is exposed communication, of their kind and tier. While nobody has sent them, or not all members have joined a
+    collective, it is bubble. So is the time from a rank's own last operation to the end of the step.
+    exposed_s: by kind of parallelism and tier. All parts add up to the step's time.
+    """
 
     step_time_s: float
     compute_s: float
@@ -62,7 +68,7 @@ class TimeBreakdown:
 
 
 class CommunicationTimes:
-    """When what is communicated was really under way."""
+    """When each communication was actually in flight."""
 
     def __init__(self, plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> None:
         self.plan, self.spans, self.buildings = plan, spans, buildings
@@ -86,7 +92,7 @@ class CommunicationTimes:
                     self.members.setdefault((operation.group, number), []).append((rank, index))
 
     def origin(self, rank: int, index: int) -> tuple[int, int]:
-        """Whose operation set a communication going: its sender, or who joined a collective last; itself otherwise."""
+        """Return the operation that triggered a communication: the send, or the last join of a collective."""
         operation = self.plan.ranks[rank][index]
         key = self._keys.get((rank, index))
         if isinstance(operation, Message) and not operation.sends:
@@ -96,16 +102,16 @@ class CommunicationTimes:
         return rank, index
 
     def under_way(self, rank: int, index: int) -> tuple[float, float]:
-        """From when on it could move, until this rank was done with it."""
+        """Return from when on a communication could progress and when this rank was done with it."""
         source = self.origin(rank, index)
         begun_s, end_s = self.spans[rank][index]
         since_s = self.spans[source[0]][source[1]][0]
-        if self.plan.holds_receivers:  # it left when its receiver waited for it
+        if self.plan.holds_receivers:  # the message left only once its receiver waited for it
             since_s = max(since_s, begun_s)
         return min(since_s, end_s), end_s
 
     def tier(self, rank: int, index: int) -> str:
-        """Whether it goes between buildings, within one, or within its rank."""
+        """Return the tier an operation crosses: `wan`, `building` or `rank`."""
         operation = self.plan.ranks[rank][index]
         others = [rank]
         if isinstance(operation, IntraRankTransfer):
@@ -118,7 +124,7 @@ class CommunicationTimes:
 
 
 def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> TimeBreakdown:
-    """Of one step of all ranks."""
+    """Divide one step's time, as the mean over all ranks."""
     moves = CommunicationTimes(plan, spans, buildings)
     step_time_s = max(end for own in spans for _, end in own)
     ranks = len(plan.ranks)
@@ -130,7 +136,7 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
         computing = [
             number for number, operation in enumerate(operations) if isinstance(operation, Computing)
         ]
-        for index in sorted(computing, key=lambda number: spans[rank][number]):  # on several streams, perhaps
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # may be on several streams
             begun_s, end_s = spans[rank][index]
             needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
@@ -158,7 +164,7 @@ def _book(
     free_s: float,
     until_s: float,
 ) -> float:
-    """Share out a pause between what was on its way, latest end first; returns what is left of it: bubble."""
+    """Attribute a pause to the communication in flight, latest end first; return the rest, which is bubble."""
     left_s = until_s - free_s
     end_s = until_s
     for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
@@ -175,7 +181,7 @@ def _book(
 
 @dataclass(frozen=True)
 class CriticalOperation:
-    """One operation of the chain, on the rank that ends it: what it is, and from when to when it held up the step."""
+    """One operation of the critical path, on the rank where it ended, and when it held up the step."""
 
     rank: int
     index: int
@@ -186,7 +192,10 @@ class CriticalOperation:
 
 
 def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list[CriticalOperation]:
-    """From the step's start to its end; found backwards, from what ended last to whatever it waited for longest."""
+    """Return the chain of operations that determines the step's time, each starting when the one before it ended.
+
+    It is found backwards, from the operation that ended last to the dependency that ended last, and so on.
+    """
     moves = CommunicationTimes(plan, spans, buildings)
     needs = [waits(operations) for operations in plan.ranks]
     rank, index = max(
@@ -201,7 +210,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
         operation = plan.ranks[rank][index]
         end_s = spans[rank][index][1]
         own_before, origin_before = needs[rank][index], needs[source][origin]
-        # a receive that was posted late waited for its own rank, any other for the one who sent
+        # a receive that was posted late waited for its own rank, any other for the sender
         latest = [(rank, number) for number in own_before] if plan.holds_receivers else []
         latest += [(source, number) for number in origin_before]
         begun_s = max((spans[at][number][1] for at, number in latest), default=0.0)
@@ -215,7 +224,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
 
 
 def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
-    """By rank, in real bytes."""
+    """Return the most bytes of activations alive at once on each rank, in real bytes."""
     found = []
     for keeping, own in zip(_keeping(plan), spans, strict=True):
         changes = []
@@ -231,7 +240,7 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
 
 
 def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
-    """By rank, computing that begins or ceases to keep anything, with its indices."""
+    """Return, for each rank, the compute operations that allocate or free activations, with their indices."""
     return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
 
 

@@ -1,4 +1,4 @@
-"""The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
+"""Search for the fastest configuration of a training step: feasibility, model evaluation, comparison with baselines."""
 
 from testbed.prediction.search.evaluation import (
     Configuration,

@@ -1,4 +1,4 @@
-"""What the best of a search is held against: what people run today, and the best of one dimension alone."""
+"""Baselines of a search: common practice, the best of one dimension alone, and the value of each choice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
 
 Kind = Literal["baseline", "single", "random", "best"]
-"""What is compared: a baseline, the best of one dimension alone, of as many at random, of all."""
+"""A baseline, the best of one dimension alone, the best of as many random tries, or the best of all."""
 
 Entry = Mapping[str, Any]
-"""Of `data/baselines.yaml`."""
+"""An entry of `data/baselines.yaml`."""
 
-# What paths belong to; searches of one dimension alone take the others from the first baseline.
+# Path prefixes of each dimension; a search of one dimension takes all others from the first baseline.
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "placement": ("workload.parallelism",),
     "schedule": ("workload.schedule", "workload.bucket_cap", "algorithms"),
@@ -32,13 +32,13 @@ RECORDED_DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "network": DIMENSIONS["network"],
 }
 AS_GIVEN = "as given"
-# of a job that was recorded: planners choose what is its script's
+# a recorded job: what planners choose is fixed by its script
 _GIVEN: Entry = {"changes": {}, "tunes": {}}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Whose quickest the best is held against."""
+    """A space whose fastest configuration the best one is compared with."""
 
     name: str
     kind: Kind
@@ -47,13 +47,13 @@ class Baseline:
 
 
 def first_of(scenario: Scenario, explore: ExploreSpec) -> Changes | None:
-    """The changes of the first baseline; None where there is none."""
+    """Return the changes of the first baseline; None if there is none."""
     entry = next(iter(_given(scenario, explore).values()), None)
     return None if entry is None else entry["changes"]
 
 
 def list_baselines(scenario: Scenario, explore: ExploreSpec) -> list[Baseline]:
-    """Baselines, each as given and, where it chooses something by itself, tuned; then the best of each dimension."""
+    """List the baselines, each as given and, if it tunes anything, tuned; then the best of each dimension."""
     given = _given(scenario, explore)
     dimensions = RECORDED_DIMENSIONS if scenario.workload.recorded else DIMENSIONS
     return [*_baselines(explore.space, given), *_singles(explore.space, given, dimensions)]
@@ -75,7 +75,7 @@ def _baselines(values: Values, given: Mapping[str, Entry]) -> Iterator[Baseline]
 def _singles(
     values: Values, given: Mapping[str, Entry], dimensions: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Baseline]:
-    """What differs in one dimension alone from the first baseline; then that with what that one chooses by itself."""
+    """Yield spaces that differ from the first baseline in one dimension; then with what that baseline tunes too."""
     for entry in list(given.values())[:1]:
         chosen = chosen_by(entry, values)
         for dimension, beginnings in dimensions.items():
@@ -91,18 +91,19 @@ def _singles(
                 yield Baseline(name, "single", True, varied(entry["changes"], with_chosen))
 
 
-DEGREES = "degrees"  # change together: their product is the number of accelerators
+DEGREES = "degrees"  # these change together: their product is the number of accelerators
 _WITH_DEGREES = ("workload.schedule.microbatches", "workload.local_batch_size")
 
 Pair = tuple[str, str]
-"""Two choices; twice the same for one alone."""
+"""Two choices; the same one twice for a single choice."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Step times in seconds, None of what does not fit. choices: those in which the best and the first baseline differ.
+    """What each choice is worth, alone and in pairs; step times in seconds, None for what does not fit.
 
-    taken: of the baseline with what the best has there. given_back: of the best with what the baseline has there.
+    choices: where the best and the first baseline differ. taken: the baseline with the best's choices. given_back: the
+    best with the baseline's choices.
     """
 
     choices: tuple[str, ...]
@@ -117,7 +118,7 @@ def sensitivity(
     best: Changes,
     tried: Callable[[Sequence[Configuration]], Sequence[Evaluation | Infeasible]],
 ) -> Sensitivity | None:
-    """Between two configurations of the same paths; None where they do not differ, or one does not fit."""
+    """Compare two configurations choice by choice; None if they are equal or one does not fit."""
     choices = choices_of(first, best)
     pairs = list(itertools.combinations_with_replacement(choices, 2))
 
@@ -144,7 +145,7 @@ def sensitivity(
 
 
 def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
-    """Paths in which the two differ, by a word for each choice."""
+    """Return the paths in which two configurations differ, by a short name for each choice."""
     found: dict[str, list[str]] = {}
     for path in dict.fromkeys((*first, *best)):
         if first.get(path) != best.get(path):
@@ -154,7 +155,7 @@ def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
 
 
 def document(found: Sensitivity | None) -> dict[str, Any] | None:
-    """As `exploration.json` has it."""
+    """Return the form stored in `exploration.json`."""
     if found is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The usual values of all that a search can choose, for scenarios that do not say which."""
+"""Default search space, for scenarios that do not define one."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 from testbed.workload.traces.rank_orders import placements_of
 
-# whose times say something of the network's distance or bandwidth; of the others one or the other is always as good
+# schedules that differ in their sensitivity to latency or bandwidth; any other is never better than one of these
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBH1", "ZBVZeroBubble", "CrossUD", "CrossUDSub", "CrossWave")
 POLICIES = ("ecmp", "wcmp", "te", "spray")
 CONTROLS = ("cubic", "reno", "bbr")
 ALL_REDUCES = (["ring"], ["bidirectional_ring"], ["double_tree"], ["hierarchical"])
-# of a trace's other collectives
+# for the other collectives of a trace
 ALGORITHMS = {
     "all_gather": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
     "reduce_scatter": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
     "all_to_all": ("auto", "direct", "hierarchical"),
 }
-FAR = ("same_region", "other_region")  # distances whose connections are worth more than one value
+FAR = ("same_region", "other_region")  # distances where striping parameters matter
 P, S, STRIPES = "workload.parallelism.", "workload.schedule.", "transport.stripes."
 
 
 def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
-    """Paths and their values, the scenario's own among them.
+    """Return paths and their values, including the scenario's own.
 
-    Left out: what the model says nothing of (queues' sizes, protocols), and what is given with the job (context
-    parallel, accelerators per rank, the network; all that ranks do of a job that was recorded).
+    Omitted is what the model does not cover (queue sizes, protocols), and what is given with the job: context parallel,
+    accelerators per rank, the network, and for a recorded job everything that ranks do.
     """
     found = _of_trace(scenario) if scenario.workload.recorded else _of_training(scenario)
     found |= _of_network(scenario)
@@ -88,7 +88,7 @@ def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 
 def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
-    """Where ranks are, and by which algorithms collectives are done that name none."""
+    """Return the placement of ranks, and the algorithms of collectives that do not fix one."""
     workload, trace = scenario.workload, recorded_trace(scenario.workload)
     found: dict[str, Sequence[Any]] = {}
     orders = [AS_RECORDED, *map(list, placements_of(trace))]
@@ -107,7 +107,7 @@ def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 
 def _mappings(scenario: Scenario) -> list[str]:
-    """By distance where there is an order to choose."""
+    """Return rank mappings; by distance only where there is an order to choose."""
     several = len(scenario.topology.resolve().populated) > 2 or scenario.hosts is not None
     return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
 
@@ -128,7 +128,7 @@ def _of_network(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 
 def _degrees(scenario: Scenario) -> Iterator[tuple[str, Sequence[int]]]:
-    """Divisors of what the degrees have to multiply to; of the context, which is the job's, its own."""
+    """Yield the divisors of the degrees' product; the context degree is the job's own."""
     workload = scenario.workload
     assert workload.parallelism is not None
     assert workload.model is not None
@@ -148,11 +148,11 @@ def _divisors(number: int) -> list[int]:
 
 
 def _with(own: Any, usual: Iterable[Any]) -> list[Any]:
-    """The own value first."""
+    """Return the usual values with the scenario's own first."""
     return [own, *(value for value in usual if value != own)]
 
 
 def fill_space(scenario: Scenario, given: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """What a scenario says to search, and beside it the usual values of all else."""
+    """Complete a scenario's search space with the default values of all other paths."""
     usual = usual_space(scenario)
     return {**{path: values for path, values in usual.items() if path not in given}, **given}
