@@ -44,7 +44,7 @@ def dry_run(training: Training) -> Timeline:
         except Deadlock as error:
             if training.schedule.source is not None:
                 raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
-            expected = f"one that comes to its end; this one {error}"
+            expected = f"one that completes; this one {error}"
             raise wrong_workload("schedule", training.schedule.name, expected) from None
     return _known[training]
 
@@ -52,7 +52,7 @@ def dry_run(training: Training) -> Timeline:
 def _endless(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
     """Return the error for a user's own function, with its file and line."""
     file, line = source
-    expected = f"one that comes to its end; this one {error}"
+    expected = f"one that completes; this one {error}"
     return ConfigError([Problem(file, line, what, name.rpartition(":")[2], expected)])
 
 

@@ -228,7 +228,7 @@ class _Simulation(CollectiveDriver):
             if tracker.open:
                 names = [tracker.plan[index].name for index in tracker.under_way()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
-        return f"never comes to an end: {'; '.join(waits[:8])}"
+        return f"never completes: {'; '.join(waits[:8])}"
 
     # ---- operations
 

@@ -1,4 +1,4 @@
-/* Collectives message by message, or as a flow each. See ../carrying.py and ../simulation.py. */
+/* Collectives, message by message or as one flow each. See ../collective_messages.py and ../simulation.py. */
 
 #pragma once
 
@@ -33,7 +33,7 @@ static void strand_goes(Play *play, int32_t number) {
     Strand *strand = &play->strands.all[number];
     int32_t boxes = play->channels.all[strand->channel].boxes;
     while (strand->round < strand->end) {
-        if (strand->round >= 0) { /* all of its receives are there */
+        if (strand->round >= 0) { /* all of its receives have completed */
             if (strand->round + step->ahead < strand->end) post(play, number, strand->round + step->ahead);
             strand->round++;
         } else {
@@ -80,7 +80,7 @@ static void channel_goes(Play *play, int32_t number) {
     }
 }
 
-/* All members' part begins when the last of them comes, and ends for all at once. */
+/* Joins a folded collective: it starts when the last member joins and ends for all members at once. */
 static void joins(Play *play, int32_t rank, int32_t index, int32_t class, int32_t number) {
     const Step *step = play->step;
     Instance *instance = &play->instances[number];

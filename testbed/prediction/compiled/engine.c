@@ -1,6 +1,6 @@
-/* A step's play, as `testbed.prediction.simulation` has it, where nothing is lost, cut, asked for or decided on the way.
+/* Simulation of a step, where nothing is lost, striped, requested or decided at run time.
 
-The Python there says what all of this means, and names are as there. Both do the same in the same order. */
+   `testbed.prediction.simulation` is the reference and explains the names. Both do the same in the same order. */
 
 #include "engine.h"
 
@@ -9,7 +9,7 @@ The Python there says what all of this means, and names are as there. Both do th
 
 static const double SOON_S = 1e-9;
 
-/* What has been told of a message that left a connection. */
+/* Handles a message that has left a connection. */
 static void left(void *owner, int32_t told, int32_t number) {
     Play *play = owner;
     const Step *step = play->step;
@@ -133,7 +133,7 @@ static void pass_time(Play *play) {
     }
 }
 
-/* ---- the whole */
+/* ---- a whole step */
 
 static void sets_out(Play *play) {
     const Step *step = play->step;
@@ -162,7 +162,7 @@ static void sets_out(Play *play) {
     }
 }
 
-/* Pools that grew in one play are there for the next one of the same thread, unless they are too large to be kept. */
+/* A thread keeps the pools of one call for the next one, unless they have become too large. */
 static _Thread_local Play before;
 enum { MOST_BYTES = 1 << 24 };
 

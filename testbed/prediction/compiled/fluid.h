@@ -1,4 +1,4 @@
-/* What flows: connections that share each part as evenly as all parts allow, or go by turns. See ../fluid.py. */
+/* Flows: connections share each part max-min fairly, or by turn. See ../fluid.py. */
 
 #include "engine.h"
 #include "pool.h"
@@ -8,7 +8,7 @@
 
 static const double INSTANT_S = 1e-12, ALIKE = 1e-9;
 enum { MOST_ULPS = 4 };
-enum { WHOLE, FIRST, ONLY, THROUGH, FLOW }; /* what is told of a message that has left */
+enum { WHOLE, FIRST, ONLY, THROUGH, FLOW }; /* which part of a message has left */
 
 typedef struct {
     double size_bytes;
@@ -16,8 +16,8 @@ typedef struct {
     int32_t told, number, next;
 } Queued;
 
-/* since_s: when the busy ones had `left`; leaves_s: when the first of them has none, where that is known. busy_place: -1
-   of those that are not; crossing: of each part the busy ones that go through it. */
+/* since_s: when `left` was last updated. leaves_s: when the next message will have left, if known. busy_place: -1 if
+   the connection is idle. crossing: per part, the busy connections through it. */
 typedef struct {
     const Step *step;
     POOL(Queued) queued;
@@ -58,7 +58,7 @@ static void fluid_opens(Fluid *fluid, const Step *step, Arena *arena) {
     }
 }
 
-/* Rates of `growing`, paths by number, which share what is left: those of all grow alike until a part is full. */
+/* Max-min fair rates of the paths in `growing`: all grow evenly until a part is full, then those through it stop. */
 static void fair(Fluid *fluid, int32_t many) {
     const Step *step = fluid->step;
     int32_t touched_many = 0, *growing = fluid->growing, *touched = fluid->touched;
@@ -104,7 +104,7 @@ static void fair(Fluid *fluid, int32_t many) {
     for (int32_t own = 0; own < touched_many; own++) fluid->mark[touched[own]] = 0;
 }
 
-/* The rate of one path that has all that is left: as `fair` has it. */
+/* The same for a single path. */
 static double alone(const Fluid *fluid, int32_t path) {
     const Step *step = fluid->step;
     double rate = INFINITY;
@@ -117,7 +117,7 @@ static double alone(const Fluid *fluid, int32_t path) {
     return rate;
 }
 
-/* What has an earlier turn takes all that it can use; what has none is last, and shares. */
+/* Allocates rates: earlier turns take all they can use; connections without a turn are last and share. */
 static void fluid_share(Fluid *fluid) {
     const Step *step = fluid->step;
     int32_t turns = 0, *order = fluid->order;
@@ -166,7 +166,7 @@ static void fluid_settle(Fluid *fluid, double now_s) {
     fluid->since_s = now_s;
 }
 
-/* Begin with a connection's next message. */
+/* Starts a connection's next message. */
 static void fluid_first(Fluid *fluid, int32_t connection) {
     Queued *queued = &fluid->queued.all[fluid->first[connection]];
     fluid->left[connection] = queued->size_bytes;
@@ -233,7 +233,7 @@ static double fluid_leaves_s(Fluid *fluid) {
     return fluid->leaves_s = fluid->since_s + soonest_s;
 }
 
-/* Tell of messages that have left. */
+/* Completes messages that have left. */
 static void fluid_leave(Fluid *fluid, double now_s, void (*left)(void *, int32_t, int32_t), void *owner) {
     double over_s = fmax(INSTANT_S, MOST_ULPS * (nextafter(now_s, INFINITY) - now_s));
     if (fluid_leaves_s(fluid) - now_s > over_s) return;
@@ -256,7 +256,7 @@ static void fluid_leave(Fluid *fluid, double now_s, void (*left)(void *, int32_t
     }
 }
 
-/* When a message's last byte has left, if all that others have in queues now goes before it. */
+/* How long until a message has left if everything in queues now goes before it. */
 static double fluid_ahead_s(Fluid *fluid, int32_t connection, double size_bytes, double now_s) {
     const Step *step = fluid->step;
     int32_t first = step->through_first[connection], end = step->through_first[connection + 1];

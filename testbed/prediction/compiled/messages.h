@@ -1,5 +1,5 @@
-/* Messages: who sends and waits for them, software, buffers, and their way through the network. See ../messaging.py,
-   ../connections.py and ../legs.py. */
+/* Messages: mailboxes, software, send buffers, and transfers through the network. See ../protocols.py,
+   ../connections.py and ../channels.py. */
 
 #pragma once
 
@@ -56,7 +56,7 @@ static void transmit(Play *play, int32_t number) {
     work(play, here, play->step->transfer_bytes[transfer], BEGIN, number);
 }
 
-/* A message of a box; who: goes on when it is taken, see Message. */
+/* Sends a message to a mailbox. who, index: continues when the message is in the send buffer, see Message. */
 static void sends(Play *play, int32_t box, int32_t transfer, int32_t held, int32_t who, int32_t index) {
     int32_t number = TAKE(play->messages);
     play->messages.all[number] = (Message){.transfer = transfer, .box = box, .who = who, .index = index, .next = -1};
@@ -71,7 +71,7 @@ static void sends(Play *play, int32_t box, int32_t transfer, int32_t held, int32
     transmit(play, number);
 }
 
-/* Waits for the next message of a box: the receive's number. */
+/* Waits for the next message of a mailbox and returns the receive's number. */
 static int32_t receives(Play *play, int32_t box) {
     Box *own = &play->boxes.all[box];
     if (own->held >= 0) {
@@ -116,7 +116,7 @@ static void flows(Play *play, int32_t connection, double size_bytes, int64_t tur
     fluid_send(&play->fluid, connection, size_bytes, turn, told, number, play->now_s);
 }
 
-/* The leg of this number, and those behind it. */
+/* Sends a message over the hop of this number, and then over those after it. */
 static void hops(Play *play, int32_t number, int32_t leg) {
     const Step *step = play->step;
     Message *message = &play->messages.all[number];

@@ -1,4 +1,4 @@
-/* A step's play: all that there is in it, and its time. Names are as in the Python beside it. */
+/* State of a simulation and its event queue. Names are those of the Python modules. */
 
 #pragma once
 
@@ -6,7 +6,7 @@
 #include "fluid.h"
 #include "pool.h"
 
-enum { OVER, BEGIN, COME, ARRIVED, LEG, REST }; /* what happens */
+enum { OVER, BEGIN, COME, ARRIVED, LEG, REST }; /* kinds of events */
 
 typedef struct {
     double at_s;
@@ -15,10 +15,10 @@ typedef struct {
 } Happening;
 
 typedef struct {
-    int32_t come, allowed, waiting, last_waiting, held, last_held; /* the first and last of messages, of receives */
+    int32_t come, allowed, waiting, last_waiting, held, last_held; /* heads and tails of lists of receives, messages */
 } Box;
 
-/* who: a rank's operation, or a strand, of which `index` is -1 */
+/* who: a rank's operation, or a strand if `index` is -1 */
 typedef struct {
     int32_t transfer, box, who, index, next, turned, over;
     int64_t turn;
@@ -47,7 +47,7 @@ typedef struct {
     int32_t *posted;
 } Strand;
 
-/* come: how many members have; who, index: of those, where collectives are flows */
+/* come: members that have joined; who, index: those members' operations, in a folded collective */
 typedef struct {
     int32_t class, boxes, come, *who, *index;
 } Instance;
@@ -80,7 +80,7 @@ typedef struct {
     int status;
 } Play;
 
-/* an operation is over; all of a strand's receives, or sends, are; a channel's stage is */
+/* an operation ends; all receives, or sends, of a strand's round are complete; a stage of a channel is complete */
 static void over(Play *play, int32_t rank, int32_t index);
 static void strand_goes(Play *play, int32_t number);
 static void channel_goes(Play *play, int32_t number);
@@ -127,7 +127,7 @@ static void later(Play *play, double seconds, int32_t kind, int32_t first, int32
     at(play, play->now_s + seconds, kind, first, second, 0);
 }
 
-/* So many new boxes: the first one's number. */
+/* Adds mailboxes and returns the number of the first one. */
 static int32_t boxes_made(Play *play, int32_t many) {
     int32_t first = play->boxes.many;
     for (int32_t own = 0; own < many; own++) {
@@ -137,7 +137,7 @@ static int32_t boxes_made(Play *play, int32_t many) {
     return first;
 }
 
-/* A rank's software handles one message after the other. */
+/* Handles a message in a rank's software, one after the other. */
 static void work(Play *play, int32_t rank, double size_bytes, int32_t kind, int32_t message) {
     const Step *step = play->step;
     double until_s = play->busy_until_s[rank], cost_s = size_bytes * step->byte_s + step->message_s;

@@ -1,4 +1,4 @@
-/* Memory of a play: pools, of which places are taken one after the other, and what is zero and never grows. */
+/* Memory: growing pools of elements by number, and an arena of zeroed blocks of fixed size. */
 
 #pragma once
 
@@ -12,7 +12,7 @@
         int32_t many, room;                                                                                            \
     }
 
-/* The next place's number; whoever points into a pool looks again behind this. */
+/* Returns the next element's number; may move the pool, so pointers into it become invalid. */
 #define TAKE(pool)                                                                                                     \
     ((pool).many == (pool).room ? (pool).all = grown((pool).all, sizeof *(pool).all, &(pool).room), (pool).many++      \
                                 : (pool).many++)

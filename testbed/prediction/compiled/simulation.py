@@ -1,4 +1,4 @@
-"""A step played by the compiled loop."""
+"""Simulation of a step by the compiled library, with results cached per network."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PLAYED = 0
 
 
 class Outcome(NamedTuple):
-    """When operations began and ended, all ranks' one after the other.
+    """Start and end of operations, for all ranks one after the other.
 
-    worked_s: of each rank's software. burst_bytes: the most that any pair had to send at once.
+    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
     """
 
     columns: PlanColumns
@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
 
     @property
     def step_time_s(self) -> float:
-        """Until the last rank is done."""
+        """Time until the last rank is done, in seconds."""
         return float(self.ended_s.max(initial=0.0))
 
     @property
     def alive(self) -> tuple[float, ...]:
-        """The most bytes of activations that each rank kept at once: as `memory.peak_alive` has it."""
+        """Peak bytes of activations of each rank, as `timeline.peak_activation_bytes` computes them."""
         return tuple(map(self._alive, range(len(self.columns.rank_pattern))))
 
     def _alive(self, rank: int) -> float:
@@ -64,9 +64,9 @@ Fold = Callable[[GroupCollective], CollectiveFlow | None]
 
 
 def play(plan: JobPlan, ways: NetworkColumns, software: Software, fold: Fold | None = None) -> Outcome | None:
-    """What comes of a plan; None where it is one for `simulate`, which says what is wrong with it, too.
+    """Simulate a plan; None if only `simulate` can, which also reports what is wrong with it.
 
-    fold: a collective as one flow, where they are.
+    fold: returns a collective as one flow; None to send its messages.
     """
     protocol = PROTOCOLS.find(software.protocol)
     handled = software.launch_s or software.completion_s or software.computing_share
@@ -107,7 +107,7 @@ def play(plan: JobPlan, ways: NetworkColumns, software: Software, fold: Fold | N
 def _arrays(
     plan: JobPlan, ways: NetworkColumns, columns: PlanColumns, flows: Sequence[CollectiveFlow | None] | None
 ) -> dict[str, NDArray[Any]]:
-    """All that the loop reads, by its name there. flows: that collectives are, by kind; None: they send messages."""
+    """Return the arrays of `Step` by name. flows: of folded collectives, by kind; None: they send messages."""
     what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
     messages, sends = columns.messages, columns.messages.sends
     what[messages.place] = messages.box
@@ -122,7 +122,7 @@ def _arrays(
         what[columns.collectives.place] = columns.collectives.alike
         of_collectives = _flowing(plan, columns, flows, len(ways.connections))
     folded = [ways.connection([flow.shares], flow.burst_bytes) for flow in flows or () if flow is not None]
-    # to be read once all that is sent is known
+    # only after the last transfer is known
     network = (
         {**ways.columns(), **connection_columns([*ways.connections, *folded])} if folded else ways.columns()
     )
@@ -152,7 +152,7 @@ def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
 def _called(
     plan: JobPlan, columns: PlanColumns, ways: NetworkColumns, what: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
-    """Of collectives that send messages."""
+    """Return the arrays of collectives that send messages."""
     called = [ways.called(plan, kind) for kind in columns.kinds]
     members = [own.call.members for own in called]
     own = columns.collectives
@@ -176,7 +176,7 @@ def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
 def _flowing(
     plan: JobPlan, columns: PlanColumns, flows: Sequence[CollectiveFlow | None], first: int
 ) -> dict[str, NDArray[Any]]:
-    """Of collectives that are a flow each; first: the number of these flows' first connection."""
+    """Return the arrays of folded collectives. first: number of their first connection."""
     groups = [kind.group for kind in columns.kinds]
     flowing = np.array([flow is not None for flow in flows], dtype=bool)
     return {
@@ -189,15 +189,15 @@ def _flowing(
     }
 
 
-_alone: IdentityCache[JobPlan] = IdentityCache(256)  # collectives, which searches have on many networks
+_alone: IdentityCache[JobPlan] = IdentityCache(256)  # single collectives, which searches use on many networks
 
 
 class _NotPlain(Exception):
-    """A collective alone has to be played by `simulate`."""
+    """An isolated collective needs `simulate`."""
 
 
 class NetworkSimulator:
-    """alone: what collectives take there by themselves, which `simulate` shares."""
+    """Simulates plans on one network. alone: cache of isolated collective times, shared with `simulate`."""
 
     def __init__(self, network: Network, ranks: int, itemsize: int, software: Software) -> None:
         self.network, self.itemsize, self.software = network, itemsize, software
@@ -206,7 +206,7 @@ class NetworkSimulator:
         self._flows: dict[Hashable, CollectiveFlow | None] = {}
 
     def play(self, plan: JobPlan, *, folded: bool) -> Outcome | None:
-        """What comes of a plan, see `simulate`; None where that has to play it."""
+        """Simulate a plan, see `simulate`; None if only that can."""
         try:
             return play(plan, self.ways, self.software, self._fold(plan) if folded else None)
         except _NotPlain:

@@ -1,4 +1,4 @@
-"""BBR's first version, as Linux has it (`tcp_bbr.c`): a model of the path's rate and round trip, by which it paces."""
+"""BBR version 1 as in Linux (`tcp_bbr.c`): paces by a model of the path's bandwidth and minimum round trip."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LOW = 1000 / 2885
 WINDOW_GAIN = 2.0
 GAINS = {STARTUP: (HIGH, HIGH), DRAIN: (LOW, HIGH), PROBE_ROUND_TRIP: (1.0, 1.0)}
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-ROUNDS = len(CYCLE) + 2  # for which a rate is the greatest
+ROUNDS = len(CYCLE) + 2  # window of the maximum rate
 MARGIN = 0.99
 FULL, FULL_ROUNDS = 1.25, 3
-LEAST_S, PROBE_S = 10.0, 0.2  # for which a round trip is the least; that it is looked for
+LEAST_S, PROBE_S = 10.0, 0.2  # window of the minimum round trip; duration of its probe
 LEAST_PACKETS = 4
 EXTRA_ROUNDS, EXTRA_S = 5, 0.1
 GSO_BYTES, SLOW = (1 << 16) - 321, 1.2e6 / 8
 
 
 class WindowedMax:
-    """Of the last so many rounds (`win_minmax.c`): `value`."""
+    """The maximum `value` of the last rounds (`win_minmax.c`)."""
 
     __slots__ = ("_best", "_rounds", "value")
 
@@ -41,7 +41,7 @@ class WindowedMax:
         self._best = [(0, 0.0)] * 3
 
     def add(self, at: int, value: float) -> None:
-        """Another one of this round."""
+        """Add a value of this round."""
         self._add(at, value)
         self.value = self._best[0][1]
 
@@ -66,9 +66,9 @@ class WindowedMax:
 
 
 class Bbr(Control):
-    """Of one connection. packet_bytes: of a full one. round_trip_s: of the empty path.
+    """BBR of one connection.
 
-    draw: says where in its cycle it begins.
+    packet_bytes: size of a full packet. round_trip_s: of the empty path. draw: selects where the gain cycle starts.
     """
 
     paces = True
@@ -91,7 +91,7 @@ class Bbr(Control):
         self._policed = PolicerDetector()
         self._pace = HIGH * MARGIN * packet_bytes * FIRST_PACKETS / round_trip_s
 
-    # ---- figures
+    # ---- pacing rate and window targets
 
     def _segments(self) -> int:
         own = int(min(self._pace / PACE_SHARE, GSO_BYTES) / self._packet_bytes)
@@ -116,26 +116,26 @@ class Bbr(Control):
         if self._full or rate > self._pace:
             self._pace = rate
 
-    # ---- what it is told
+    # ---- Control
 
     def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
-        """That it sends with."""
+        """Return the pacing rate."""
         return self._pace
 
     def stamp(self, now_s: float, first: bool) -> Stamp:
-        """For its rate."""
+        """Return the stamp for rate samples."""
         return self._rates.sent(now_s, first=first)
 
     def came(self, sent_s: float, number: int, stamp: Stamp) -> None:
-        """Of the rate at which packets are delivered."""
+        """Record a delivered packet for rate samples."""
         self._rates.came(sent_s, number, stamp)
 
     def starve(self, flying: int) -> None:
-        """Samples tell less then."""
+        """Mark rate samples as application limited."""
         self._rates.limit(flying)
 
     def resume(self, now_s: float, idle_s: float) -> None:
-        """At its rate, without looking for more."""
+        """Restart at the estimated rate, without probing for more."""
         if not self._rates.limited_until:
             return
         self._restarts = True
@@ -146,16 +146,16 @@ class Bbr(Control):
             self._end_probe(now_s)
 
     def lose(self, sent: int, *, again: bool) -> None:
-        """It remembers its window."""
+        """Save the window."""
         if not again:
             self._save()
 
     def mended(self) -> None:
-        """It does not mind."""
+        """Save the window only."""
         self._save()
 
     def time_out(self, flying: int, *, anew: bool) -> None:
-        """It remembers its window, and looks for its rate again."""
+        """Save the window and probe for the rate again."""
         if anew:
             self._save()
         self._recovering = True
@@ -164,7 +164,7 @@ class Bbr(Control):
         self.window = float(flying + 1)
 
     def heard(self, told: AckSample) -> None:
-        """Another sample."""
+        """Update the model from a rate sample."""
         now_s, flying, next_s = told.now_s, told.flying, told.departs_s
         some = Sample(told.latest_s, told.delivered, told.lost, told.before)
         self._rates.sample(now_s, told.least_s, some)
@@ -200,7 +200,7 @@ class Bbr(Control):
             self._probe_rate(rates.delivered_s)
 
     def _update_extra(self, now_s: float, some: Sample) -> None:
-        """What comes of acknowledgements at once beyond what the rate says."""
+        """Track packets acknowledged in a burst beyond the estimated rate (ACK aggregation)."""
         if some.acknowledged <= 0 or not some.interval_s:
             return
         if self._begins:
@@ -217,7 +217,7 @@ class Bbr(Control):
         self._extra[self._extra_place] = max(self._extra[self._extra_place], extra)
 
     def _at_departure(self, flying: int, now_s: float, next_s: float) -> float:
-        """Packets under way when the next one leaves."""
+        """Return the packets in flight when the next one leaves."""
         delivered = self._rate.value * max(0.0, next_s - now_s)
         more = self._segments() if self._pacing > 1 else 0
         return max(0.0, flying + more - delivered)
@@ -328,7 +328,7 @@ class Bbr(Control):
         return min(max(self._extra), self._used_rate * EXTRA_S)
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self._rates.shift(seconds)
         self._least_at_s -= seconds
         self._phase_s -= seconds

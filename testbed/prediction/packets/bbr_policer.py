@@ -1,27 +1,32 @@
-"""Whether a policer cuts BBR's rate, and to what, as Linux guesses it (`bbr_lt_bw_sampling`)."""
+"""BBR's detection of token-bucket policers, and of their rate, as in Linux (`bbr_lt_bw_sampling`)."""
 
 from __future__ import annotations
 
-ROUNDS, USED_ROUNDS = 4, 48  # of an interval, at the least; that a rate is used for
-LOST = 50 / 256  # of what is delivered in an interval
-ALIKE = 1 / 8  # rates of two intervals, one after the other
+ROUNDS, USED_ROUNDS = 4, 48  # minimum rounds of an interval; rounds for which a detected rate is used
+LOST = 50 / 256  # minimum loss in an interval relative to what is delivered
+ALIKE = 1 / 8  # maximum relative difference between the rates of two consecutive intervals
 LEAST_S = 1e-3
 
 
 class PolicerDetector:
-    """Of one connection. rate: packets per second that it is cut to; 0 while nothing says so."""
+    """Policer detection of one connection. rate: detected rate in packets per second; 0 for none."""
 
     def __init__(self) -> None:
         self.rate = 0.0
-        self._before = 0.0  # rate of the interval before
+        self._before = 0.0  # rate of the previous interval
         self._samples, self._rounds = False, 0
-        # until the interval began, and when; packets lost in it
+        # of the current interval: packets delivered before it, its start, packets lost in it
         self._delivered, self._since_s, self._lost = 0, 0.0, 0
 
     def heard(self, delivered: int, now_s: float, lost: int, *, begins: bool, limited: bool) -> bool:
-        """Another sample: whether it is over. delivered: in all, until now_s. begins: a round trip does.
+        """Process a sample; return whether the detected rate is no longer to be used.
 
-        lost: now. limited: there is not enough to send.
+        Args:
+            delivered: Packets delivered until `now_s`.
+            now_s: Time of the last delivery.
+            lost: Newly lost packets.
+            begins: Whether a round begins.
+            limited: Whether the application limits sending.
         """
         self._lost += lost
         if self.rate:
@@ -64,5 +69,5 @@ class PolicerDetector:
         self._begin(delivered, now_s)
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self._since_s -= seconds

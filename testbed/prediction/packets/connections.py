@@ -1,4 +1,8 @@
-"""A job's connections packet by packet, with the same to be asked of as `predict.connections.Connections`."""
+"""A job's connections packet by packet, single or striped, with the interface of `prediction.connections.Connections`.
+
+Striped messages are cut into segments that go round-robin over a pair's connections, as `transport.pairs` does it. The
+receiver acknowledges a segment with a frame on the same connection, which makes room for the next one.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQu
 from testbed.prediction.packets.sender import Sender
 from testbed.prediction.striping import RoundRobin
 
-# what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
-# at the same moment, though nothing but which of two events at one moment comes first makes them differ
+# Maximum random extra delay of a link, seeded by its name. Without it identical buildings would lose the same packets
+# at the same time, since only the order of simultaneous events would differ.
 APART_S = 1e-6
 
 Action = Callable[[], None]
 
 
 class PacketConnections:
-    """From their first packet on; they stay what they are from one step to the next. draw: of what links lose."""
+    """All connections of a job, kept from one step to the next. draw: random source of losses on links."""
 
     def __init__(self, agenda: EventQueue, network: Network, draw: Random | None) -> None:
         self.agenda, self._network, self._draw = agenda, network, draw
@@ -34,23 +38,23 @@ class PacketConnections:
         self.lines: dict[str, LinkQueue | ClassfulLinkQueue] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
-        self._heard_word: tuple[Ends, int, int] | None = None  # whose listener has not answered since
+        self._heard_word: tuple[Ends, int, int] | None = None  # its receiver has not replied yet
 
     @property
     def overflowed(self) -> bool:
-        """Whether queues have had no room, so that each step is another one."""
+        """Whether any queue has overflowed, so that steps differ."""
         return any(line.dropped for line in self.lines.values())
 
     @property
     def kept(self) -> ConnectionState:
-        """They stay what they are."""
+        """The connections themselves."""
         return NO_STATE._replace(packets=self)
 
     def shift(self, seconds: float) -> None:
-        """Whoever goes on shifts them by all that went by."""
+        """Do nothing: `go_on` shifts all times."""
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """On the next beat but one, as ranks agree on it by word that goes round before."""
+        """Start a ring round on the next beat but one; ranks have agreed on it by a message round the ring."""
 
         def go(rank: int, left: int) -> None:
             ends = rank, (rank + 1) % ranks
@@ -58,7 +62,7 @@ class PacketConnections:
             if left and self._is_known(ends):
                 self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, come)
             elif left:
-                come()  # nobody sends that way later on
+                come()  # this direction is not used later on
 
         self._heard_word = (ranks - 1, 0), 0, 0
         begins_s = (self.agenda.now_s // STEP_ALIGNMENT_S + 2) * STEP_ALIGNMENT_S
@@ -70,7 +74,7 @@ class PacketConnections:
         return (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
 
     def go_on(self, agenda: EventQueue) -> None:
-        """By another's time, from its beginning."""
+        """Continue on another event queue, from its start."""
         seconds = self.agenda.now_s
         if agenda is self.agenda:
             return
@@ -83,7 +87,10 @@ class PacketConnections:
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
     ) -> None:
-        """A message. taken: happens when sockets have it; left, come: called when it was sent, and when it is there."""
+        """Send a message.
+
+        taken: happens when the sockets have it. left: called when it was sent. come: called when it has arrived.
+        """
         network = self._network
         stripes = network.packet_paths(ends, dscp)[0].stripes
         if stripes is not None:
@@ -141,7 +148,7 @@ Callback = Callable[[], None]
 
 @dataclass(eq=False)
 class _Message:
-    """left_bytes: that are not cut off yet; untaken, coming: segments that sockets do not have, that are not there."""
+    """A striped message: bytes not cut yet, segments that sockets have not taken, segments that have not arrived."""
 
     left_bytes: float
     taken: Event
@@ -156,7 +163,7 @@ class _Message:
 
 @dataclass(eq=False)
 class StripedPair:
-    """Of two ranks, one way, and a class of traffic. there, back: its connections', by channel."""
+    """Striping from one rank to another, per traffic class. there, back: senders of both directions, by channel."""
 
     stripes: StripeSettings
     there: Sequence[Sender]
@@ -169,7 +176,10 @@ class StripedPair:
         self._turns = RoundRobin(len(self.there), self.stripes.outstanding)
 
     def send(self, size_bytes: float, taken: Event, come: Callback) -> None:
-        """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
+        """Send a message.
+
+        taken: happens when the sockets have all of it. come: called when it and all messages before it have arrived.
+        """
         if size_bytes <= self.stripes.fast_bytes:
             self.there[0].send(FRAME.size + size_bytes, taken, _nothing, come)
             return
@@ -180,7 +190,7 @@ class StripedPair:
         self._deal()
 
     def _deal(self) -> None:
-        """Out, as far as there is room."""
+        """Send segments as far as there is room."""
         while self._waiting and (channel := self._turns.take()) is not None:
             message = self._waiting[0]
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
@@ -213,7 +223,7 @@ class StripedPair:
         self.there[channel].send(FRAME.size + size_bytes, taken, _nothing, come)
 
     def _come(self, message: _Message) -> None:
-        """A segment of it, or word of its end."""
+        """Count an arrived segment or end marker."""
         message.coming -= 1
         if self.stripes.mode == "spray":
             if message.there:
@@ -224,4 +234,4 @@ class StripedPair:
 
 
 def _nothing() -> None:
-    """Nobody asks when a part has left."""
+    """Ignore that a part has left."""

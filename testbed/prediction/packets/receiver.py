@@ -1,4 +1,4 @@
-"""The end of a connection that packets come to: puts them in order, and acknowledges them as Linux does."""
+"""The receiving side of a TCP connection: reassembly and acknowledgements, as Linux implements them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from testbed.prediction.packets.send_queue import Acknowledgement, Packet
 from testbed.prediction.packets.timers import timer_s
 
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
-SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
-# out of order acknowledgements of one gap wait, but for the first ones: a third of a round trip, 1 ms, 44 packets
+SELECTIVE_BYTES = 12  # additional bytes with SACK blocks
+# ACK compression of out-of-order packets: after the first ones of a gap, a third of a round trip, 1 ms or 44 packets
 COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
 
 
 class PeerSender(Protocol):
-    """Who sends in the other direction."""
+    """The sender of the other direction."""
 
     def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
-        """An acknowledgement. goes_on: sends what may be sent now."""
+        """Process an acknowledgement. goes_on: also send what may be sent now."""
 
     def push(self) -> None:
         """Send what may be sent."""
 
 
 class Receiver:
-    """heard: called with each acknowledgement that comes back. The rest as `DelayedAck` has it."""
+    """The receiving side. heard: called with each acknowledgement at the sender. Other arguments as of `DelayedAck`."""
 
     def __init__(
         self,
@@ -44,22 +44,23 @@ class Receiver:
         self.agenda = agenda
         self._delaying = DelayedAck(round_trip_s, window_bytes, answers)
         self._back = FramePath(agenda, back, heard, self.repeat)
-        self.other: PeerSender | None = None  # who sends in the other direction, from here
+        self.other: PeerSender | None = None  # sends the other direction from this end
         self.next = 0
-        # packets behind a gap; blocks that they are, and where each of them ends
+        # out-of-order packets; number of contiguous blocks, and where each of them ends
         self._early: dict[int, Packet] = {}
         self.blocks, self._ends = 0, set[int]()
-        self.news: list[int] = []  # packets that nobody was told of yet
-        self._acknowledged = self._passed = self._largest = 0  # until which byte; packets; bytes
-        self._late_s = 0.0  # when what waits is acknowledged; 0: nothing does
-        # one alarm at a time is set; behind it the last one in its turn: those between would go off for nothing
+        self.news: list[int] = []  # packets that were not reported yet
+        # last acknowledged byte; packets; largest packet in bytes
+        self._acknowledged = self._passed = self._largest = 0
+        self._late_s = 0.0  # when the delayed acknowledgement is due; 0: none
+        # at most one alarm is scheduled; when it fires it reschedules for the latest one
         self._alarmed, self._last_s, self._last_turn, self._jiffy = False, 0.0, 0, -1
         self._compressed_s = min(COMPRESSED_S, COMPRESSED_SHARE * round_trip_s)
         self._gap, self._duplicates, self._compressed = -1, 0, 0
-        self._together_s = 0.0  # when what is compressed is acknowledged; 0: nothing is
+        self._together_s = 0.0  # when the compressed acknowledgement is due; 0: none
 
     def take(self, packet: Packet) -> None:
-        """A packet; whoever waits for a message that ends in it, or behind a gap that it fills, is told."""
+        """Process a packet; call back messages that end in it or behind a gap that it fills."""
         if packet.told is not None:
             self._take_with_word(packet, packet.told)
             return
@@ -107,7 +108,7 @@ class Receiver:
             come()
 
     def _take_with_word(self, packet: Packet, told: Acknowledgement) -> None:
-        """Of the other direction: who sends there hears that first, and goes on when the packet has been taken."""
+        """Process a packet with an acknowledgement: the sender sees that first and continues after the packet."""
         assert self.other is not None
         packet.told = None
         self.other.hear(told, goes_on=False)
@@ -115,7 +116,7 @@ class Receiver:
         self.other.push()
 
     def _acknowledge_gap(self) -> None:
-        """Of those behind one gap the first ones at once, others together (`__tcp_ack_snd_check`)."""
+        """Acknowledge the first packets after a gap at once, further ones together (`__tcp_ack_snd_check`)."""
         if self._gap != self.next:
             self._gap, self._duplicates = self.next, 0
         if self._compressed >= COMPRESSED or self._duplicates < DUPLICATES:
@@ -134,7 +135,7 @@ class Receiver:
     def _set_alarm(self) -> None:
         agenda = self.agenda
         jiffy = int(agenda.now_s / KERNEL_TICK_S)
-        if jiffy != self._jiffy:  # else it goes off with the last one
+        if jiffy != self._jiffy:  # else it fires with the last one
             self._jiffy = jiffy
             self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_S), next(agenda.number)
             if not self._alarmed:
@@ -153,14 +154,14 @@ class Receiver:
             agenda.at(self._last_s, self._late, self._last_turn)
 
     def go_on(self, agenda: EventQueue, seconds: float) -> None:
-        """By another's time, which is so much less; nothing waits."""
+        """Continue on another event queue whose time is `seconds` less; nothing waits."""
         self.agenda = agenda
         self._delaying.shift(seconds)
         self._back.go_on(agenda)
         self._alarmed, self._last_s, self._jiffy = False, 0.0, -1
 
     def tell(self, before: Acknowledgement | None) -> Acknowledgement | None:
-        """News, with a packet of the other direction. before: what it told when it was sent last, and has not yet."""
+        """Return the acknowledgement that a data packet carries. before: what it carried, if not delivered yet."""
         self._delaying.send(self.agenda.now_s)
         if not self.news:
             return before
@@ -182,20 +183,27 @@ class Receiver:
         return Acknowledgement(self.next, self._passed, news, doubled, size_bytes)
 
     def repeat(self, lost: Acknowledgement) -> None:
-        """The next one says it, too."""
+        """Report what a lost acknowledgement did, with the next one."""
         self.news = [*lost.news, *self.news]
 
 
 QUICK = 16  # acknowledgements, `TCP_MAX_QUICKACKS`
 FIRST_WINDOW_BYTES = 65_535
-# packets of so many bytes and more; by so many full packets for each (`tcp_grow_window`)
+# minimum size of packets that grow the window; growth per packet in full packets (`tcp_grow_window`)
 GROWS_BYTES, GROWS_BY = 128, 2
 
 
 class DelayedAck:
-    """round_trip_s: of the empty path. window_bytes: of the receiver, when it has grown; infinite: it need not grow.
+    """Decides which packets are acknowledged at once, as Linux does (`tcp_input.c`).
 
-    answers: it has answered already (`inet_csk_in_pingpong_mode`).
+    These are the first packets, packets that still grow the receive window, and packets after a pause longer than a
+    timeout. A side that sends replies waits, since its data carries acknowledgements. When no data was sent in time, it
+    no longer counts on that.
+
+    Args:
+        round_trip_s: Of the empty path.
+        window_bytes: Final receive window; infinite if it need not grow.
+        answers: Whether this side has already sent a reply (`inet_csk_in_pingpong_mode`).
     """
 
     __slots__ = ("_came_s", "_grows_bytes", "_quick", "_timeout_s", "_wait_s", "answers")
@@ -204,17 +212,17 @@ class DelayedAck:
         self.answers = answers
         self._grows_bytes = window_bytes - FIRST_WINDOW_BYTES if window_bytes < math.inf else 0.0
         self._timeout_s = TIMEOUT_S + round_trip_s
-        # its peer's hello came when time began; how long after a packet an answer counts as one, `icsk_ack.ato`
+        # the handshake is at time 0; window after a packet in which data counts as a reply, `icsk_ack.ato`
         self._came_s, self._wait_s = 0.0, DELAYED_S
         self._quick = QUICK
 
     @property
     def at_once(self) -> bool:
-        """Whether each packet is."""
+        """Whether each packet is acknowledged at once."""
         return self._quick > 0 and not self.answers
 
     def come(self, now_s: float, size_bytes: int, full_bytes: int) -> None:
-        """A packet has, of so many bytes; a full one has so many (`tcp_event_data_recv`)."""
+        """Record an arrival. size_bytes: of the packet. full_bytes: of a full packet (`tcp_event_data_recv`)."""
         gap_s, self._came_s = now_s - self._came_s, now_s
         if gap_s <= DELAYED_S / 2:
             self._wait_s = (self._wait_s + DELAYED_S) / 2
@@ -227,26 +235,26 @@ class DelayedAck:
             self._quick |= 1
 
     def send(self, now_s: float) -> None:
-        """Data goes the other way (`tcp_event_data_sent`)."""
+        """Record data sent in the other direction (`tcp_event_data_sent`)."""
         if now_s - self._came_s < self._wait_s:
             self.answers = True
 
     def acknowledge(self) -> None:
-        """It does (`tcp_dec_quickack_mode`)."""
+        """Record an acknowledgement (`tcp_dec_quickack_mode`)."""
         if self._quick:
             self._quick -= 1
             if not self._quick:
                 self._wait_s = DELAYED_S
 
     def double(self) -> None:
-        """What comes is there already (`tcp_enter_quickack_mode`)."""
+        """Record a duplicate packet (`tcp_enter_quickack_mode`)."""
         self._quick, self.answers, self._wait_s = QUICK, False, DELAYED_S
 
     def run_out(self) -> None:
-        """It has waited for long enough (`tcp_delack_timer_handler`)."""
+        """Record that the delayed acknowledgement timer has fired (`tcp_delack_timer_handler`)."""
         self._wait_s = DELAYED_S if self.answers else min(2 * self._wait_s, self._timeout_s)
         self.answers = False
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self._came_s -= seconds

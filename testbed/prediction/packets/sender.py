@@ -1,8 +1,9 @@
-"""The end of a connection that sends, packet by packet, as Linux' TCP does.
+"""The sending side of a TCP connection, packet by packet, as Linux implements it.
 
-RFC 8985 for what is lost (RACK, in `scoreboard`) and for last packets (TLP); RFC 6298's timer, no less than 200 ms.
-Not as on paper: timers go by jiffies, a loss that fewer than three packets tell of waits for one of these at the least,
-and what is written waits while the card has enough of the connection (TCP small queues, autocorking).
+It follows RFC 8985 for loss detection (RACK, in `Scoreboard`) and tail loss probes, and RFC 6298 for the retransmission
+timer, with a minimum of 200 ms. It also models what differs from the RFCs. Timers have jiffy resolution. A loss that
+fewer than three packets indicate waits for at least one jiffy. Data waits while the NIC's queue holds enough of the
+connection (TCP small queues, autocorking).
 """
 
 from __future__ import annotations
@@ -26,18 +27,28 @@ from testbed.prediction.packets.rtt_estimator import LEAST_ROUND_TRIP_S, RttEsti
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet, Scoreboard, UnsentData
 from testbed.prediction.packets.timers import LEAST_S, Timer
 
-# options of a packet that tells of gaps, with timestamps beside them
+# TCP options of a packet that reports gaps, next to timestamps
 BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3
-OVERHEAD_BYTES = 1024  # of a packet in memory
+OVERHEAD_BYTES = 1024  # memory overhead per packet
 OPEN, RECOVERY, LOSS = range(3)
 
 Action = Callable[[], None]
 
 
 class Sender:
-    """One connection. buffer_bytes: of what it was given and is not acknowledged, at the most. draw: for BBR's cycle.
+    """One connection in one direction.
 
-    dials: whether the other end has just answered its hello. again: packets that were sent again.
+    Args:
+        agenda: The clock.
+        path: Its packet path.
+        there: Queues from the sender to the receiver.
+        back: Queues of acknowledgements.
+        buffer_bytes: Send buffer for data that is not acknowledged.
+        draw: Random start of BBR's gain cycle.
+        dials: Whether the peer has just answered this side's handshake.
+
+    Attributes:
+        again: Number of retransmitted packets.
     """
 
     def __init__(
@@ -50,7 +61,7 @@ class Sender:
         draw: Random,
         dials: bool = False,
     ) -> None:
-        assert isinstance(there[0], LinkQueue)  # cards have no classes
+        assert isinstance(there[0], LinkQueue)  # NICs have no traffic classes
         self._agenda, self._card = agenda, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
@@ -64,11 +75,12 @@ class Sender:
         self._paces = self._control.paces
         self._buffer = SendBuffer(buffer_bytes)
         self._unsent, self._transmitted = UnsentData(path.payload_bytes), 0
-        self._other: Receiver | None = None  # of the other direction, at this end
+        self._other: Receiver | None = None  # receives the other direction at this end
         self._board = Scoreboard(usual_s)
         self._state, self._high = OPEN, 0
-        self._timed_out = -1  # the first byte of what was taken for lost then, of the last episode
-        self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
+        self._timed_out = -1  # first byte that was lost in the last timeout
+        # of a tail loss probe: next byte then; whether it was a retransmission
+        self._probed: tuple[int, bool] | None = None
         self._round_trip = RttEstimator(usual_s)
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
@@ -81,19 +93,22 @@ class Sender:
 
     @property
     def window(self) -> float:
-        """Packets."""
+        """The congestion window in packets."""
         return self._control.window
 
     def join(self, other: Sender) -> None:
-        """They are the two directions of a connection: what one sends tells of what came of the other."""
+        """Join both directions of a connection, so that data packets carry acknowledgements."""
         for own, that in ((self, other), (other, self)):
             own._other = that._receiver
             own._receiver.other = that
 
-    # ---- what it is given
+    # ---- application data
 
     def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
-        """A message. taken: happens when all of it is in the buffer; left, come: when sent once, when there."""
+        """Send a message.
+
+        taken: happens when the buffer has all of it. left: called when it was sent. come: called when it has arrived.
+        """
         board = self._board
         if (
             not self._unsent
@@ -108,7 +123,7 @@ class Sender:
         self.push()
 
     def push(self, left_card: bool = False) -> None:
-        """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
+        """Send what may be sent. left_card: called because a packet has left the NIC."""
         board, control, unsent, now_s = self._board, self._control, self._unsent, self._agenda.now_s
         sent = full = arms = False
         window, most = control.window, self._most_window
@@ -126,7 +141,7 @@ class Sender:
             if self._in_card and self._waits_for_card(packet is None and not left_card):
                 break
             if packet is None:
-                # else what is lost is waited for as before (`tcp_event_new_data_sent`)
+                # with unrepaired losses the timer stays as it is (`tcp_event_new_data_sent`)
                 arms = arms or not board.out or (self._state == OPEN and not board.here)
                 self._begin(now_s)
                 sent = True
@@ -139,7 +154,7 @@ class Sender:
             self._arm()
 
     def _most_bytes(self) -> int:
-        """Of a packet, beside what it tells of gaps in the other direction (`tcp_current_mss`)."""
+        """Return the maximum segment size next to SACK options for the other direction (`tcp_current_mss`)."""
         if self._other is None or not self._other.blocks:
             return self._full_bytes
         return self._full_bytes - BLOCKS_BYTES - BLOCK_BYTES * min(self._other.blocks, MOST_BLOCKS)
@@ -186,10 +201,10 @@ class Sender:
             self._other.repeat(packet.told)
             packet.told = None
 
-    # ---- what it waits for
+    # ---- pacing and the NIC
 
     def _pace(self, packet: Packet, now_s: float) -> None:
-        """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
+        """Compute when the next packet may leave (`tcp_update_skb_after_send`); the first ones are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
         if self._transmitted >= FIRST_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
@@ -201,15 +216,15 @@ class Sender:
             self._agenda.at(self._departs_s, self.push)
 
     def _waits_for_card(self, new: bool) -> bool:
-        """Whether the card has enough of it, or more may come for its last packet, which is `new`.
+        """Whether the NIC's queue has enough of this connection, or the last, partial, packet may still grow.
 
-        It goes on when one has left.
+        new: the next packet is not a retransmission. Sending continues when a packet has left the NIC.
         """
         if not self._are_in_card():
             return False
         if not (new and self._unsent.is_part):
             in_card_bytes = self._in_card_bytes
-            # 1 ms of its pace, two packets at the least, which mostly decides
+            # 1 ms at its pacing rate but at least two packets, which mostly decides
             if in_card_bytes <= self._least_in_card or (
                 in_card_bytes <= IN_CARD_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
             ):
@@ -220,7 +235,7 @@ class Sender:
         return True
 
     def _are_in_card(self) -> bool:
-        """Whether packets still wait there."""
+        """Whether packets wait in the NIC."""
         now_s, waiting = self._agenda.now_s, self._in_card
         while waiting and waiting[0][0] <= now_s:
             self._in_card_bytes -= waiting.popleft()[1]
@@ -228,13 +243,13 @@ class Sender:
 
     def _linux_pace(self) -> float:
         if not (self._round_trip.timed or self._paces):
-            return math.inf  # the kernel has none before the first acknowledgement
+            return math.inf  # the kernel does not pace before the first acknowledgement
         return self._control.pace(self._full_bytes, len(self._board.out), self._round_trip.usual_s)
 
-    # ---- what it hears
+    # ---- acknowledgements
 
     def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
-        """An acknowledgement. goes_on: sends what may be sent now."""
+        """Process an acknowledgement. goes_on: also send what may be sent now."""
         now_s, board, control = self._agenda.now_s, self._board, self._control
         unacknowledged, flying = board.unacknowledged, board.flying
         delivered, first_s, last_s = board.arrive(board.all_of(told), now_s, control.came)
@@ -260,17 +275,17 @@ class Sender:
             self.push()
 
     def _acknowledge(self, next_byte: int) -> None:
-        """All packets before that byte."""
+        """Acknowledge all packets before this byte."""
         board, buffer, size_bytes = self._board, self._buffer, 0
         while board.unacknowledged < next_byte:
             size_bytes += board.acknowledge()
-            if buffer.waiting:  # else nobody asks which of them has made room
+            if buffer.waiting:  # else it does not matter which of them makes room
                 buffer.leave(size_bytes)
                 size_bytes = 0
         buffer.leave(size_bytes)
 
     def _tell(self, delivered: int, before: int, lost: int, latest_s: float, advanced: bool) -> None:
-        """The congestion control, of what was heard: see `AckSample`."""
+        """Report an acknowledgement to the congestion control: see `AckSample`."""
         board, heard = self._board, self._heard
         heard.now_s = self._agenda.now_s
         heard.delivered, heard.advanced, heard.lost = delivered, advanced, lost
@@ -281,16 +296,16 @@ class Sender:
         self._control.heard(heard)
 
     def _time(self, sample_s: float, latest_s: float) -> None:
-        """An acknowledgement came so long after the first and the last packet that it tells of."""
+        """Take a round-trip sample. sample_s, latest_s: of the first and the last packet that was acknowledged."""
         board = self._board
-        if latest_s < LEAST_ROUND_TRIP_S:  # no sample is less than the latest one
+        if latest_s < LEAST_ROUND_TRIP_S:  # the latest sample is the smallest
             sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), LEAST_ROUND_TRIP_S
         board.least_s = min(board.least_s, latest_s)
         self._round_trip.add(sample_s)
         self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace)
 
     def _hear_probe(self, told: Acknowledgement, probed: tuple[int, bool]) -> None:
-        """Whether a probe has mended a loss, which then is one (`tcp_process_tlp_ack`)."""
+        """Detect whether a tail loss probe has repaired a loss (`tcp_process_tlp_ack`)."""
         high, again = probed
         if told.next < high:
             return
@@ -301,7 +316,7 @@ class Sender:
             self._control.mended()
 
     def _find_lost(self) -> tuple[int, bool]:
-        """Packets; whether there are others, which it looks for when it has waited long enough."""
+        """Return how many packets are lost, and whether others may be, for which a timer is set."""
         board = self._board
         reordering_s = 0.0
         if self._state == OPEN and board.here < DUPLICATES:
@@ -336,7 +351,7 @@ class Sender:
         self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _probe(self) -> None:
-        """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
+        """Send a tail loss probe: the next packet, or the last one again, to provoke an acknowledgement."""
         again, now_s = not self._unsent, self._agenda.now_s
         if again:
             self._repeat(self._board.out[max(self._board.out)], now_s)
@@ -346,12 +361,12 @@ class Sender:
         self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _stop_waiting(self) -> None:
-        """For packets that may only be late."""
+        """Handle the reordering timer: stop waiting for packets that may only be late."""
         board = self._board
         lost, _ = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            if not self._paces:  # what it hears next tells that of recovery alone (`tcp_rack_reo_timeout`)
+            if not self._paces:  # others learn it from the next acknowledgement (`tcp_rack_reo_timeout`)
                 self._tell(1, board.flying, lost, -1.0, False)
         self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
@@ -368,9 +383,9 @@ class Sender:
         self.push()
 
     def _undo(self, packet: Packet) -> None:
-        """As if there had been no timeout, where the packet comes that was late, before the one that was sent again.
+        """Undo a timeout if the original packet was only late and arrives before its retransmission.
 
-        Timestamps tell the kernel (Eifel, RFC 3522; `tcp_packet_delayed`).
+        The kernel knows by timestamps (Eifel, RFC 3522; `tcp_packet_delayed`).
         """
         if not packet.gone:
             self._state = OPEN
@@ -379,10 +394,10 @@ class Sender:
             late_s = self._agenda.now_s - packet.first_s
             self._time(late_s, late_s)
 
-    # ---- from one step to the next
+    # ---- between steps
 
     def go_on(self, agenda: EventQueue, seconds: float) -> None:
-        """By another's time, which is so much less; nothing is under way."""
+        """Continue on another event queue whose time is `seconds` less; nothing is in flight."""
         self._agenda = agenda
         self._there.go_on(agenda)
         self._receiver.go_on(agenda, seconds)

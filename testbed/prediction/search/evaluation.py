@@ -129,7 +129,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         one = play_cached(prepare_step(job, algorithm, calibration, draws=DRAWS, packets=0))
     except Deadlock as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
-        return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
+        return Infeasible(f"workload.{field}", f"a step that {error}", "one that completes")
     memory_bytes = _memory_bytes(job, one.alive)
     limits_bytes = _memory_limits_bytes(scenario, job)
     for own, limit_bytes in zip(memory_bytes, limits_bytes, strict=bool(memory_bytes)):
