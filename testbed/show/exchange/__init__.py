@@ -1,4 +1,4 @@
-"""What goes out to other programs and comes in from them: jobs as Chakra traces, for ASTRA-sim; topologies; figures."""
+"""Exchange with other programs: jobs as Chakra traces and for ASTRA-sim, topologies, metrics, experiment trackers."""
 
 from testbed.show.exchange.astra_sim import export_astra_sim
 from testbed.show.exchange.chakra import export_chakra, exported_job

@@ -1,7 +1,7 @@
-"""A job and its network for ASTRA-sim: traces, its analytical network, system and memory, and how it is started.
+"""Export of a job and its network to ASTRA-sim: traces, analytical network, system, memory, and a start script.
 
-Its analytical network has dimensions: here ranks of a building around a switch, and buildings with links of their own.
-What differs from link to link there is one figure, the slowest's; everything that is left out is said.
+ASTRA-sim's analytical network has dimensions: here ranks of a building around a switch, and buildings with dedicated
+links. Where links differ, a dimension has the slowest one's values. Everything that is left out is reported.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from testbed.workload.traces.chakra.groups import NETWORK_FILE
 from testbed.workload.traces.chakra.writer import NAME
 
 SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
-GIGABYTE = 2**30  # as its analytical network counts bandwidth
+GIGABYTE = 2**30  # ASTRA-sim's unit of bandwidth
 IMPLEMENTATIONS = {"halving_doubling": "halvingDoubling", "direct": "direct"}
-"""Of ASTRA-sim in each dimension, one after the other, for our algorithms; for others, a ring."""
-USUAL = "h100"  # whose memory the file has where the job names no accelerator; with durations it counts for nothing
+"""ASTRA-sim's implementation per dimension, one after the other, by our algorithm; a ring for others."""
+USUAL = "h100"  # memory bandwidth of jobs without an accelerator; irrelevant where traces have durations
 NOT_CARRIED_OUT = ("reduce", "gather", "scatter", "barrier")
 REPLAYED = ("broadcast",)
 
-# its network that knows of congestion has one dimension alone
+# its congestion-aware network has only one dimension
 START = """#!/bin/sh
 # ASTRA_SIM: the program AstraSim_Analytical_Congestion_Unaware, as built from its source
 set -eu
@@ -49,7 +49,7 @@ exec "${{ASTRA_SIM:?the path of AstraSim_Analytical_Congestion_Unaware}}" \\
 
 @dataclass(frozen=True)
 class Dimension:
-    """Of ASTRA-sim's network. topology: Switch, Ring or FullyConnected. rate: bytes per second of each rank's link."""
+    """A dimension of ASTRA-sim's network. topology: Switch, Ring or FullyConnected. rate: bytes per second per rank."""
 
     topology: str
     count: int
@@ -58,7 +58,7 @@ class Dimension:
 
 
 def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[str]]:
-    """All files, and what they do not say. BadInput where buildings have different numbers of ranks."""
+    """Write all files; return them and what they leave out. Raises BadInput if buildings differ in their number of ranks."""
     written = write_job(job.trace, folder, NAME, job.times)
     topology = job.scenario.topology.resolve()
     dimensions, notes = dimensions_of(topology, job.workload.buildings)
@@ -76,7 +76,7 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
 
 
 def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Dimension], list[str]]:
-    """Of ranks in these buildings, and what they leave out."""
+    """Return the dimensions for ranks in these buildings, and what they leave out."""
     used = list(dict.fromkeys(buildings))
     counts = {index: buildings.count(index) for index in used}
     each = counts[used[0]]
@@ -107,7 +107,7 @@ def _inside(buildings: Sequence[Building], each: int, notes: list[str]) -> Dimen
 
 
 def _between(topology: Topology, buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
-    """A link of its own for each rank: its part of those of its building."""
+    """Give each rank a dedicated link: its part of its building's links."""
     names = [building.name for building in buildings]
     rates: dict[frozenset[str], float] = {}
     for link in topology.wan:
@@ -135,7 +135,7 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
 
 
 def _network(dimensions: Sequence[Dimension]) -> dict[str, Any]:
-    """As its YAML file has it: GB/s and nanoseconds of each link; a path over a switch has two."""
+    """Return the network's YAML content: GB/s and nanoseconds per link; a path over a switch has two links."""
     return {
         "topology": [one.topology for one in dimensions],
         "npus_count": [one.count for one in dimensions],
@@ -191,7 +191,7 @@ def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
 
 
 def _pairs(job: ExportedJob) -> Iterator[tuple[int, int]]:
-    """Ranks that send to each other by themselves, or in the ring of a group that is not everybody."""
+    """Yield ranks that send to each other directly, or in the ring of a group that is not all ranks."""
     for rank, own in enumerate(job.trace.ranks):
         for node in own:
             if isinstance(node, PointToPoint):

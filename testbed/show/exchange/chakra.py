@@ -33,9 +33,15 @@ SCENARIO = "scenario.yaml"
 
 @dataclass(frozen=True)
 class ExportedJob:
-    """scenario: of the variant alone; algorithm: of its collectives that name none. All in real figures.
+    """A job to export, in real units.
 
-    times: when each operation began, and how long it took, of a run's median step; None where nothing was measured.
+    Attributes:
+        name: Of the variant.
+        scenario: Of the variant.
+        workload: Its plan.
+        algorithm: Of collectives that name none.
+        trace: The job as a trace.
+        times: Start and duration of each operation in a run's median step; None if nothing was measured.
     """
 
     name: str
@@ -46,7 +52,7 @@ class ExportedJob:
     times: Times | None = None
 
     def lost(self) -> Iterator[str]:
-        """What of the plan a trace has no place for, in words."""
+        """Yield what of the plan a trace cannot represent, in words."""
         plan = self.workload.plan
         if plan.holds_receivers:
             yield "receives in order: that a message leaves only once its receiver waits for it"
@@ -61,9 +67,9 @@ class ExportedJob:
 
 
 def exported_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
-    """Of a scenario, or of a folder that `testbed run` made. variant: None for the first.
+    """Load a job from a scenario, or from the folder of a run. variant: None for the first.
 
-    BadInput for a variant that there is not, ConfigError, BadResult.
+    Raises BadInput for an unknown variant, ConfigError, BadResult.
     """
     if (source / SUMMARY).is_file():
         if overrides:
@@ -94,7 +100,7 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
 
 
 def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
-    """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
+    """Return the plan as a trace; a job that came as a trace keeps it. took_s: measured compute durations."""
     spec = scenario.workload
     if spec.recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
@@ -105,7 +111,7 @@ def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Duration
 
 
 def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
-    """Operations of a plan have the numbers of the trace's nodes."""
+    """Set compute durations; a plan's operations have the numbers of the trace's nodes."""
     ranks = [
         [
             replace(node, duration_s=took_s[rank, number]) if isinstance(node, Compute) else node
@@ -117,7 +123,7 @@ def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
 
 
 def _measured(folder: Path, variant: str | None) -> ExportedJob:
-    """The median step; computing takes what it took there."""
+    """Load the median step of a run, with its compute durations."""
     result = Result.open(folder)
     name = _chosen(folder, [one.name for one in result.variants], variant)
     planned = _planned(load_scenario(folder / SCENARIO), name, str(folder))
@@ -148,7 +154,7 @@ def _measured(folder: Path, variant: str | None) -> ExportedJob:
 
 
 def _samples(path: Path) -> list[Mapping[str, Any]]:
-    """As they stand, in emulated figures."""
+    """Read samples in emulated units."""
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -156,13 +162,13 @@ def _samples(path: Path) -> list[Mapping[str, Any]]:
 
 
 _OF_THE_NETWORK = ("gradient_dtype", "tuning")
-"""Of the workload: what counts for traces as well."""
+"""Workload keys that traces need as well."""
 
 
 def export_chakra(job: ExportedJob, folder: Path, name: str = NAME) -> list[Path]:
-    """One NAME.RANK.et per rank, their groups, and a scenario; returns all files. TraceError."""
+    """Write NAME.RANK.et per rank, the groups and a scenario; return all files. Raises TraceError."""
     written = write_job(job.trace, folder, name, job.times)
-    data = job.scenario.model_copy(update={"explore": None}).to_data()  # of which most is the traces' now
+    data = job.scenario.model_copy(update={"explore": None}).to_data()  # the traces replace most of it
     workload = data["workload"]
     data["workload"] = {"chakra": ".", **{key: workload[key] for key in _OF_THE_NETWORK if key in workload}}
     data["algorithms"] = [job.algorithm]

@@ -1,4 +1,4 @@
-"""Read containerlab's labs: the topology file and its netem script."""
+"""Reader of containerlab labs: the topology file and its netem script."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from testbed.spec.yaml_loader import Document, Location, read_document
 
 BRIDGES = ("bridge", "ovs-bridge")
 _ONE_ENDED = ("host", "mgmt-net", "macvlan")
-"""What stands for a node at an end of a link that leaves the lab."""
+"""Pseudo-nodes at the end of a link that leaves the lab."""
 
 End = tuple[str, str]
-"""A node, and an interface of it by its Linux name."""
+"""A node, and the Linux name of one of its interfaces."""
 
 
 def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
     """Return the network of a lab.
 
-    Nodes with one link, to a node that has more, are its hosts if they are of kind linux; all others are buildings.
-    Where some of these have hosts, those without are transit sites.
+    Nodes of kind linux with one link, to a node that has more, are hosts of that node; all others are buildings. If
+    some buildings have hosts, those without are transit sites.
 
     Args:
         path: The topology file.
         netem: A script with `tools netem set` commands; by default netem.sh beside the file, if there is one.
 
     Raises:
-        ConfigError: The file is no YAML, or a key comes twice.
-        BadInput: It is no topology, a link names no node, or two links have one interface.
+        ConfigError: The file is not YAML, or has a duplicate key.
+        BadInput: It is not a topology, a link names no node, or two links share an interface.
     """
     document = read_document(path, any_keys=True)
     topology = document.data.get("topology")
@@ -64,7 +64,7 @@ class _Lab:
 
     @property
     def name(self) -> str:
-        """The lab's name; without one that of its file."""
+        """The lab's name; by default the file's."""
         own = self.document.data.get("name")
         return str(own) if own else self.path.name.removesuffix(self.path.suffix).removesuffix(".clab")
 

@@ -1,4 +1,4 @@
-"""Read containerlab's `tools netem` scripts and interface names."""
+"""Reader of containerlab's `tools netem` scripts, and Linux names of interfaces."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TC = re.compile(
     r"(?:sudo )?(?:\S*/)?tc qdisc (?:add|replace|change) dev (?P<interface>\S+)(?: root)?(?: handle \S+)? netem"
     rf"(?P<options>(?: delay {_TIME}(?: {_TIME})?| loss (?:random )?{_SHARE}| corrupt {_SHARE}| rate [\d.]+[kmg]?bit)+)"
 )
-"""As tc has it, whose words are netem's: a distribution, a limit and all else make it one that is not known."""
+"""A netem command of tc; with a distribution, a limit or anything else it is not recognised."""
 _UNITS = {"m": "min", "\N{MICRO SIGN}s": "us"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one command sets of what an interface sends; `where` is its file, line and text."""
+    """What one command sets on an interface's egress; `where` is its file, line and text."""
 
     where: str
     container: str
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass
 class Script:
-    """The settings of a script, in its order, and what of it sets nothing, in words."""
+    """The settings of a script in order, and the parts that set nothing, in words."""
 
     settings: list[Setting] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Script:
 
 
 def read_script(path: Path, scale: float) -> Script:
-    """Return the settings of a script, rates multiplied by `scale`. BadInput for values that containerlab refuses."""
+    """Parse a script, with rates multiplied by `scale`. Raises BadInput for values that containerlab rejects."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -96,7 +96,7 @@ def read_script(path: Path, scale: float) -> Script:
 
 
 def tc_setting(where: str, container: str, command: str, scale: float) -> Setting | None:
-    """Return what a `tc qdisc ... netem` command sets, rates multiplied by `scale`; None where not all is known."""
+    """Parse a `tc qdisc ... netem` command, with rates multiplied by `scale`; None if it is not fully understood."""
     match = _TC.fullmatch(" ".join(command.split()))
     if match is None:
         return None
@@ -111,7 +111,7 @@ def tc_setting(where: str, container: str, command: str, scale: float) -> Settin
 
 
 def _commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each command's line and words; a backslash at a line's end joins the next one to it."""
+    """Yield each command's line and words; a backslash at a line's end continues it."""
     joined, first = "", 1
     for number, line in enumerate(text.splitlines(), 1):
         first = first if joined else number
@@ -155,7 +155,7 @@ def _expanded(word: str, variables: dict[str, str]) -> str:
 
 
 def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
-    """Add what `set ...` says; `reset ...` takes away what was set before."""
+    """Apply a `set` or `reset` command."""
     options = _options(words[1:])
     container, interface = options.get("node", ""), options.get("interface", "")
     if not container or not interface:
@@ -177,7 +177,7 @@ def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return options by their long names, from `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
+    """Return options by long name, from `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
     found: dict[str, str] = {}
     name = ""
     for word in words:
@@ -196,7 +196,7 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 def _way(options: dict[str, str], scale: float) -> LinkDirection:
     rate = _number(options.get("rate"), "a rate in whole kbit/s, such as 10000") * 1e3
     if scale != 1:
-        rate = float(f"{rate * scale:.5g}")  # what whole kbit/s leave of it
+        rate = float(f"{rate * scale:.5g}")  # the precision of whole kbit/s
     loss, corruption = (
         _number(options.get(name), "a share in percent, such as 0.1") / 100 for name in ("loss", "corruption")
     )
@@ -214,7 +214,7 @@ def _number(text: str | None, expected: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Return a duration as Go writes it: "2ms", "1.5s", "1m30s", "0"."""
+    """Parse a duration in Go's syntax: "2ms", "1.5s", "1m30s", "0"."""
     parts = re.findall(r"([\d.]+)(ns|us|\u00b5s|ms|s|m|h)", text)
     if "".join(value + unit for value, unit in parts) != text and text != "0":
         raise ValueError("a duration such as 2ms")
@@ -245,11 +245,11 @@ _SHIFTED: dict[str, tuple[str, int]] = {
     "saos": (r"(\d+)", 0),
     "bigip-ve": (r"1\.(\d+)", 0),
 }
-"""Kinds without their maker's name: the pattern of aliases, and what to add to the port's number for `ethN`."""
+"""Kinds without vendor prefix: the alias pattern, and the offset from the port's number to `ethN`."""
 
 
 def linux_name(kind: str, name: str) -> str:
-    """Return the name that an interface has in Linux, which is the name itself unless it is an alias."""
+    """Return the Linux name of an interface; aliases are resolved, other names stay."""
     own = kind.removeprefix("vr-")
     if own in ("srl", "nokia_srlinux"):
         match = re.fullmatch(r"ethernet-(\d+(?:/\d+)+)", name)

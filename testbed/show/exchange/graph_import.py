@@ -1,4 +1,4 @@
-"""Import a network from a GraphML or GML file: interpret and check its attributes."""
+"""Import of a network from GraphML or GML: interprets and checks the file's attributes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ LIGHT_S_PER_KM = 1 / 299_792.458
 
 
 def read_graph(path: Path, given: ImportDefaults) -> ImportedNetwork:
-    """Return the network of a GraphML or GML file, told apart by its first character.
+    """Return the network of a GraphML or GML file, distinguished by its first character.
 
     Raises:
-        BadInput: The file is neither, contradicts itself, or a unit that the user gave is of no attribute.
+        BadInput: The file is neither, is inconsistent, or has no attribute for a unit that the user gave.
     """
     check_units(given.units)
     content = path.read_bytes()
@@ -70,7 +70,7 @@ def _decoded(content: bytes) -> str:
 
 @dataclass
 class _Reading:
-    """One graph on its way to a network."""
+    """The conversion of one graph to a network."""
 
     path: Path
     graph: Graph
@@ -138,7 +138,7 @@ class _Reading:
         return Node(label, None if hosts is None else int(hosts), rate, own=own)
 
     def _edges(self, found: ImportedNetwork) -> Iterator[Edge]:
-        """Yield a link for each edge, but one for two directed edges that lead there and back."""
+        """Yield a link for each undirected edge, and for each pair of opposite directed edges."""
         waiting: dict[tuple[str, ...], list[int]] = defaultdict(list)
         made: list[Edge] = []
         alone: dict[int, Element] = {}
@@ -190,7 +190,7 @@ class _Reading:
         return Edge(a, b, way, way, own, int(planes), order or 0.0, hint)
 
     def _own_link(self, element: Element, way: LinkDirection, planes: int) -> Mapping[str, Any] | None:
-        """Return the link as a topology file had it, unless somebody changed what other programs see of it."""
+        """Return the link as a topology file had it, unless its standard attributes have changed."""
         from testbed.spec.links import WanSpec  # noqa: PLC0415
 
         if (own := _own(element)) is None:
@@ -210,7 +210,7 @@ class _Reading:
         return own
 
     def _place_names(self, node: Element) -> tuple[str | None, str | None]:
-        """Return the attributes that are a node's latitude and longitude, which OSMnx calls y and x."""
+        """Return the attributes with a node's latitude and longitude, which OSMnx calls y and x."""
         names = node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
         crs = self.graph.own.attributes.get("crs")
         if names == (None, None) and str(crs).lower() == "epsg:4326":
@@ -225,7 +225,7 @@ class _Reading:
         return None if chosen is None else chosen[1]
 
     def _delay_s(self, element: Element) -> float | None:
-        """Return the delay by an attribute, else by a length, else by the places of both ends."""
+        """Return the delay from an attribute, else from a length, else from the places of both ends."""
         a, b = element.ends
         if a not in self.places or b not in self.places:
             chosen = self._choose(element, (DELAY, LENGTH), "" if self.given.delay_s is None else "--delay")
@@ -247,13 +247,13 @@ class _Reading:
         otherwise: str = "",
         away_km: float | None = None,
     ) -> tuple[Quantity, float] | None:
-        """Return the first usable figure, and note of each other one why it does not count.
+        """Return the first usable figure, and note why each other one does not count.
 
         Args:
             element: A node or an edge.
-            quantities: The kinds of figures that would do, best first.
-            otherwise: What counts where there is no usable one.
-            away_km: How far an edge's ends are from each other, where that is known.
+            quantities: The acceptable kinds of figures, best first.
+            otherwise: What applies if there is no usable one.
+            away_km: Distance between an edge's ends, if known.
         """
         chosen: tuple[str, Quantity, float] | None = None
         refused: list[tuple[str, str]] = []
@@ -296,7 +296,7 @@ class _Reading:
         return value, ""
 
     def _guess_length_units(self, found: ImportedNetwork) -> None:
-        """Find the unit of lengths that have none: the only one of km and m that the places of all ends allow."""
+        """Infer the unit of lengths without one: km or m, if only one is consistent with the places of all ends."""
         lengths: dict[str, list[tuple[Element, float]]] = defaultdict(list)
         for element in self.graph.edges:
             for figure in figures(element, LENGTH, self.units):

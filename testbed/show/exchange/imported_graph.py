@@ -1,4 +1,4 @@
-"""A network from another tool's file, and the topology made of it."""
+"""A network imported from another tool's file, and its conversion to a topology."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class ImportDefaults:
-    """What counts where the file says nothing: of links (None: it has to), and of buildings.
+    """Defaults where a file says nothing. For links, None makes the value required.
 
-    hosts: of each building; or by building, which counts whatever the file says, and the others that it says nothing of
-    are transit sites. None: one each, and none where the file has hosts of other buildings.
-    units: units of a graph's attributes whose values have none, by the attributes' names.
+    hosts: per building, or by building. Given by building it overrides the file, and other buildings without a number
+    become transit sites. None: one each, or zero if the file has hosts for other buildings.
+    units: units of graph attributes whose values have none, by attribute name.
     """
 
     rate_bps: float | None = None
@@ -34,7 +34,7 @@ class ImportDefaults:
 
 
 def parse_hosts(text: str) -> int | dict[str, int]:
-    """Read how many hosts buildings have: "8" for each of them, or by name, "east=8,west=8". BadInput."""
+    """Parse a number of hosts: "8" for each building, or by name, "east=8,west=8". Raises BadInput."""
     expected = 'a number, or numbers by building, such as "east=8,west=8"'
     if text.isdecimal():
         return int(text)
@@ -51,7 +51,7 @@ def parse_hosts(text: str) -> int | dict[str, int]:
 
 @dataclass(frozen=True)
 class LinkDirection:
-    """One direction of an edge; None: the file says nothing."""
+    """One direction of an edge; None if the file says nothing."""
 
     rate_bps: float | None = None
     delay_s: float | None = None
@@ -65,10 +65,10 @@ class Edge:
     """A link between two nodes, by their ids.
 
     Attributes:
-        own: The WAN link as a topology file has it, where it came from one; its ends are the nodes' ids.
-        planes: How many there are of it.
-        order: Links come in this order, then in the file's.
-        hint: What the file says of rate or delay that could not be used.
+        own: The WAN link of a topology file, if the graph was exported from one; its ends are the nodes' ids.
+        planes: Number of parallel links.
+        order: Sort key of links, before the file's order.
+        hint: What the file says on rate or delay that could not be used.
     """
 
     a: str
@@ -83,7 +83,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """label: for its name. own: the building as a topology file has it. kind: what its file calls such nodes."""
+    """A node. own: the building of a topology file, if exported from one. kind: the file's term for this kind of node."""
 
     label: str
     hosts: int | None = None
@@ -95,12 +95,12 @@ class Node:
 
 @dataclass
 class ImportedNetwork:
-    """A network of one file.
+    """A network from one file.
 
     Attributes:
-        left_out: What of the file is in no topology, in words.
+        left_out: What of the file is not in the topology, in words.
         assumed: What the file does not say, in words.
-        labels: What the file calls each building, where that is not its name, once there is a topology.
+        labels: The file's label of each building, if different from its name; set by `topology`.
     """
 
     path: Path
@@ -113,7 +113,7 @@ class ImportedNetwork:
     labels: dict[str, str] = field(default_factory=dict)
 
     def topology(self, given: ImportDefaults) -> dict[str, Any]:
-        """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
+        """Convert to the content of a topology file. Raises BadInput for an edge that has no rate or delay, even by default."""
         self._leave_out_what_is_apart()
         names = _names({key: node.label for key, node in self.nodes.items()})
         self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
@@ -136,7 +136,7 @@ class ImportedNetwork:
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
 
     def _hosts(self, names: Mapping[str, str], given: ImportDefaults) -> dict[str, int]:
-        """How many hosts nodes have for which the file does not say it, or `given` says it by name. BadInput."""
+        """Return hosts per node where the file does not say, or `given` does by name. Raises BadInput."""
         open_ = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
         if isinstance(given.hosts, Mapping):
             keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
@@ -188,7 +188,7 @@ class ImportedNetwork:
         return settings
 
     def _leave_out_what_is_apart(self) -> None:
-        """The largest part that is connected stays; links from a node to itself go."""
+        """Keep only the largest connected part, and drop links from a node to itself."""
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
             where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
@@ -210,7 +210,7 @@ def _title(name: str, node: Node) -> str:
 
 
 def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str, Any]:
-    """Return the building as a topology file has it. hosts: in place of what the file says."""
+    """Return the building's entry of a topology file. hosts: overrides the file."""
     if hosts is None and node.own is not None:
         return dict(node.own)
     own = node.own or {}
@@ -232,7 +232,7 @@ def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the nodes of the largest part that links connect; of equally large ones the last."""
+    """Return the nodes of the largest connected part; of equally large ones the last."""
     near: dict[str, set[str]] = defaultdict(set)
     for a, b in links:
         near[a].add(b)
@@ -254,7 +254,7 @@ def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[
 
 
 def _names(labels: Mapping[str, str]) -> dict[str, str]:
-    """Of buildings: small letters and digits, each its own, and none that could be another's host."""
+    """Return unique building names of lower-case letters and digits that cannot collide with host names."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for key, label in labels.items():

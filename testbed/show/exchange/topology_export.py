@@ -1,7 +1,7 @@
-"""Export a topology for Mininet and containerlab, as plain Linux hosts and routers.
+"""Export of a topology to Mininet and containerlab, as plain Linux hosts and routers.
 
-For programs that bring no controller: one router per building, its hosts plugged straight into it, static routes over
-the shortest ways, parallel links by turns. No switch floods, so that links may form loops.
+These programs bring no controller. So each building is one router with its hosts attached, and static routes follow
+shortest paths, with ECMP over parallel links. No switch floods, so links may form loops.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from testbed.spec.link_direction import Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
-GATEWAY = "169.254.1.1"  # of every host: an address of every router, on no interface of its own
+GATEWAY = "169.254.1.1"  # of every host: on the loopback of every router
 
 
 @dataclass(frozen=True)
 class Port:
-    """An interface: of which node, and what leaves it."""
+    """An interface of a node, and the shaping of what it sends."""
 
     node: str
     number: int
@@ -36,7 +36,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ports, each shaping what it sends."""
+    """Two ports, each of which shapes what it sends."""
 
     a: Port
     b: Port
@@ -45,9 +45,9 @@ class Cable:
 
 @dataclass(frozen=True)
 class RoutedNetwork:
-    """hosts: their addresses.
+    """A network of hosts and routers.
 
-    commands: for each node, once its interfaces are there; `{N}` stands for the name of its interface number N.
+    hosts: addresses by name. commands: per node, to run once its interfaces exist; `{N}` is the name of interface N.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RoutedNetwork:
 
 
 def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
-    """By what rates are divided so that none is above this; 1 where none is."""
+    """Return the divisor that brings all rates to at most `most_bps`; 1 if none is above."""
     topology = spec.resolve()
     rates = [host.nic.rate_bps for host in topology.hosts]
     rates += [way.rate_bps for link in topology.wan for _, _, way in link.ways]
@@ -68,7 +68,7 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
 
 
 def routed(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
-    """Rates divided by this."""
+    """Build the network, with rates divided by `size_scale`."""
     topology = spec.resolve(Scale(size_scale))
     count: dict[str, int] = {}
 
@@ -122,7 +122,7 @@ def _address(link: int, end: int) -> str:
 
 
 def shape_of(way: Direction) -> dict[str, Any]:
-    """What programs take: bit/s, microseconds, percent, bytes."""
+    """Return a direction's settings in bit/s, microseconds, percent and bytes."""
     return {
         "rate_bps": round(way.rate_bps),
         "delay_us": round(way.delay_s * 1e6),
@@ -133,7 +133,7 @@ def shape_of(way: Direction) -> dict[str, Any]:
 
 
 def lost(spec: TopologySpec) -> Iterator[str]:
-    """What of a topology plain routers do not have, in words."""
+    """Yield what of a topology plain routers lack, in words."""
     topology = spec.resolve()
     if any(building.clos for building in spec.buildings.values()):
         yield "tiers of switches inside buildings: one router stands for them"
@@ -157,7 +157,7 @@ def lost(spec: TopologySpec) -> Iterator[str]:
 
 
 def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
-    """Seconds one way, from building to building."""
+    """Return the shortest one-way delay between each two buildings, in seconds."""
     return {
         (source, target): delay_s
         for source in (building.name for building in topology.buildings)
@@ -166,7 +166,7 @@ def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
 
 
 def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
-    """For each other building: numbers of the links, parallel ones together, by which a packet leaves `source`."""
+    """Return, per other building, the numbers of the links by which packets leave `source`, parallel ones together."""
     found: dict[str, list[int]] = {}
     for target, (_, neighbour) in _from(topology, source).items():
         if target != source:
@@ -177,7 +177,7 @@ def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
 
 
 def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
-    """By building: how long the way there is, and the neighbour that it goes by; of equals the first by name."""
+    """Return, per building, the shortest delay and the next hop; ties go to the first by name."""
     ways: dict[str, dict[str, float]] = defaultdict(dict)
     for link in topology.wan:
         for here, there, way in link.ways:
@@ -195,13 +195,13 @@ def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
     return found
 
 
-MININET_MOST_BPS = 1e9  # Mininet's TCLink takes no more
+MININET_MOST_BPS = 1e9  # limit of Mininet's TCLink
 
 SCRIPT = '''#!/usr/bin/env python3
-"""The network {name} for Mininet: a router for each building, its hosts plugged into it, links between routers.
+"""The network {name} for Mininet: a router per building with its hosts, and links between routers.
 
-    sudo python3 {file}            # and a prompt
-    sudo python3 {file} --ping     # every host from every other one
+    sudo python3 {file}            # opens Mininet's prompt
+    sudo python3 {file} --ping     # pings between all hosts
 
 Rates are divided by {scale:g}. Made by `testbed export`.
 """
@@ -224,7 +224,7 @@ NETWORK = json.loads("""
 
 
 def shape(port):
-    """As TCLink takes it; netem's limit counts packets under way as well as those that wait."""
+    """Return TCLink's parameters; netem's limit counts packets in flight as well as queued ones."""
     waiting = port["queue_bytes"] + port["rate_bps"] * port["delay_us"] / 8e6
     return {{
         "bw": port["rate_bps"] / 1e6,
@@ -236,7 +236,7 @@ def shape(port):
 
 
 def build():
-    """The network, with its addresses and routes."""
+    """Build the network with its addresses and routes."""
     net = Mininet(controller=None, link=TCLink)
     for name in NETWORK["routers"]:
         net.addHost(name, cls=Node, ip=None)
@@ -263,7 +263,7 @@ def build():
 
 
 def main():
-    """Up, used, and down again."""
+    """Start the network, use it, and stop it."""
     setLogLevel("info")
     net = build()
     try:
@@ -282,7 +282,7 @@ if __name__ == "__main__":
 
 
 def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
-    """To a file; what is left out, in words. size_scale: None for what makes no rate larger than TCLink takes."""
+    """Write a Mininet script; return what it leaves out, in words. size_scale: None to fit TCLink's limit."""
     made = routed(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
     network = {
         "routers": made.routers,
@@ -315,13 +315,13 @@ NETEM_FILE = "netem.sh"
 SCALE_LABEL, KIND_LABEL = "testbed-size-scale", "testbed-kind"
 HOST, BUILDING = "host", "building"
 CONTAINERLAB_MOST_BPS = 1e9
-"""To which rates are divided: a port of a container on a laptop carries about that."""
+"""Limit to which rates are divided: about what a container's port on a laptop carries."""
 
 
 def export_containerlab(
     spec: TopologySpec, folder: Path, size_scale: float | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Files, and what is left out of them. size_scale: None for what makes no rate larger than MOST_BPS."""
+    """Write a lab; return its files and what they leave out. size_scale: None to fit CONTAINERLAB_MOST_BPS."""
     folder.mkdir(parents=True, exist_ok=True)
     made = routed(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
     nodes = {name: _node(made, name, HOST) for name in made.hosts}

@@ -1,4 +1,4 @@
-"""Sources of a run's page: the files of a live run, a finished run, one step's timeline."""
+"""Data sources of the live page: files of a run in progress, a finished run, one step's timeline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from testbed.spec.scale import Scale
 
 
 class RunFollower:
-    """Looks for news of a run in progress, and puts them into `view`. folder: where the run will be."""
+    """Follows a run in progress and updates `view`. folder: where the finished run will be."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class RunFollower:
         self.scale = Scale()
 
     def look(self) -> None:
-        """Whatever has come since the last look."""
+        """Read what is new since the last call."""
         for record in self._tail.new():
             self._take(record)
         for part in self._parts:
@@ -72,11 +72,11 @@ class RunFollower:
             self.view.state, self.view.words = FAILED, self._why()
 
     def files(self, part: int) -> list[Path]:
-        """Those that have the operations of a part's ranks, as they are now."""
+        """Return the current files with the operations of a part's ranks."""
         return self._parts[part].files() if part < len(self._parts) else []
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
         return self._parts[part].zero_s or 0.0
 
     def _why(self) -> str:
@@ -106,7 +106,7 @@ class RunFollower:
 
 
 class _Part:
-    """One shard: while it goes on, its own log and the ranks' files; when it is done, the record that it left."""
+    """One shard: its own log and the ranks' files during the run, then its final record."""
 
     def __init__(self, number: int, folder: Path, told: Record, ranks: int, scale: Scale) -> None:
         self.number, self.folder, self.told, self.ranks, self.scale = number, folder, told, ranks, scale
@@ -151,12 +151,12 @@ class _Part:
             view.events.append({"part": self.number, "time_s": time_s, "words": event_words(record)})
 
     def _keep(self, ended: Iterable[Record]) -> None:
-        """Steps that single ranks have ended."""
+        """Collect the ends of steps on single ranks."""
         for record in ended:
             self._spans[record["step"]].append(record)
 
     def _gather(self, view: PageData) -> None:
-        """Steps that all ranks have ended; of replicas that come and go, those after which others ended, too."""
+        """Add steps that all ranks have ended; with replicas that come and go, also those before a later step."""
         newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
             ended = len(spans) >= self.ranks or self._over or newest > step + 1
@@ -170,14 +170,14 @@ class _Part:
         view.steps.append(StepSpan(self.number, variant, self.told["first_trial"] + trial, step, *span_s))
 
     def _finish(self, view: PageData) -> None:
-        """From its record, what was not seen while it was written; times there count from another moment."""
+        """Complete the data from the final record, whose times have another origin."""
         self._over = True
         self._spans.clear()
         moments = link_moments(self.folder)
         self.zero_s = next(iter(moments), 0.0)
         self._keep(records(self.folder / SAMPLES, WHOLE_STEP))
         self._gather(view)
-        if not view.readings[self.number].times_s and moments:  # it was over before anybody looked
+        if not view.readings[self.number].times_s and moments:  # it ended before the first look
             fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
             self._take({"kind": NETWORK, **fabric}, view)
             for time_s, counted in moments.items():
@@ -185,7 +185,7 @@ class _Part:
 
 
 def _stamp(folder: Path) -> float | None:
-    """When what a failed run of this name has left was written."""
+    """Return when the failure record of a run with this name was written."""
     try:
         return (failed_path(folder) / FAILURE).stat().st_mtime
     except OSError:
@@ -196,7 +196,7 @@ MOST_READINGS = 2000
 
 
 class FinishedRun:
-    """What its page shows, in `view`. BadResult."""
+    """A finished run, loaded into `view`. Raises BadResult."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -205,26 +205,26 @@ class FinishedRun:
         self.view, self._zero_s = _view(result)
 
     def look(self) -> None:
-        """Nothing comes any more."""
+        """Do nothing: a finished run does not change."""
 
     def files(self, part: int) -> list[Path]:
-        """Those that have the operations of the ranks."""
+        """Return the files with the operations of the ranks."""
         return [self.folder / SAMPLES]
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
         return self._zero_s
 
 
 def _view(result: Result) -> tuple[PageData, float]:
-    """And the emulated time of the run that is 0 on the page."""
+    """Return the page's data, and the emulated time of the run that is 0 on the page."""
     folder, scale = result.folder, result.conversion
     manifest = read_json(folder / MANIFEST)
     network, directions = network_of(manifest["fabric"], scale)
     readings = Readings(directions, scale)
     moments = link_moments(folder)
     zero_s = next(iter(moments), 0.0)
-    every = len(moments) // MOST_READINGS + 1  # left out, which averages over the longer time
+    every = len(moments) // MOST_READINGS + 1  # thinning averages over longer intervals
     for time_s in list(moments)[::every]:
         readings.add(time_s - zero_s, moments[time_s])
     view = PageData(result.scenario, str(folder.resolve()), result.clock, FINISHED)
@@ -271,10 +271,10 @@ COMMUNICATION = "communication"
 
 
 def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) -> Json:
-    """Columns as long as each other: rank, row, start_s, end_s, kind and name, which are places in `kinds` and `names`.
+    """Return columns of equal length: rank, row, start_s, end_s, kind and name, the last two as indices into lists.
 
-    Row 0 of a rank is its computing; below it is what it sends and reduces, in as many rows as were in flight. Receives
-    are left out: they are posted long before. offset_s: emulated time that is 0; all others are real.
+    Row 0 of a rank is its compute. Below it is what it sends and reduces, in as many rows as were in flight. Receives
+    are omitted: they are posted long before. offset_s: emulated origin; all other times are real.
     """
     mark = f'"step": {step},'.encode()
     zero_s = scale.real_s(offset_s)

@@ -1,4 +1,4 @@
-"""Serves the page of a run on this machine's loopback alone, to those who know its address, which has a token."""
+"""HTTP server of the live page, only on loopback and only for addresses with its secret token."""
 
 from __future__ import annotations
 
@@ -43,25 +43,32 @@ POLICY = (
 
 
 class WatchedRun(Protocol):
-    """A run, going on or over."""
+    """A run in progress or finished."""
 
     view: PageData
     scale: Scale
 
     def look(self) -> None:
-        """For news."""
+        """Update the data."""
 
     def files(self, part: int) -> list[Path]:
-        """That have the operations of its ranks."""
+        """Return the files with the operations of a part's ranks."""
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
 
 
 class LivePage:
-    """A run's page. folder: the run's, or where it will be. port: 0: any that is free.
+    """The live page of a run, as a context manager.
 
-    BadInput where there is no run, nor one in progress, unless it is `expected`; BadResult for one that is broken.
+    Args:
+        folder: The run's folder, or where it will be.
+        port: 0 for any free port.
+        expected: Whether the run may start later.
+
+    Raises:
+        BadInput: There is no run and none is expected, or the port is taken.
+        BadResult: The run is broken.
     """
 
     def __init__(self, folder: Path, port: int = 0, *, expected: bool = False) -> None:
@@ -82,12 +89,12 @@ class LivePage:
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The page's URL."""
         return f"http://{LOOPBACK}:{self.port}/{self.token}/"
 
     @property
     def port(self) -> int:
-        """Of this machine."""
+        """The TCP port."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> LivePage:
@@ -102,14 +109,14 @@ class LivePage:
 
     @property
     def report(self) -> bytes | None:
-        """The page that the run has in its folder; None as long as it has none."""
+        """The run's report; None as long as there is none."""
         try:
             return (self.folder / REPORT).read_bytes()
         except OSError:
             return None
 
     def document(self) -> Json:
-        """All there is to show now."""
+        """Return everything there is to show now."""
         with self._lock:
             watched = self._looked()
             if watched is None:
@@ -117,7 +124,7 @@ class LivePage:
             return watched.view.document()
 
     def timeline(self, part: int, step: int) -> Json:
-        """One step, by its part of the run and its number there."""
+        """Return the timeline of one step, by its part of the run and its number there."""
         with self._lock:
             watched = self._looked()
             files: list[Path] = [] if watched is None else watched.files(part)
@@ -126,7 +133,7 @@ class LivePage:
         return timeline(files, step, scale, offset_s)
 
     def news(self) -> Iterator[Json | None]:
-        """What comes, as it comes, beginning with all there is; None where nothing has. Ends when the run has."""
+        """Yield updates, starting with everything there is; None if nothing is new. Ends when the run has ended."""
         seen: PageData | None = None
         known: Json = {}
         while not self._closing.is_set():
@@ -175,7 +182,7 @@ class _Server(ThreadingHTTPServer):
         self.page = page
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing of browsers that went away meanwhile."""
+        """Ignore browsers that have disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -205,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
     def _asked(self) -> tuple[str, dict[str, list[str]]] | None:
-        """What is asked for, by who knows the token and means this server; None of others."""
+        """Return the requested path and query if token and host are right; None otherwise."""
         page = self.server.page
         hosts = {f"{name}:{page.port}" for name in (LOOPBACK, "localhost")}
         address = urlsplit(self.path)
@@ -230,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        with contextlib.suppress(OSError):  # who read it has gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             for found in self.server.page.news():
                 line = ": nothing new" if found is None else f"data: {_dumped(found)}"
                 self.wfile.write(f"{line}\n\n".encode())
@@ -254,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: nobody reads it."""
+        """Log nothing."""
 
 
 def _dumped(document: Json) -> str:
@@ -263,7 +270,7 @@ def _dumped(document: Json) -> str:
 
 @lru_cache
 def _shipped(name: str) -> bytes:
-    """A file of the page; the style sheet begins with those of reports."""
+    """Return a file of the page; its style sheet starts with those of reports."""
     content = resources.files("testbed.show.live").joinpath("page").joinpath(name).read_bytes()
     if name == "page.css":
         templates = resources.files("testbed.show.report").joinpath("templates")

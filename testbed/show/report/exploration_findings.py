@@ -17,27 +17,27 @@ from testbed.show.report.variant_text import rates_words, speedup, speedup_inter
 from testbed.spec.search_space import DEFAULT_BASELINES
 from testbed.spec.units import percent_text, size_text, time_text
 
-# of what is compared, in the order of their colours
+# kinds of compared entries, in the order of their colours
 KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
 BY_MODEL = "by the model"
 
 Row = dict[str, Any]
-"""An entry of what is compared, with what was `measured` of it, or None."""
+"""A compared entry, with what was `measured` of it, or None."""
 
 
 def describe_findings(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """Sentences: the best, what it gains, what each dimension is worth alone, what has no effect, how sure that is.
+    """Return sentences on the best, its gain, the worth of each dimension alone, what has no effect, and the accuracy.
 
-    Where nothing was measured, what to confirm next.
-    document: of `exploration.json`; rows: what it compares.
+    If nothing was measured, the last one says what to confirm next.
+    document: an `exploration.json`. rows: its compared entries.
     """
     return [*found_words(document, rows), *sure_words(document, rows)]
 
 
 def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """All that is not of how sure it is."""
+    """Return all sentences except those on the accuracy."""
     best = best_of(rows)
-    queues = document.get("short_queues", [])  # searches of before have none of either
+    queues = document.get("short_queues", [])  # older searches have none
     return [
         _best(document, best),
         *_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
@@ -50,7 +50,7 @@ def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
 
 
 def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """How far off the model was: here, where it was held against packets, else at points that were; what to confirm."""
+    """Describe the model's error here, if measured, else at measured points like this one, and what to confirm."""
     right, best = document["agreement"], best_of(rows)
     if right:
         return [
@@ -71,7 +71,7 @@ def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
 
 
 def best_of(rows: Sequence[Row]) -> Row:
-    """The very best of what is compared: the quickest that was measured and is not untrusted, or the first."""
+    """Return the fastest of the best that was measured and is not untrusted, or the first."""
     best = [row for row in rows if row["kind"] == BEST]
     trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
     return min(trusted, key=whole_step_s, default=best[0])
@@ -96,7 +96,7 @@ def _least(computing_s: float) -> str:
 
 
 def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
-    """Over the quickest baseline, tuned or not, and over each of them."""
+    """Compare with the fastest baseline, tuned or not, and with each of the first one's forms."""
     if not baselines:
         return
     quickest = min(baselines, key=whole_step_s)
@@ -140,7 +140,7 @@ def _alone(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _indifferent(indifferent: JsonObject, kept: Sequence[str] | None) -> Iterator[str]:
-    """kept: of what is the scenario's own value; None: older searches do not say."""
+    """kept: paths with the scenario's own value; None for older searches."""
     if not indifferent:
         return
     if kept is None:
@@ -163,7 +163,7 @@ def _recorded(recorded: JsonObject | None) -> Iterator[str]:
 
 
 def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
-    """Of how many the best were chosen on the network, and where the quickest of them had stood."""
+    """Describe how packets reordered the model's best configurations."""
     if not rungs:
         return
     by_model = sorted(rungs[0]["candidates"], key=lambda one: float(one["predicted_s"]))
@@ -179,7 +179,7 @@ def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
 
 
 def _error(errors: JsonObject) -> str:
-    """Of the model, at points like this one."""
+    """Describe the model's error at points like this one."""
     median, of = percent_text(errors["median"]), f"{errors['of']} that were measured"
     each = f"{median} off in the median of {of}"
     if errors["points"] > 1:
@@ -190,7 +190,7 @@ def _error(errors: JsonObject) -> str:
 
 
 def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]:
-    """What the best has that gains less than the model is off: by what it loses by giving that back alone."""
+    """Name the best's choices that gain less than the model's error, by what giving them back alone costs."""
     found = document.get("sensitivity")
     if not found:
         return
@@ -211,7 +211,7 @@ def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]
 
 
 def _near(near: JsonObject, best: Row) -> str:
-    """Those that the model does not tell from the best, by what they have that it has not."""
+    """Name configurations within the model's error of the best, by how they differ from it."""
     first, count = near["first"], near["count"]
     if count == 1:
         return "To confirm next: the best, as nothing else is within the model's error of it."
@@ -222,13 +222,13 @@ def _near(near: JsonObject, best: Row) -> str:
 
 
 def difference(best: Row, row: JsonObject) -> str:
-    """What a configuration has that the best has not: "policy ecmp"; nothing where that is nothing."""
+    """Describe how a configuration differs from the best: "policy ecmp"; empty if it does not."""
     changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
     return str(Configuration(changes))
 
 
 def short_queue_words(queues: Sequence[ShortQueue]) -> str:
-    """That the model is too quick where they overflow; there are some."""
+    """Warn that the model is too fast where short queues overflow."""
     each = ", ".join(
         f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
         for one in queues
@@ -240,19 +240,19 @@ def short_queue_words(queues: Sequence[ShortQueue]) -> str:
 
 
 def step_time_s(row: Row) -> float:
-    """Measured where it was."""
+    """Return the step time, measured if possible."""
     measured: Variant | None = row["measured"]
     return float(measured.step_time_s.median if measured else row["step_time_s"])
 
 
 def whole_step_s(row: Row) -> float:
-    """The mean over all steps where it was measured, stalls included: what rates and speed-ups go by."""
+    """Return the mean time per step, stalls included, if measured: the base of rates and speed-ups."""
     measured: Variant | None = row["measured"]
     return measured.done.step_s if measured else float(row["step_time_s"])
 
 
 def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
-    """How many times as fast, and by what that is known."""
+    """Return the speed-up, and how it is known."""
     one, other = quick["measured"], slow["measured"]
     if not (one and other):
         return slow["step_time_s"] / quick["step_time_s"], BY_MODEL
@@ -263,7 +263,7 @@ def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
 
 
 def paired(rows: Sequence[Row]) -> list[Row]:
-    """Those to show, one for each name: as tuned where that fits, with the same `as_given` beside it, or None."""
+    """Return one row per name: the tuned one if it fits, with the other as `as_given`, or None."""
     shown: dict[str, Row] = {}
     for row in rows:
         if row["kind"] not in (BASELINE, SINGLE):

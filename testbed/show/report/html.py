@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, neither network nor script."""
+"""The report of a run: one self-contained HTML file without network access or scripts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,19 @@ from testbed.spec.units import time_text
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 _PACKETS = ("drops", "losses", "cut_losses", "marks")
-_JUDGED = (False, None, True)  # what did not hold first, what does not apply before what held
+_JUDGED = (False, None, True)  # order: failed, not applicable, held
 
 
 def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
-    """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
+    """Write `report.html` and `trace.json` into the directory of a finished run; return the report's path.
 
-    panels: names, or FILE.py:NAME, of drawings beyond the report's own. Reads summary.json, manifest.json,
-    scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult` (naming file and line) when one of them is missing
-    or broken, PluginError for a panel that does not draw.
+    Args:
+        run_dir: With summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl.
+        panels: Additional drawings, by name or as FILE.py:NAME.
+
+    Raises:
+        BadResult: A file is missing or broken; the message names file and line.
+        PluginError: A panel cannot draw.
     """
     data = load_run(run_dir)
     write_trace(data, run_dir / TRACE_FILE)
@@ -62,12 +66,12 @@ def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
 
 
 def render_report(data: RunData, panels: Sequence[str] = ()) -> str:
-    """The report's HTML."""
+    """Render the report's HTML."""
     return render_page("report.html.j2", {**_content(data), "panels": added_panels(data, panels)})
 
 
 def _content(data: RunData) -> dict[str, Any]:
-    """Everything the template shows."""
+    """Return everything the template shows."""
     return {
         "summary": data.summary,
         "manifest": data.manifest,
@@ -124,7 +128,7 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
 
 
 def _queues(data: RunData) -> list[JsonObject]:
-    """For each variant and direction between two buildings: queues, packets of all planes, and their balance."""
+    """Return queues, packets over all planes and plane balance, per variant and direction between two buildings."""
     rows: list[JsonObject] = []
     for variant in data.variants:
         balance = {(entry["from"], entry["to"]): entry for entry in variant.get("plane_balance", ())}
@@ -143,7 +147,7 @@ def _queues(data: RunData) -> list[JsonObject]:
 
 
 def _trainings(data: RunData) -> list[JsonObject]:
-    """Where the time of steps went, by variant; shares are of the step's time."""
+    """Return the breakdown of step times, per variant; shares are of the step's time."""
     found = []
     for variant in data.variants:
         if (training := variant.get("training")) is None:
@@ -158,7 +162,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
         found.append(
             {
                 "name": variant["name"],
-                "schedule": None,  # of steps with `parallelism` alone
+                "schedule": None,  # only steps with `parallelism` have one
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
                 "tiers": [{"where": WHERE[tier], **sent} for tier, sent in training["bytes"].items()],
@@ -169,7 +173,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
 
 
 def _connections(data: RunData) -> list[JsonObject]:
-    """For each variant and direction between two buildings: round trips and retransmissions of its connections."""
+    """Return round trips and retransmissions, per variant and direction between two buildings."""
     return [
         {"variant": variant["name"], **row}
         for variant in data.variants
@@ -179,7 +183,7 @@ def _connections(data: RunData) -> list[JsonObject]:
 
 
 def _facts(data: RunData) -> list[str]:
-    """What was run, in a few words each; from the scenario's workload, whatever keys it has."""
+    """Return short facts on the run, from whatever keys the scenario's workload has."""
     fabric = data.manifest["fabric"]
     buildings = len({host["building"] for host in fabric["hosts"]})
     ranks = max((variant["ranks"] for variant in data.variants), default=0)
@@ -198,16 +202,16 @@ def _facts(data: RunData) -> list[str]:
 
 
 def _control(control: JsonObject) -> str:
-    """How long control takes, in a few words."""
+    """Describe the control plane's delays in a few words."""
     if not any(control.values()):
-        return "control takes no time"
-    seen = f"a cut is seen after {time_text(control['carrier_down_s'])}"
+        return "control plane without delay"
+    seen = f"a link cut is detected after {time_text(control['carrier_down_s'])}"
     rules = f"{time_text(control['rule_s'])} a rule"
     return f"{seen}, the controller reacts in {time_text(control['reaction_s'])}, {rules}"
 
 
 def _timelines(data: RunData) -> list[JsonObject]:
-    """One entry per variant with samples; all on the same time axis, so that lengths compare."""
+    """Return one entry per variant with samples, all on the same time axis so that lengths compare."""
     chosen = []
     for variant in data.variants:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
@@ -232,7 +236,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
 
 
 def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
-    """The manifest's plain values as rows; nested ones get their path as name. The fabric is drawn."""
+    """Return the manifest's plain values as rows, nested ones by path; the fabric is drawn instead."""
     rows: list[tuple[str, str]] = []
 
     def add(name: str, value: Any) -> None:
@@ -253,7 +257,7 @@ def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
 
 
 def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
-    """The different real WAN rates with what each was emulated as, in bit/s."""
+    """Return the distinct real WAN rates with the emulated rate of each, in bit/s."""
     emulated = {
         link[direction]["rate_bps"]
         for link in data.manifest["fabric"]["wan"]

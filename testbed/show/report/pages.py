@@ -20,7 +20,7 @@ from testbed.spec.units import (
 
 
 def render_page(template: str, content: Mapping[str, Any]) -> str:
-    """The HTML of one of the templates in `templates/`."""
+    """Render one of the templates in `templates/` to HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # noqa: PLC0415 (slow)
 
     environment = Environment(
@@ -47,9 +47,9 @@ _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 
 
 def labelled(html: str) -> str:
-    """The same page, with `data-label` at every cell of a table's body whose column has a heading.
+    """Add the column's heading as `data-label` to every body cell, so that narrow screens can show tables as lists.
 
-    Tables are not within tables; what is between them, drawings above all, is not looked at.
+    Tables must not be nested. Everything outside tables is left alone, including drawings.
     """
     return _TABLE.sub(lambda table: _labelled(table[0]), html)
 
@@ -63,7 +63,7 @@ def _labelled(table: str) -> str:
 
 
 class _Labels(HTMLParser):
-    """Where in a table which label belongs: after the name of a cell's tag."""
+    """Finds where labels go in a table: right after the tag name of a cell."""
 
     def __init__(self, table: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Labels(HTMLParser):
         self._headings: list[list[str]] = []
         self._part, self._column, self._reads = "", 0, False
         starts = [0]
-        for line in table.split("\n"):  # as the parser counts them
+        for line in table.split("\n"):  # counts lines as the parser does
             starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
         self.feed(table)

@@ -1,4 +1,4 @@
-"""Report sections on served requests and decoded tokens: latencies in text and charts."""
+"""Report sections on served requests and decoded tokens: latencies as text and charts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PARTS = {
     "transfer_s": "transfer",
     "compute_s": "compute",
 }
-LEAST_ANSWERED = 0.98  # of what arrives; where less is answered in the run's time, both rates are told
+LEAST_ANSWERED = 0.98  # share of arrivals below which both rates are given
 _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
 def served_words(variant: str, found: Serving | None) -> list[str]:
-    """How a variant's requests were answered, and what became of those that were not in time; nothing of others."""
+    """Describe how a variant's requests were answered, and what happened to late ones; empty without requests."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
@@ -46,7 +46,7 @@ def served_words(variant: str, found: Serving | None) -> list[str]:
 
 
 def serving_words(variant: str, found: Serving | None) -> list[str]:
-    """The same, and where a late request's time went; nothing of variants that serve none."""
+    """Add to that where a late request's time went; empty without requests."""
     if found is None:
         return []
     first, *failures = served_words(variant, found)
@@ -57,7 +57,7 @@ def serving_words(variant: str, found: Serving | None) -> list[str]:
 
 
 def failure_words(found: Serving) -> list[str]:
-    """What became of requests that were not answered in time to whoever waited for them; nothing where all were."""
+    """Describe retries, losses and outages; empty if there were none."""
     if not (found.outages or found.lost or found.sent_again):
         return []
     words = [f"{found.sent_again:,} requests sent again, {found.lost:,} lost"]
@@ -70,7 +70,7 @@ def failure_words(found: Serving) -> list[str]:
 
 
 def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """For each variant that serves requests its figures, with the parts of late requests, and its links by use."""
+    """Return, per variant that serves requests, its figures, the parts of late requests, and its links by use."""
     found = []
     for index, variant in enumerate(variants):
         serving = variant.get("serving")
@@ -96,7 +96,7 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
-    """By curve the most requests per second that were still answered within the objective, of those measured."""
+    """Return, per curve, the highest measured load that still met the objective, in requests per second."""
     found: dict[str, float] = {}
     for variant in variants:
         serving = variant.get("serving")
@@ -107,19 +107,19 @@ def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
 
 
 def _met(serving: JsonObject) -> bool:
-    """Whether the objective holds, and goes on to: a step may end before queues have grown that never shrink."""
+    """Whether the objective is met and the load sustainable: a step may end before growing queues show."""
     held: bool = serving["within"] >= serving["objective_share"]
     return held and serving["offered_per_s"] <= serving["capacity_per_s"]
 
 
 def curve_of(name: str) -> str:
-    """Variants called NAME-LOAD make one curve."""
+    """Return the curve of a variant: those named NAME-LOAD make one curve."""
     match = _CURVE.fullmatch(name)
     return match[1] if match else name
 
 
 def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """The share of requests that were answered in so long; None where none were."""
+    """Plot the share of requests answered within a time; None without requests."""
     own = [(index, one, one["serving"]["cdf_s"]) for index, one in enumerate(variants) if one.get("serving")]
     if not own:
         return None
@@ -140,9 +140,9 @@ def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) ->
 
 
 def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """The 99th percentile against the load, a line for each curve; None where no curve has several loads.
+    """Plot the 99th percentile against the load, a line per curve; None if no curve has several loads.
 
-    Dashed beside it is what the model says, where it says something.
+    The model's prediction is dashed.
     """
     curves: dict[str, list[tuple[float, float, int, JsonObject]]] = {}
     for index, variant in enumerate(variants):
@@ -188,13 +188,13 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
 
 
 def _said(variant: JsonObject) -> float | None:
-    """The 99th percentile by the model, where it says one."""
+    """Return the model's 99th percentile, if any."""
     predicted = variant["serving"].get("predicted")
     return None if predicted is None else float(predicted["p99"])
 
 
 def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str) -> Axis:
-    """Of times, by their logarithm; with its lines."""
+    """Draw a logarithmic time axis with grid lines."""
     if high <= low:
         low, high = low * 0.9, high * 1.1
     axis = Axis(math.log10(low), math.log10(high), _LABEL_ROOM, width - 16)
@@ -208,7 +208,7 @@ def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two times."""
+    """Return 1, 2 and 5 times powers of ten between two times."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [
         value
@@ -219,7 +219,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def decoding_words(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for each variant that decodes."""
+    """Return a sentence per variant that decodes."""
     own = [(variant, variant.decoding) for variant in variants if variant.decoding is not None]
     cached = _cached([found for _, found in own])
     return [_words(variant, found, cached) for variant, found in own]
@@ -227,7 +227,7 @@ def decoding_words(variants: Sequence[Variant]) -> list[str]:
 
 def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
     parts, times = found.parts, found.token_s
-    # work: not in runs of earlier versions
+    # runs of earlier versions have no work
     rate = f"{per_second_text(variant.work.per_second)} tokens/s, " if variant.work else ""
     words = f"{variant.name}: {rate}a token takes {time_text(times.p50)}, p99 {time_text(times.p99)}"
     for what, seconds in (
@@ -246,7 +246,7 @@ def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
 
 
 def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """For each variant that decodes its times and parts; cells: seconds as the table has them, None where unknown."""
+    """Return times and parts per variant that decodes. cells: the table's seconds, None if unknown."""
     own = [(index, one["name"], one["decoding"]) for index, one in enumerate(variants) if one.get("decoding")]
     typed = [Decoding.model_validate(found) for _, _, found in own]
     cached = _cached(typed)
@@ -260,9 +260,9 @@ def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
-    """What dispatch and combine take beyond their bytes, longer than where nothing but rows travels.
+    """Return the control overhead of dispatch and combine: time beyond their bytes, less that of a cached variant.
 
-    None without such a variant.
+    A cached variant sends nothing but rows. Returns None if there is none.
     """
     if cached is None:
         return None
@@ -270,7 +270,7 @@ def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
 
 
 def wait_s(parts: TokenParts, cached: TokenParts | None) -> float:
-    """The rest of dispatch and combine: on the way, and for others; with control where that is not known."""
+    """Return the rest of dispatch and combine: latency and waiting for others, with control if that is unknown."""
     return max(0.0, _beyond_bytes_s(parts) - (control_s(parts, cached) or 0.0))
 
 

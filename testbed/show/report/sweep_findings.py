@@ -1,4 +1,4 @@
-"""The findings of a sweep, in sentences, and the series that they and the charts use."""
+"""Findings of a sweep in sentences, and the series that sentences and charts use."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from testbed.spec.sweep_axes import Place
 from testbed.spec.units import per_second_text, percent_text, time_text
 
 Key = TypeVar("Key", bound=Hashable)
-SAME_WITHIN = 0.005  # steps that are closer than this are equally quick
-FEW = 4  # lines, and no more, that have a figure each in a sentence
+SAME_WITHIN = 0.005  # relative difference below which steps are equally fast
+FEW = 4  # number of lines up to which a sentence has a figure for each
 CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own clock"}
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
-    """The first is the headline."""
+    """Return the findings as sentences; the first is the headline."""
     shown = arrange_series(sweep)
     found = list(
         filter(None, _of_curves(shown, _off(sweep)) if isinstance(shown, Curves) else _of_maps(shown))
     )
-    return [*(found or ["No step time of it is to be used."]), *_misfits(sweep), _sure(sweep)]
+    return [*(found or ["No step time of this sweep can be used."]), *_misfits(sweep), _sure(sweep)]
 
 
 def _of_curves(curves: Curves, off: float) -> Iterator[str]:
-    """off: by which part of a measured step the model was off here at the worst; so much it does not tell apart."""
+    """off: worst relative error of the model here, below which it cannot distinguish figures."""
     axis = curves.axis
     if axis.numbers is None:
         yield from _of_words(axis, curves.series)
@@ -46,7 +46,7 @@ def _of_curves(curves: Curves, off: float) -> Iterator[str]:
 
 
 def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
-    """Say which line is the quickest, or gets most done where steps are unequal, from where to where."""
+    """Describe which line is the fastest over which range; where steps are unequal work, which gets most done."""
     found: list[tuple[str, list[int]]] = []
     equal = all(same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     for index in range(len(axis.texts)):
@@ -81,13 +81,13 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
 
 
 def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
-    """What may be held against each other at one value, by the line's name; nothing where the work is unlike."""
+    """Return the comparable work at one value by line; empty if the lines do different work."""
     found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
     return found if same_workload(found.values()) else {}
 
 
 def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
-    """By name, several that do as much in the same time; of what may be used."""
+    """Return the name of the fastest line, or several if equally fast; only usable figures count."""
     there = _at(series, index)
     if not there:
         return None
@@ -98,7 +98,7 @@ def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
 
 
 def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
-    """Where the line that does most in the same time and the one that does least are farthest apart."""
+    """Describe where the fastest and the slowest line are farthest apart."""
     ratios = {}
     for index in range(len(axis.texts)):
         works = _at(series, index)
@@ -125,7 +125,7 @@ def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
 
 
 def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
-    """From the first to the last value that there is."""
+    """Describe the change from the first to the last value."""
     first, last = min(one.by_index, default=0), max(one.by_index, default=0)
     if first == last or any(one.by_index[end].untrusted for end in (first, last)):
         return ""
@@ -201,10 +201,7 @@ def _of_maps(maps: Maps) -> Iterator[str]:
 
 
 def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
-    """What may be held against each other: as measured where all were, else all by the model.
-
-    Without what is untrusted, where they were measured.
-    """
+    """Return comparable figures: measured if all are, without untrusted ones; else all by the model."""
     if all(figure.measured for figure in figures.values()):
         return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
     return {key: figure.predicted_work for key, figure in figures.items()}
@@ -219,7 +216,7 @@ def _misfits(sweep: Sweep) -> Iterator[str]:
 
 
 def _sure(sweep: Sweep) -> str:
-    """What was measured, how it was judged, how far off the model was."""
+    """Describe what was measured, its verdict, and the model's error."""
     pairs = _measured(sweep)
     if not pairs:
         return "By the model alone; --confirm N measures N of the points on the emulated network."
@@ -235,7 +232,7 @@ def _sure(sweep: Sweep) -> str:
 
 
 def _errors(sweep: Sweep) -> list[float]:
-    """Of the model, as parts of what was measured and is not untrusted."""
+    """Return the model's relative errors on measurements that are not untrusted."""
     return [
         abs(figure.predicted_s / measured.median_s - 1)
         for figure, measured in _measured(sweep)
@@ -254,7 +251,7 @@ def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
 
 
 def caption(sweep: Sweep) -> str:
-    """For a paper: what is shown, how it was come by, with which versions, how it was judged."""
+    """Return a caption for a paper: what is shown, how it was obtained, versions, verdict."""
     shown = arrange_series(sweep)
     if isinstance(shown, Curves):
         parts = [f"Step time of {sweep.scenario} against {axis_words(shown.axis)}."]
@@ -285,7 +282,7 @@ def caption(sweep: Sweep) -> str:
 
 
 def axis_words(axis: SweepAxis) -> str:
-    """Its name in a sentence, without the unit."""
+    """Return an axis' name for a sentence, without its unit."""
     return axis.label.removesuffix(f" ({axis.unit})")
 
 
@@ -295,9 +292,10 @@ def _sentence(words: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """Figures of one variant, and of one word of the other axis where that has words. by_index: of the axis' values.
+    """Figures of one variant, and of one value of the other axis if that has words.
 
-    colour, pattern: which it has, from 0; of one variant alike where several words tell lines apart.
+    by_index: by index of the axis' value. colour, pattern: numbers from 0; lines of one variant share a colour where
+    patterns distinguish the words.
     """
 
     name: str
@@ -308,7 +306,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines along an axis; where its values are words, points."""
+    """Lines along an axis; points if its values are words."""
 
     axis: SweepAxis
     series: Sequence[Series]
@@ -316,7 +314,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Panel:
-    """A variant at all values of two axes."""
+    """One variant at all values of two axes."""
 
     name: str
     figures: Mapping[Place, SweepFigure]
@@ -324,7 +322,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Maps:
-    """A panel for each variant; across: the first axis, upwards: the second."""
+    """A panel per variant. across: the first axis. upwards: the second."""
 
     across: SweepAxis
     upwards: SweepAxis
@@ -332,7 +330,7 @@ class Maps:
 
 
 def arrange_series(sweep: Sweep) -> Curves | Maps:
-    """Curves of one axis, or of two of which one has words; else maps."""
+    """Arrange a sweep as curves, if it has one axis or one with numbers and one with words, else as maps."""
     axes = sweep.axes
     if len(axes) == 1:
         names = enumerate(sweep.variants)

@@ -2,11 +2,11 @@
 
 Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
 flow events `ph: s` and `f` for messages, counters `ph: C`.
-A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
-collectives that are in flight together without streams of their own are spread over as many as there are at once.
-Perfetto counts in whole nanoseconds and leaves out what does not nest by one: both ends of an event are rounded, not
-its length. It also draws an arrow from whichever end began first, so a receive that was there before its send has a
-part `arriving` within it, where the arrow ends.
+A process is a rank, a thread is a stream of operations. Viewers require the events of one thread to nest, so
+concurrent collectives without their own streams are spread over as many threads as needed.
+Perfetto uses whole nanoseconds and drops events that fail to nest by one, so both ends of an event are rounded, not
+its length. It also draws an arrow from whichever end began first. A receive posted before its send therefore has an
+inner event `arriving`, where the arrow ends.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, communica
 from testbed.show.report.svg import pack_rows
 from testbed.show.report.utilisation import link_rates, used_between
 
-# Perfetto takes a thread whose number is its process's, or 0, for that process's main thread, and makes both one:
-# streams have numbers that no rank has.
+# Perfetto takes a thread whose number is its process's, or 0, for the process's main thread and merges both.
+# So streams have numbers that no rank has.
 STEP_STREAM = 100_000
 COMPUTE_STREAM = STEP_STREAM + 1
 FIRST_COMMUNICATION_STREAM = STEP_STREAM + 2
 
 
 def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
-    """Trace events for `samples`: names of processes and threads first, then one complete event a sample."""
+    """Return the trace events of samples: names of processes and threads first, then one complete event per sample."""
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         per_rank[sample.rank].append(sample)
@@ -69,7 +69,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
 
 
 def _rows(samples: Sequence[Sample]) -> list[str]:
-    """For each its stream, or one of as many rows as are needed."""
+    """Return each sample's stream, or one of as many rows as needed."""
     loose = [index for index, sample in enumerate(samples) if not sample.stream]
     rows = pack_rows([(samples[index].start_s, samples[index].end_s) for index in loose])
     names = {index: f"communication {row:02}" for index, row in zip(loose, rows, strict=True)}
@@ -77,10 +77,10 @@ def _rows(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_trace(data: RunData, path: Path) -> Path:
-    """Writes the trace of a run to `path`, operations and counters, and returns it. BadResult."""
+    """Write the trace of a run, operations and counters, and return its path. Raises BadResult."""
     events = [*trace_events(data.samples), *counter_events(data)]
     trace = {"traceEvents": events, "displayTimeUnit": "ms"}
-    # Perfetto shows an escaped character as its escape.
+    # Perfetto does not decode escaped characters.
     path.write_text(json.dumps(trace, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")
     return path
 
@@ -90,14 +90,14 @@ def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
 
 
 def _arriving(came: JsonObject, sent_us: float) -> JsonObject:
-    """The part of a receive from when its message was sent on."""
+    """Return the part of a receive after its message was sent."""
     end = came["ts"] + came["dur"]
     start = min(sent_us, end)
     return {**came, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
 
 
 def _arrow(phase: str, number: int, event: JsonObject) -> JsonObject:
-    """One end of an arrow (a "flow"), from a send to where its message came: bound to the event that begins there."""
+    """Return one end of an arrow (a "flow") from a send to its arrival, bound to the event that starts there."""
     ends = {"name": "message", "cat": "message", "id": number, "pid": event["pid"], "tid": event["tid"]}
     return {"ph": phase, **ends, "ts": event["ts"], **({"bp": "e"} if phase == "f" else {})}
 
@@ -123,11 +123,11 @@ def _complete(sample: Sample, stream: int) -> JsonObject:
 
 
 Point = tuple[float, float]
-"""A moment in seconds, and the value from then on."""
+"""A time in seconds, and the value from then on."""
 
 
 def counter_events(data: RunData) -> list[JsonObject]:
-    """Of each WAN direction utilisation, queue, drops, losses; of each connection its window. BadResult."""
+    """Return utilisation, queue, drops and losses per WAN direction, and each connection's window. Raises BadResult."""
     if not data.samples:
         return []
     begin_s = min(sample.start_s for sample in data.samples)
@@ -155,7 +155,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
 
 
 def changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
-    """Those of `points`, which are in order, whose value is new, from begin_s to end_s; at begin_s what held then."""
+    """Keep the points where the value changes, from begin_s to end_s, starting with the value at begin_s."""
     found: list[Point] = []
     for moment_s, value in points:
         if moment_s <= begin_s:
@@ -166,7 +166,7 @@ def changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point
 
 
 def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketReading, list[Point]]]:
-    """For each connection whose window ever changed a reading of it, and its window in segments along the run."""
+    """Yield, for each connection whose window changed, one of its readings and its window in segments over time."""
     own: dict[tuple[int, ...], list[SocketReading]] = defaultdict(list)
     for reading in readings:
         own[reading.rank, reading.peer, reading.channel, reading.dscp].append(reading)
@@ -176,7 +176,7 @@ def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketRea
 
 
 def _counters(process: int, name: str, unit: str, points: Iterable[Point]) -> Iterator[JsonObject]:
-    """Viewers name a counter by both: "queue bytes"."""
+    """Yield counter events; viewers show name and unit together: "queue bytes"."""
     for moment_s, value in points:
         yield {
             "ph": "C",
