@@ -65,7 +65,8 @@ def test_edges_there_and_back_become_one_link_with_two_directions(ending: str, t
     ]
     (note,) = notes
     assert re.fullmatch(
-        r"assumed: 1 directed edge without one back, such as edge \S+ to \S+: both directions are alike", note
+        r"assumed: 1 directed edge without one back, such as edge \S+ to \S+: both directions get the same settings",
+        note,
     )
 
 
@@ -247,7 +248,7 @@ def test_a_changed_number_of_hosts_counts_more_than_what_an_export_noted(tmp_pat
     assert sorted(building.hosts for building in spec.buildings.values()) == [3, 4]
     (note,) = notes
     assert note.startswith("left out: testbed of 1 node (")
-    assert note.endswith(": hosts or nic_rate were changed since, and count")
+    assert note.endswith(": hosts or nic_rate were changed since and take precedence")
 
 
 # --- producers
@@ -515,7 +516,7 @@ GEPHI_GML = """graph
                 "left out: r of 2 nodes (153)",
                 "left out: x of 2 nodes (-202.02621, 100.5)",
                 "left out: weight of 1 edge (1.0)",
-                "assumed: 1 directed edge without one back, such as edge 0 to 1: both directions are alike",
+                "assumed: 1 directed edge without one back, such as edge 0 to 1: both directions get the same settings",
             ],
         ),
         (
@@ -580,8 +581,8 @@ def test_yed_has_labels_in_its_drawing_and_groups_of_nodes(tmp_path: Path) -> No
         "left out: nodegraphics of 3 nodes (a drawing)",
         "left out: sourceport of 1 edge (p1)",
         "left out: edgegraphics of 1 edge (a drawing)",
-        "left out: nodes that no link joins to the largest part: Campus",
-        "assumed: 1 directed edge without one back, such as edge n0 to n1::n0: both directions are alike",
+        "left out: nodes without a link to the largest part: Campus",
+        "assumed: 1 directed edge without one back, such as edge n0 to n1::n0: both directions get the same settings",
     ]
 
 

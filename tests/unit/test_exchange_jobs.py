@@ -188,7 +188,9 @@ def test_astra_sim_finds_network_system_memory_and_traces(tmp_path: Path) -> Non
     assert system["all-reduce-implementation"] == ["ring", "ring"]
     assert system["roofline-enabled"] == 0  # by the traces' durations
     assert system["collective-optimization"] == "localBWAware"  # else every dimension reduces all of it
-    assert notes == ["links that ranks of a building share: each rank has its part, though others be silent"]
+    assert notes == [
+        "links shared by a building's ranks: each rank has a fixed part, even if others are idle"
+    ]
     assert subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=False).returncode == 0
     assert os.access(tmp_path / "run.sh", os.X_OK)
 
@@ -196,9 +198,9 @@ def test_astra_sim_finds_network_system_memory_and_traces(tmp_path: Path) -> Non
 def test_what_astra_sim_does_otherwise_is_said(tmp_path: Path) -> None:
     _, notes = export_astra_sim(exported_job(Path("sharding"), variant="fsdp-ring-1"), tmp_path)
     said = "\n".join(notes)
-    assert "memory that activations take" in said
+    assert "activation memory" in said
     done = called("export", "chunking", "--to", "astra-sim", "-o", tmp_path / "p2p")
-    assert "left out: memory that activations take" in done.stderr
+    assert "left out: activation memory" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_the_slowest_link_stands_for_all() -> None:
     topology = load_topology(TOPOLOGIES / "three-buildings.yaml").resolve()
     (between,), notes = dimensions_of(topology, [0, 1, 2])
     assert (between.rate * 8, between.latency_s) == (20e6, 0.010)
-    assert "links between buildings differ: the slowest rate and the longest delay stand for all" in notes
+    assert "links between buildings differ: the slowest rate and the longest delay apply to all" in notes
 
 
 @pytest.mark.parametrize("ranks", [[0, 0, 1], [0, 1, 0, 1]])
@@ -277,7 +279,7 @@ def test_what_is_no_rate_is_refused(tmp_path: Path) -> None:
 
 def test_what_goes_into_windows_goes_out_as_messages_which_is_said() -> None:
     job = exported_job(Path("tensor-overlap"))
-    assert "windows: blocks that are put into them are messages" in list(job.lost())
+    assert "memory windows: their blocks become messages" in list(job.lost())
     sent = [node for node in job.trace.ranks[0] if isinstance(node, PointToPoint) and node.sends]
     # two gathers and two reductions of a layer and direction, seven blocks each
     assert len(sent) == 2 * 2 * 4 * 7

@@ -106,7 +106,7 @@ def test_a_network_of_the_topology_zoo_becomes_buildings_and_links(tmp_path: Pat
     assert found == wanted
     assert notes == [
         "left out: 1 link from a node to itself: San Francisco Bay",
-        "left out: nodes that no link joins to the largest part: 1st Street",
+        "left out: nodes without a link to the largest part: 1st Street",
     ]
 
 

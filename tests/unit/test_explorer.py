@@ -174,7 +174,7 @@ def test_a_process_that_was_killed_is_told_in_words(tmp_path: Path) -> None:
                     child.kill()
 
     search = Search(load_scenario(written(tmp_path, space=space)), found=kill, engine=Processes(2))
-    with pytest.raises(WorkStopped, match="was killed, by somebody or for want of memory"):
+    with pytest.raises(WorkStopped, match="was killed, perhaps for lack of memory"):
         search.run()
 
 
@@ -365,7 +365,7 @@ def test_the_first_that_fits_the_bound_and_screening_are_told(tmp_path: Path) ->
     assert first.first[0].changes["workload.parallelism.placement"] == "production"
     assert first.best is None
     assert best.first == first.first
-    least = "no less than 33.61 ms by computing alone"
+    least = "at least 33.61 ms for compute alone"
     assert first.best_words == least
     assert best.best_words == f"best so far {time_text(found.best.tried.step_time_s)} ({least})"
     assert first.first_words.startswith("placement production, ")
@@ -382,7 +382,7 @@ def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tm
     (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first that fits"))
     assert re.fullmatch(
         r"first that fits after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
-        r"\(no less than [\d.]+ ms by computing alone\)",
+        r"\(at least [\d.]+ ms for compute alone\)",
         line,
     )
     assert "first that fits" not in ran.stdout

@@ -241,7 +241,7 @@ def test_news_begin_with_all_and_end_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected a run's folder, or that of one that goes on"):
+    with pytest.raises(BadInput, match="expected the folder of a finished or running run"):
         LivePage(tmp_path)
     page = LivePage(tmp_path / "to-come", expected=True)
     with page:

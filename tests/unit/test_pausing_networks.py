@@ -122,7 +122,7 @@ def test_every_tier_may_pause() -> None:
 
 def test_programs_that_pause_nobody_are_given_a_topology_with_a_word() -> None:
     spec, plain = (TopologySpec.model_validate(document) for document in (written(pause={}), written()))
-    assert list(lost(spec)) == ["switches that pause who sends to them: queues drop what they cannot hold"]
+    assert list(lost(spec)) == ["pause frames of switches: queues drop instead"]
     assert list(lost(plain)) == []
 
 
@@ -230,7 +230,7 @@ def test_reports_name_who_stood_longest() -> None:
     ]
     variant: Any = _Variant(*links)
     assert pause_words(variant) == (
-        "ours: 3 pauses; the sender of east2-east-leaf, a to b stood longest, 20% of the time."
+        "ours: 3 pauses; the sender of east2-east-leaf, a to b was paused longest, 20% of the time."
     )
     assert pause_words(_Variant()) == ""  # type: ignore[arg-type]
     assert [row["link"] for row in pause_rows([variant])] == ["east2-east-leaf", "east1-east-leaf"]

@@ -45,7 +45,7 @@ DOCUMENT: dict[str, Any] = {
 def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect() -> None:
     assert describe_findings(DOCUMENT, ROWS) == [
         "The best: schedule ZBH1, policy te. 2 s a step by the model, 2,048 tokens/s, MFU 30 %, "
-        "no less than 1.5 s by computing alone.",
+        "at least 1.5 s for compute alone.",
         "That is 1.25x as fast as atlas tuned, the quickest baseline, 20 % less time (by the model).",
         "2.00x over production as given and 1.30x over production tuned.",
         "Alone, against production as given: network 1.25x and with degrees 1.60x.",
@@ -89,10 +89,10 @@ def test_before_anything_is_measured_it_tells_how_far_off_the_model_was_and_what
     assert describe_findings(SURE, ROWS)[-4:] == [
         "No effect on the best, by the model: wan_send_tokens false: yours kept; congestion_control bbr: any other is "
         "as good.",
-        "At such points (clean networks, training) the model was 0.6 % off in the median of 70 that were measured, "
-        "8.9 % at the worst of 110; differences below 0.6 % are not told apart.",
-        "What gains less than that, alone: policy te (0.02 %), degrees (0.5 %). Kept only as the model has nothing "
-        "quicker.",
+        "At points like this one (clean networks, training) the model was 0.6 % off in the median of 70 that were "
+        "measured, 8.9 % at the worst of 110; it cannot distinguish differences below 0.6 %.",
+        "Each of these gains less than that alone: policy te (0.02 %), degrees (0.5 %). "
+        "Kept only because the model has nothing faster.",
         "To confirm next: the best and the first 1 of 2 within the model's error of it (policy ecmp, 2.004 s). "
         "`testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs that on the emulated network.",
     ]
@@ -112,7 +112,7 @@ def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equ
         "at most 13.8 % off in the median of each of 2 networks (20 that were measured), 8.9 % at" in said[-2]
     )
     assert said[-1].startswith(
-        "To confirm next: the best, as nothing else is within the model's error of it. `testbed"
+        "To confirm next: the best, since nothing else is within the model's error of it. `testbed"
     )
     unknown = describe_findings({**SURE, "model_errors": None}, ROWS)
     assert unknown[-1] == (

@@ -58,7 +58,7 @@ def test_samples_that_differ_are_told_with_what_may_be_why(tmp_path: Path) -> No
     assert not found.identical
     assert found.suspects == ("python", "iproute2")
     told = CliRunner().invoke(app, ["compare", str(one), str(other)])
-    assert "The samples differ. Of what may change them, different: python, iproute2." in told.stdout
+    assert "The samples differ. Inputs that may have changed them: python, iproute2." in told.stdout
     document = json.loads(CliRunner().invoke(app, ["compare", str(one), str(other), "--json"]).stdout)
     assert (document["identical"], document["suspects"]) == (False, ["python", "iproute2"])
     without = SyntheticRun(trials=5).write(tmp_path / "without")

@@ -157,7 +157,7 @@ def test_steps_of_other_work_are_not_compared() -> None:
     ]
     assert comparisons(variants) == [
         "b is 1.50x faster than c (33.3 % less time).",
-        "Not compared, as a step is not the same work: a (all_reduce); b, c (all_gather).",
+        "Not compared, since their steps are different work: a (all_reduce); b, c (all_gather).",
     ]
 
 

@@ -219,7 +219,7 @@ def test_what_the_model_cannot_tell_apart_is_equally_quick() -> None:
 def test_what_is_untrusted_is_the_quickest_of_nothing() -> None:
     verdicts = {(0,): "untrusted", (1,): "untrusted"}
     sentences = describe_sweep(made([parse_axis("a.delay=1ms..2ms:2")], CROSSING, verdicts))
-    assert sentences[0] == "No step time of it is to be used."
+    assert sentences[0] == "No step time of this sweep can be used."
     assert sentences[-1] == "Measured under the virtual clock at all 2 points: untrusted."
 
 
@@ -444,8 +444,8 @@ def test_unequal_steps_are_held_against_each_other_by_their_tokens_and_others_no
         "Behind it a 1,000 tokens/s (2.00x).",
     ]
     assert told({"a": "one", "b": "other"}, {"a": 1, "b": 1}, {"a": 1.0, "b": 2.0})[0] == (
-        "A step takes 1 s with a, 2 s with b; they are not the same work, and so not compared."
+        "A step takes 1 s with a, 2 s with b; they are different work, so not compared."
     )
     assert told({"1": "one", "4": "other"}, {"1": 1, "4": 1}, {"1": 1.0, "4": 2.0})[0] == (
-        "A step takes 1 s at 1, 2 s at 4 (2.00x), which is not the same work."
+        "A step takes 1 s at 1, 2 s at 4 (2.00x), for different work."
     )

@@ -50,7 +50,7 @@ class SearchProgress:
     @property
     def least_words(self) -> str:
         """The lower bound as text; empty if unknown."""
-        return "" if self.least_s is None else f"no less than {time_text(self.least_s)} by computing alone"
+        return "" if self.least_s is None else f"at least {time_text(self.least_s)} for compute alone"
 
     @property
     def best_words(self) -> str:
@@ -68,7 +68,7 @@ class SearchProgress:
         configuration, tried = self.first
         least = f" ({self.least_words})" if self.least_words else ""
         return (
-            f"{str(configuration) or 'the scenario as it is'}, {time_text(tried.step_time_s)} a step{least}"
+            f"{str(configuration) or 'the scenario unchanged'}, {time_text(tried.step_time_s)} a step{least}"
         )
 
 

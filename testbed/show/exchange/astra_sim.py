@@ -58,7 +58,7 @@ class Dimension:
 
 
 def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[str]]:
-    """Write all files; return them and what they leave out. Raises BadInput if buildings differ in their number of ranks."""
+    """Write all files; return them and what they leave out. Raises BadInput if buildings have unequal numbers of ranks."""
     written = write_job(job.trace, folder, NAME, job.times)
     topology = job.scenario.topology.resolve()
     dimensions, notes = dimensions_of(topology, job.workload.buildings)
@@ -99,9 +99,9 @@ def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Di
 def _inside(buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
     nics = [host.nic for building in buildings for host in building.hosts]
     if len({(nic.rate_bps, nic.delay_s) for nic in nics}) > 1:
-        notes.append("cards of hosts differ: the slowest rate and the longest delay stand for all")
+        notes.append("hosts' NICs differ: the slowest rate and the longest delay apply to all")
     if any(building.clos is not None for building in buildings):
-        notes.append("tiers of switches inside buildings: one switch stands for them")
+        notes.append("tiers of switches inside buildings: replaced by one switch")
     rate = min(nic.rate_bps for nic in nics) / 8
     return Dimension("Switch", each, rate, max(nic.delay_s for nic in nics))
 
@@ -118,16 +118,14 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
     is_ring = len(names) > 3 and set(rates) == set(around)
     linked = around if is_ring else [pair for pair in pairs if pair in rates]
     if not is_ring and len(linked) < len(pairs):
-        notes.append(
-            "pairs of buildings without a link of their own have one, as long as their shortest path"
-        )
+        notes.append("building pairs without a link get one, as long as their shortest path")
     delays = [shortest_s(topology)[a, b] for a, b in map(sorted, linked if is_ring else pairs)]
     found = [rates[pair] for pair in linked] or list(rates.values())
     if len(set(found)) > 1 or len(set(delays)) > 1:
-        notes.append("links between buildings differ: the slowest rate and the longest delay stand for all")
+        notes.append("links between buildings differ: the slowest rate and the longest delay apply to all")
     if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.ways):
         notes.append("loss and jitter of links")
-    notes.append("links that ranks of a building share: each rank has its part, though others be silent")
+    notes.append("links shared by a building's ranks: each rank has a fixed part, even if others are idle")
     nics = [host.nic for building in buildings for host in building.hosts]
     nic_s = max(nic.delay_s for nic in nics)
     rate = min(min(found) / each, *(nic.rate_bps for nic in nics)) / 8
@@ -168,7 +166,7 @@ def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
     yield from job.lost()
     if len(counts) > 1:
         if job.algorithm not in ("hierarchical", *IMPLEMENTATIONS):
-            yield f"{job.algorithm}: collectives of all ranks go by a ring in each dimension, one after the other"
+            yield f"{job.algorithm}: collectives of all ranks use a ring per dimension, one after the other"
         if any(
             one % counts[0] != other % counts[0] and one // counts[0] != other // counts[0]
             for one, other in _pairs(job)
@@ -179,15 +177,15 @@ def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
             )
     there = {node.collective for own in job.trace.ranks for node in own if isinstance(node, Collective)}
     if odd := sorted(there & set(NOT_CARRIED_OUT)):
-        yield f"{', '.join(odd)}: ASTRA-sim stops at such a collective"
+        yield f"{', '.join(odd)}: ASTRA-sim stops at this collective"
     if odd := sorted(there & set(REPLAYED)):
-        yield f"{', '.join(odd)}: ASTRA-sim lets it take the time that the trace says, or none"
+        yield f"{', '.join(odd)}: ASTRA-sim gives it the trace's duration, or none"
     if "all_to_all_v" in there:
-        yield "sizes of an all_to_all_v: each pair has as much"
+        yield "sizes of an all_to_all_v: all pairs get the same"
     if len({own.algorithm for ranks in job.trace.ranks for own in ranks if isinstance(own, Collective)}) > 1:
-        yield "algorithms of single collectives: one for each kind"
+        yield "algorithms of single collectives: one per kind"
     if any(not own for own in job.trace.ranks):
-        yield "ranks that do nothing: ASTRA-sim stops at their empty traces"
+        yield "idle ranks: ASTRA-sim stops at their empty traces"
 
 
 def _pairs(job: ExportedJob) -> Iterator[tuple[int, int]]:

@@ -55,15 +55,15 @@ class ExportedJob:
         """Yield what of the plan a trace cannot represent, in words."""
         plan = self.workload.plan
         if plan.holds_receivers:
-            yield "receives in order: that a message leaves only once its receiver waits for it"
+            yield "in-order receives: a message leaves only once its receiver waits for it"
         if plan.jitter:
-            yield "jitter of computing"
+            yield "compute jitter"
         if any(plan.dscps.values()):
             yield "traffic classes (DSCP) of operations"
         if any(isinstance(one, Block) for own in plan.ranks for one in own):
-            yield "windows: blocks that are put into them are messages"
+            yield "memory windows: their blocks become messages"
         if any(one.holds or one.gives for own in plan.ranks for one in own if isinstance(one, Computing)):
-            yield "memory that activations take"
+            yield "activation memory"
 
 
 def exported_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:

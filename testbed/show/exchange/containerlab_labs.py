@@ -99,7 +99,9 @@ class _Lab:
                 found.edges.append(Edge(a[0], b[0], self._way(a), self._way(b)))
         for end, setting in self.settings.items():
             if end not in self.used:
-                self.left_out.append(f"{setting.where}: a building's cards are alike, both ways")
+                self.left_out.append(
+                    f"{setting.where}: all NICs of a building are the same, in both directions"
+                )
         found.left_out = [
             *self.left_out,
             *unused("node", list(self.nodes.values())),
@@ -297,7 +299,7 @@ class _Lab:
                 )
                 continue
             if (before := self.settings.get(end)) is not None:
-                self.left_out.append(f"{before.where}: a later line sets the same interface anew")
+                self.left_out.append(f"{before.where}: a later line sets the same interface")
             self.settings[end] = setting
 
     def _container(self, node: str) -> str:
@@ -324,7 +326,7 @@ class _Lab:
         if ends[0] not in self.used:
             self.used.add(ends[0])
             self.left_out.append(
-                f"{self.settings[ends[0]].where}: jitter, loss and corruption, for a card has none"
+                f"{self.settings[ends[0]].where}: jitter, loss and corruption: a NIC has none"
             )
         return card
 

@@ -64,7 +64,7 @@ def read_script(path: Path, scale: float) -> Script:
     commands = list(_commands(text))
     control = list(dict.fromkeys(word for _, words in commands for word in words[:1] if word in _CONTROL))
     if control:
-        script.assumed.append(f"each line of {path.name} counts once, though it has {', '.join(control)}")
+        script.assumed.append(f"each line of {path.name} is read once, though it has {', '.join(control)}")
     constants = _constants(commands) if control else None
     variables: dict[str, str] = {}
     others: list[str] = []
@@ -84,7 +84,7 @@ def read_script(path: Path, scale: float) -> Script:
             if words[0] not in ("set", *_CONTROL):
                 others.append(f"{line}: {shortened(' '.join(words))}")
         elif any("$" in word or "`" in word for word in words):
-            script.left_out.append(f"{where}: what its variables stand for is not known")
+            script.left_out.append(f"{where}: its variables are unknown")
         else:
             _take(script, path, where, line, words[words.index("netem") + 1 :], scale)
     if others:
@@ -164,7 +164,7 @@ def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str
     before = [one for one in script.settings if (one.container, one.interface) == (container, interface)]
     for setting in before:
         script.settings.remove(setting)
-        script.left_out.append(f"{setting.where}: line {line} sets the same interface anew")
+        script.left_out.append(f"{setting.where}: line {line} sets the same interface")
     if words[0] == "reset":
         return
     if unknown := [name for name in options if name not in _FLAGS]:

@@ -236,9 +236,9 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
             unit += "bit/s" if unit else ""
         problem = ""
         if plain is None:
-            problem = "it is no number"
+            problem = "it is not a number"
         elif unit and known_unit(unit, quantity) is None:
-            problem = f"{unit} is no unit of this kind, such as {quantity.example}"
+            problem = f"{unit} is not a unit of this kind, such as {quantity.example}"
         found.append((quantity.stems.index(stem), Figure(name, plain or 0.0, unit, problem)))
     yield from (figure for _, figure in sorted(found, key=lambda entry: entry[0]))
 

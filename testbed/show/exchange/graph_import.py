@@ -133,7 +133,7 @@ class _Reading:
         rate = self._best(node, CARD_RATE)
         own = _own(node)
         if own is not None and _hosts_and_rate(own) != (hosts, rate):
-            node.reject(OWN, "hosts or nic_rate were changed since, and count")
+            node.reject(OWN, "hosts or nic_rate were changed since and take precedence")
             own = None
         return Node(label, None if hosts is None else int(hosts), rate, own=own)
 
@@ -155,7 +155,7 @@ class _Reading:
                 there, own = made[position], made[position].own
                 if own != edge.own:
                     for one in (element, alone[position]):
-                        one.reject(OWN, "the edges of both directions do not have the same")
+                        one.reject(OWN, "the edges of both directions differ")
                     own = None
                 alone.pop(position)
                 made[position] = replace(there, b_to_a=edge.a_to_b, own=own)
@@ -166,7 +166,7 @@ class _Reading:
         if alone:
             first = next(iter(alone.values()))
             what = f"{counted(len(alone), 'directed edge')} without one back, such as {first.name}"
-            found.assumed.append(f"{what}: both directions are alike")
+            found.assumed.append(f"{what}: both directions get the same settings")
         yield from (edge for _, edge in sorted(enumerate(made), key=lambda entry: (entry[1].order, entry[0])))
 
     def _edge(self, element: Element) -> Edge:
@@ -198,14 +198,14 @@ class _Reading:
         try:
             link = WanSpec.model_validate(own)
         except ValueError:
-            element.reject(OWN, "it is no link of a topology file")
+            element.reject(OWN, "it is not a link of a topology file")
             return None
         standard = standard_attributes(
             link.a_to_b.rate_bps or link.rate_bps, link.a_to_b.delay_s, link.delay_s
         )
         now = {"LinkSpeedRaw": way.rate_bps, "delay_s": way.delay_s}
         if standard != now or link.planes != planes or {link.a, link.b} != set(element.ends):
-            element.reject(OWN, "rate, delay, planes or ends were changed since, and count")
+            element.reject(OWN, "rate, delay, planes or ends were changed since and take precedence")
             return None
         return own
 
@@ -292,7 +292,7 @@ class _Reading:
             return None, f"{figure.value:g} {figure.unit} is impossible"
         least = least_km(away_km or 0.0) * (LIGHT_S_PER_KM if quantity is DELAY else 1.0)
         if quantity in (DELAY, LENGTH) and value < least:
-            return None, "impossible, for a link is not shorter than the great circle between its ends"
+            return None, "impossible: shorter than the great circle between its ends"
         return value, ""
 
     def _guess_length_units(self, found: ImportedNetwork) -> None:

@@ -83,7 +83,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """A node. own: the building of a topology file, if exported from one. kind: the file's term for this kind of node."""
+    """A node. own: the building of a topology file, if exported from one. kind: the file's term for such nodes."""
 
     label: str
     hosts: int | None = None
@@ -113,7 +113,10 @@ class ImportedNetwork:
     labels: dict[str, str] = field(default_factory=dict)
 
     def topology(self, given: ImportDefaults) -> dict[str, Any]:
-        """Convert to the content of a topology file. Raises BadInput for an edge that has no rate or delay, even by default."""
+        """Convert to the content of a topology file.
+
+        Raises BadInput for an edge without a rate or delay, neither its own nor by default.
+        """
         self._leave_out_what_is_apart()
         names = _names({key: node.label for key, node in self.nodes.items()})
         self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
@@ -154,7 +157,7 @@ class ImportedNetwork:
             return dict.fromkeys(open_, 1)
         if open_:
             shown = ", ".join(names[key] for key in open_)
-            self.assumed.append(f"no hosts in {shown}, of which the file says nothing; --hosts says it")
+            self.assumed.append(f"no hosts in {shown}, since the file does not say; set them with --hosts")
         return dict.fromkeys(open_, 0)
 
     def _link(self, edge: Edge, given: ImportDefaults) -> dict[str, Any]:
@@ -199,7 +202,7 @@ class ImportedNetwork:
         kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
         apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
         if apart:
-            self.left_out.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
+            self.left_out.append(f"nodes without a link to the largest part: {', '.join(apart)}")
         self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
         self.edges = [edge for edge in self.edges if edge.a in kept]
 

@@ -136,24 +136,24 @@ def lost(spec: TopologySpec) -> Iterator[str]:
     """Yield what of a topology plain routers lack, in words."""
     topology = spec.resolve()
     if any(building.clos for building in spec.buildings.values()):
-        yield "tiers of switches inside buildings: one router stands for them"
+        yield "tiers of switches inside buildings: replaced by one router"
     if any(building.nodes for building in spec.buildings.values()):
-        yield "inference nodes: hosts and cards are alike, on one router"
+        yield "inference nodes: their hosts are all on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
     if any(host.hardware != UNSET_HARDWARE for host in topology.hosts):
-        yield "what computes in hosts"
+        yield "hosts' accelerators"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
-        yield "switches that cut through: routers have all of a frame first"
+        yield "cut-through switching: routers store and forward"
     ways = [way for link in topology.wan for _, _, way in link.ways]
     if any(way.duplicate or way.reorder or way.corrupt for way in ways):
-        yield "packets that arrive twice, overtake, or are corrupt"
+        yield "duplication, reordering and corruption of packets"
     if any(way.loss_bursts for way in ways):
-        yield "bursts of loss: lost at random, as many"
+        yield "bursts of loss: as many losses at random"
     if any(way.ecn_bytes for way in ways):
-        yield "queues that mark packets (ECN)"
+        yield "ECN marks"
     if topology.pauses:
-        yield "switches that pause who sends to them: queues drop what they cannot hold"
+        yield "pause frames of switches: queues drop instead"
 
 
 def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
@@ -336,7 +336,7 @@ def export_containerlab(
     notes = list(lost(spec))
     if made.size_scale != 1:
         notes.append(f"rates, which are divided by {made.size_scale:g}")
-    notes.append("queues, which hold as many packets as netem does by itself")
+    notes.append("queue sizes: netem's default applies")
     return [path, netem], notes
 
 

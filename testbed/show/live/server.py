@@ -170,7 +170,7 @@ class LivePage:
             self._watched = FinishedRun(self.folder)
         else:
             raise BadInput(
-                where="RUN", got=str(self.folder), expected="a run's folder, or that of one that goes on"
+                where="RUN", got=str(self.folder), expected="the folder of a finished or running run"
             )
 
 

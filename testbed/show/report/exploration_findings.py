@@ -62,7 +62,7 @@ def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     command, errors = document.get("confirm"), document.get("model_errors")  # older searches have neither
     if not errors:
         by = f"`{command}`" if command else "--confirm"
-        return [f"Nothing of it was measured yet; {by} runs what is compared on the emulated network."]
+        return [f"Nothing was measured yet; {by} runs the compared configurations on the emulated network."]
     return [
         _error(errors),
         *_too_little(document, best, float(errors["median"])),
@@ -92,7 +92,7 @@ def _best(document: JsonObject, best: Row) -> str:
 
 
 def _least(computing_s: float) -> str:
-    return f"no less than {time_text(computing_s)} by computing alone"
+    return f"at least {time_text(computing_s)} for compute alone"
 
 
 def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _recorded(recorded: JsonObject | None) -> Iterator[str]:
     if recorded:
         planners = ", ".join(DEFAULT_BASELINES)
         yield (
-            f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
+            f"Each rank's operations are as recorded, so parallelism planners ({planners}) are not among what it is "
             "held against."
         )
 
@@ -185,8 +185,8 @@ def _error(errors: JsonObject) -> str:
     if errors["points"] > 1:
         each = f"at most {median} off in the median of each of {errors['points']} networks ({of})"
     worst = f"{percent_text(errors['worst'])} at the worst of {errors['measured']}"
-    told = f"{each}, {worst}; differences below {median} are not told apart."
-    return f"At such points ({errors['what']}) the model was {told}"
+    told = f"{each}, {worst}; it cannot distinguish differences below {median}."
+    return f"At points like this one ({errors['what']}) the model was {told}"
 
 
 def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]:
@@ -206,7 +206,8 @@ def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]
             gains.append(f"{what} ({percent_text(gain)})" if gain else f"{what} (nothing)")
     if gains:
         yield (
-            f"What gains less than that, alone: {', '.join(gains)}. Kept only as the model has nothing quicker."
+            f"Each of these gains less than that alone: {', '.join(gains)}. "
+            "Kept only because the model has nothing faster."
         )
 
 
@@ -214,7 +215,7 @@ def _near(near: JsonObject, best: Row) -> str:
     """Name configurations within the model's error of the best, by how they differ from it."""
     first, count = near["first"], near["count"]
     if count == 1:
-        return "To confirm next: the best, as nothing else is within the model's error of it."
+        return "To confirm next: the best, since nothing else is within the model's error of it."
     each = "; ".join(f"{difference(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
     which = f"the first {len(first) - 1} of " if each and count > len(first) else ""
     told = f" ({each})" if each else ""
@@ -235,7 +236,7 @@ def short_queue_words(queues: Sequence[ShortQueue]) -> str:
     )
     return (
         f"Queues that hold less than a round trip of bytes: {each}. "
-        "Where they overflow steps take longer than the model says, which knows nothing of that."
+        "Where they overflow steps take longer than the model predicts, which does not cover this."
     )
 
 

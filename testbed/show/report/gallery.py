@@ -54,8 +54,8 @@ def _page(headers: Mapping[str, Header]) -> str:
     lines = [
         "# Gallery",
         "",
-        f"All {len(headers)} scenarios that come with the testbed: what each asks, the command that answers, and its "
-        "network. They go by name in every command, and `testbed init FOLDER --scenario NAME` copies one to edit.",
+        f"All {len(headers)} scenarios that come with the testbed: the question, the command that answers it, and the "
+        "network of each. Every command accepts them by name, and `testbed init FOLDER --scenario NAME` copies one to edit.",
         "",
     ]
     groups: dict[str, list[str]] = {}

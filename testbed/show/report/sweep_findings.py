@@ -135,7 +135,7 @@ def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
     if same_steps((begin, end)):
         return words
     if not same_workload((begin, end)):
-        return f"{words}, which is not the same work"
+        return f"{words}, for different work"
     rates = f"{per_second_text(begin.per_second)} and {per_second_text(end.per_second)} {begin.unit}/s"
     return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
 
@@ -153,7 +153,7 @@ def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
     ordered = sorted(works.items(), key=lambda entry: -entry[1].per_second)
     if not same_workload(works.values()):
         each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
-        yield f"A step takes {each}; they are not the same work, and so not compared."
+        yield f"A step takes {each}; they are different work, so not compared."
         return
     (name, best), *behind = ordered
     if same_steps(works.values()):
@@ -188,7 +188,7 @@ def _of_maps(maps: Maps) -> Iterator[str]:
                 equal = equal and same_steps(works.values())
         told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
         if told:
-            most = "The quickest" if equal else "Who gets most done in the same time,"
+            most = "The quickest" if equal else "Most work in the same time,"
             yield f"{most} of {len(places)} points: {told}."
     ends = [pick(every, key=lambda key: every[key].step_s) for pick in (min, max)]
     words = [
@@ -196,7 +196,7 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
         for name, place in ends
     ]
-    unlike = "" if same_steps(every.values()) else "; steps are not the same work at all points"
+    unlike = "" if same_steps(every.values()) else "; steps are different work at some points"
     yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
 
 

@@ -63,7 +63,7 @@ def comparisons(variants: Sequence[Variant]) -> list[str]:
 def _unlike(by_workload: Mapping[str, Sequence[Variant]]) -> str:
     """Explain that variants are not compared because their steps work on different things."""
     each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
-    return f"Not compared, as a step is not the same work: {each}."
+    return f"Not compared, since their steps are different work: {each}."
 
 
 def _names(variants: Sequence[Variant]) -> str:
