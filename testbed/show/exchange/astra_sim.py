@@ -58,7 +58,7 @@ class Dimension:
 
 
 def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[str]]:
-    """Write all files; return them and what they leave out. Raises BadInput if buildings have unequal numbers of ranks."""
+    """Write all files; return them and what they leave out. Raises BadInput if ranks per building are unequal."""
     written = write_job(job.trace, folder, NAME, job.times)
     topology = job.scenario.topology.resolve()
     dimensions, notes = dimensions_of(topology, job.workload.buildings)

@@ -55,7 +55,7 @@ def _page(headers: Mapping[str, Header]) -> str:
         "# Gallery",
         "",
         f"All {len(headers)} scenarios that come with the testbed: the question, the command that answers it, and the "
-        "network of each. Every command accepts them by name, and `testbed init FOLDER --scenario NAME` copies one to edit.",
+        "network of each. Every command takes them by name; `testbed init FOLDER --scenario NAME` copies one to edit.",
         "",
     ]
     groups: dict[str, list[str]] = {}
