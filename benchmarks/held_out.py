@@ -231,7 +231,7 @@ def means_in_a_row(scenario: Scenario, scale: Scale, packets: int) -> dict[str, 
         step = prepare_step(job, job.scenario.algorithms[0], find_calibration("virtual"), packets=packets)
         if step.network.packets:
             name = shard.variant or scenario.variant_names[0]
-            found.setdefault(name, []).extend(step.in_a_row(networks, shard.trials))
+            found.setdefault(name, []).extend(step.step_times(networks, shard.trials))
     return {name: statistics.fmean(steps_s) for name, steps_s in found.items()}
 
 

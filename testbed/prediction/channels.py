@@ -59,38 +59,38 @@ class Channel:
         size_bytes: float,
         latency_s: float,
         turn: int | None,
-        taken: Event,
-        left: Callable[[], None],
-        come: Callable[[], None],
+        accepted: Event,
+        on_sent: Callable[[], None],
+        on_arrival: Callable[[], None],
     ) -> None:
         """Send a message on a plain channel, with the callbacks of `Connections.send`."""
         until_s = clock.now_s + fluid.ahead_s(self.key, self.shares, size_bytes)
 
         def sent() -> None:
-            clock.later(latency_s + max(0.0, until_s - clock.now_s), come)
-            left()
-            self.buffer.leave(size_bytes)
+            clock.call_later(latency_s + max(0.0, until_s - clock.now_s), on_arrival)
+            on_sent()
+            self.buffer.remove(size_bytes)
 
         fluid.send(self.key, self.shares, size_bytes, sent, turn=turn)
-        self.buffer.put(size_bytes, taken)
+        self.buffer.put(size_bytes, accepted)
 
 
 class PersistentConnections(Protocol):
     """Connections that outlive one simulated step."""
 
     @property
-    def kept(self) -> ConnectionState:
+    def state(self) -> ConnectionState:
         """The connections' state."""
 
     @property
     def overflowed(self) -> bool:
         """Whether any queue has overflowed."""
 
-    def go_on(self, agenda: EventQueue) -> None:
+    def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue, from its start."""
 
     def send(
-        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
     ) -> None:
         """Send a message."""
 
@@ -134,8 +134,8 @@ class Warmup(NamedTuple):
         messages: Messages from each rank to the next per round.
         times: Ring rounds.
         steps: Warm-up steps after the rounds.
-        told: Maximum number of steps after the warm-up; their median is returned. Simulation stops early once a step
-            takes as long as the one before it.
+        most_steps: Maximum number of steps after the warm-up; their median is returned. Simulation stops early once a
+            step takes as long as the one before it.
         trials: Steps that a real run measures in one network. At least as many are simulated where only opening windows
             make steps differ.
     """
@@ -145,7 +145,7 @@ class Warmup(NamedTuple):
     messages: int = 0
     times: int = 0
     steps: int = 0
-    told: int = 1
+    most_steps: int = 1
     trials: int = 1
 
 
@@ -186,50 +186,50 @@ class HopTransfer:
     """A message, or a piece of one, that moves hop by hop.
 
     packet_bytes: of a full packet. rest_s: time from leaving the last hop to arrival. turn: its rank in the first
-    queue. follows: the message starts as earlier ones arrive, so its connection has its share already. gone: called
+    queue. follows: the message starts as earlier ones arrive, so its connection has its share already. on_sent: called
     when it has left the last hop, with the seconds until it arrives.
     """
 
     clock: Clock
     fluid: Fluid
-    legs: Sequence[HopSegment]
+    segments: Sequence[HopSegment]
     size_bytes: float
     packet_bytes: float
     rest_s: float
     turn: int | None
     follows: bool
-    gone: Callable[[float], None]
+    on_sent: Callable[[float], None]
     until_s: float = 0.0
-    over: int = 0
+    completed: int = 0
 
-    def begin(self, number: int = 0) -> None:
+    def start(self, number: int = 0) -> None:
         """Send over the hop of this number, and then over those after it."""
-        leg, fluid, last = self.legs[number], self.fluid, number + 1 == len(self.legs)
-        shares = [leg.shares]
-        ahead_s = 0.0 if self.follows else fluid.ahead_s(leg.key, shares, self.size_bytes)
-        before_s = self.until_s + self.legs[number - 1].delay_s if number else 0.0
-        self.until_s = max(before_s, self.clock.now_s + ahead_s)
+        segment, fluid, last = self.segments[number], self.fluid, number + 1 == len(self.segments)
+        shares = [segment.shares]
+        ahead_s = 0.0 if self.follows else fluid.ahead_s(segment.key, shares, self.size_bytes)
+        previous_s = self.until_s + self.segments[number - 1].delay_s if number else 0.0
+        self.until_s = max(previous_s, self.clock.now_s + ahead_s)
         turn = fluid.next_turn() if number else self.turn
         if last:
-            fluid.send(leg.key, shares, self.size_bytes, self._through, turn=turn)
+            fluid.send(segment.key, shares, self.size_bytes, self._segment_done, turn=turn)
             return
         first_bytes = min(self.size_bytes, self.packet_bytes)
-        self.rest_s -= leg.packet_s * first_bytes / self.packet_bytes + leg.delay_s
+        self.rest_s -= segment.packet_s * first_bytes / self.packet_bytes + segment.delay_s
 
-        def first() -> None:
-            self.clock.later(leg.delay_s, lambda: self.begin(number + 1))
+        def on_first() -> None:
+            self.clock.call_later(segment.delay_s, lambda: self.start(number + 1))
             if first_bytes == self.size_bytes:
-                self._through()
+                self._segment_done()
 
-        fluid.send(leg.key, shares, first_bytes, first, turn=turn)
+        fluid.send(segment.key, shares, first_bytes, on_first, turn=turn)
         if first_bytes < self.size_bytes:
-            fluid.send(leg.key, shares, self.size_bytes - first_bytes, self._through, turn=turn)
+            fluid.send(segment.key, shares, self.size_bytes - first_bytes, self._segment_done, turn=turn)
 
-    def _through(self) -> None:
+    def _segment_done(self) -> None:
         """Count a completed hop."""
-        self.over += 1
-        if self.over == len(self.legs):
-            self.gone(max(0.0, self.rest_s) + max(0.0, self.until_s - self.clock.now_s))
+        self.completed += 1
+        if self.completed == len(self.segments):
+            self.on_sent(max(0.0, self.rest_s) + max(0.0, self.until_s - self.clock.now_s))
 
 
 @dataclass(eq=False)
@@ -248,22 +248,22 @@ class SlowStartRamp:
     packets: float = FIRST_PACKETS
     until_s: float = -math.inf
     since_s: float = -math.inf
-    counted: float = 0.0
+    delivered: float = 0.0
 
-    def left_s(self, packets: float, now_s: float) -> float:
+    def departure_s(self, packets: float, now_s: float) -> float:
         """Return when this many more packets have left; each round trip's deliveries set the next one's pace."""
         at_s = max(now_s, self.until_s)
         while packets > 0:
-            pace = self.gain * self.packets / self.round_trip_s
-            if pace >= self.rate:
+            rate_now = self.gain * self.packets / self.round_trip_s
+            if rate_now >= self.rate:
                 at_s += packets / self.rate
                 break
             if at_s >= self.since_s + self.round_trip_s:
-                self.since_s, self.counted = at_s, 0.0
-            some = min(packets, pace * (self.since_s + self.round_trip_s - at_s))
-            at_s += some / pace
-            self.counted += some
-            self.packets = max(self.packets, self.counted)
-            packets -= some
+                self.since_s, self.delivered = at_s, 0.0
+            sent = min(packets, rate_now * (self.since_s + self.round_trip_s - at_s))
+            at_s += sent / rate_now
+            self.delivered += sent
+            self.packets = max(self.packets, self.delivered)
+            packets -= sent
         self.until_s = at_s
         return at_s

@@ -163,15 +163,15 @@ class CollectiveDriver(Messaging):
         itemsize: int,
         software: Software,
         lateness: LossDelay = MEAN,
-        kept: ConnectionState = NO_STATE,
+        state: ConnectionState = NO_STATE,
     ) -> None:
-        super().__init__(network, ranks, software, lateness, kept)
+        super().__init__(network, ranks, software, lateness, state)
         self.itemsize = itemsize
 
     def begin(self, steps: Events) -> Event:
         """Run a generator; the event happens at its end."""
         event = Event()
-        self.drive(steps, event.happen)
+        self.drive(steps, event.trigger)
         return event
 
     def drive(self, steps: Events, over: Callable[[], None]) -> None:
@@ -179,7 +179,7 @@ class CollectiveDriver(Messaging):
         for events in steps:
             waiting = [event for event in events if not event.done]
             if len(waiting) == 1:
-                waiting[0].then.append(partial(self.drive, steps, over))
+                waiting[0].callbacks.append(partial(self.drive, steps, over))
                 return
             if waiting:
                 missing = [len(waiting)]
@@ -190,7 +190,7 @@ class CollectiveDriver(Messaging):
                         self.drive(steps, over)
 
                 for event in waiting:
-                    event.then.append(one)
+                    event.callbacks.append(one)
                 return
         over()
 

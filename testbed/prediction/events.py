@@ -15,12 +15,12 @@ class Event:
     """A one-shot event with callbacks."""
 
     done: bool = False
-    then: list[Callable[[], None]] = field(default_factory=list)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
 
-    def happen(self) -> None:
+    def trigger(self) -> None:
         """Mark the event as done and run its callbacks."""
         self.done = True
-        for action in self.then:
+        for action in self.callbacks:
             action()
 
     def and_then(self, action: Callable[[], None]) -> None:
@@ -28,42 +28,42 @@ class Event:
         if self.done:
             action()
         else:
-            self.then.append(action)
+            self.callbacks.append(action)
 
 
 @dataclass(eq=False, slots=True)
 class Mailbox:
     """Messages of one key from one rank to another, in order.
 
-    come: arrived messages that nobody has received yet. waiting: receives without a message. held: messages that may
-    not leave yet; each call of `allow` releases one.
+    arrived: number of messages not received yet. waiting: receives without a message. held: messages that may not
+    leave yet; each call of `allow` releases one.
     """
 
-    come: int = 0
+    arrived: int = 0
     waiting: list[Event] = field(default_factory=list)  # short: a list is fine
     held: list[Callable[[], None]] = field(default_factory=list)
     allowed: int = 0
 
-    def leave(self, hand_over: Callable[[], None], *, held: bool) -> None:
+    def send(self, transmit: Callable[[], None], *, held: bool) -> None:
         """Send a message now or, if held, once `allow` permits it."""
         if held and not self.allowed:
-            self.held.append(hand_over)
+            self.held.append(transmit)
         else:
             self.allowed -= held
-            hand_over()
+            transmit()
 
     def arrive(self) -> None:
         """Record an arrived message."""
         if self.waiting:
-            self.waiting.pop(0).happen()
+            self.waiting.pop(0).trigger()
         else:
-            self.come += 1
+            self.arrived += 1
 
     def receive(self) -> Event:
         """Return the event that the next message has arrived."""
-        event = Event(self.come > 0)
+        event = Event(self.arrived > 0)
         if event.done:
-            self.come -= 1
+            self.arrived -= 1
         else:
             self.waiting.append(event)
         return event
@@ -85,22 +85,22 @@ class SendBuffer:
 
     size_bytes: float
     put_bytes: float = 0.0
-    left_bytes: float = 0.0
+    sent_bytes: float = 0.0
     waiting: deque[tuple[float, Event]] = field(default_factory=deque)
 
-    def put(self, message_bytes: float, taken: Event) -> None:
-        """Append a message; `taken` happens when all of it is in the buffer."""
+    def put(self, message_bytes: float, accepted: Event) -> None:
+        """Append a message; `accepted` happens when all of it is in the buffer."""
         self.put_bytes += message_bytes
-        if not self.waiting and self.put_bytes <= self.left_bytes + self.size_bytes:
-            taken.happen()
+        if not self.waiting and self.put_bytes <= self.sent_bytes + self.size_bytes:
+            accepted.trigger()
         else:
-            self.waiting.append((self.put_bytes, taken))
+            self.waiting.append((self.put_bytes, accepted))
 
-    def leave(self, message_bytes: float) -> None:
+    def remove(self, message_bytes: float) -> None:
         """Remove a message that has left the buffer."""
-        self.left_bytes += message_bytes
-        while self.waiting and self.waiting[0][0] <= self.left_bytes + self.size_bytes:
-            self.waiting.popleft()[1].happen()
+        self.sent_bytes += message_bytes
+        while self.waiting and self.waiting[0][0] <= self.sent_bytes + self.size_bytes:
+            self.waiting.popleft()[1].trigger()
 
 
 Action = Callable[[], None]
@@ -111,12 +111,12 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.agenda: list[tuple[float, int, Action]] = []
+        self.heap: list[tuple[float, int, Action]] = []
         self.number = count()
 
-    def at(self, moment_s: float, action: Action, turn: int | None = None) -> None:
+    def call_at(self, at_s: float, action: Action, turn: int | None = None) -> None:
         """Schedule an action. turn: its rank among actions at the same time, taken earlier from `number`."""
-        heappush(self.agenda, (moment_s, next(self.number) if turn is None else turn, action))
+        heappush(self.heap, (at_s, next(self.number) if turn is None else turn, action))
 
 
 class Clock(Protocol):
@@ -124,59 +124,59 @@ class Clock(Protocol):
 
     now_s: float
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         """Run the action after a delay."""
 
 
 @dataclass(eq=False)
-class _Piece:
+class _Task:
     end_s: float
-    over: Callable[[], None]
+    done_callback: Callable[[], None]
 
 
 class RankCompute:
     """Compute of one rank, which slows down while the rank communicates. share: fraction of its speed that is lost."""
 
     def __init__(self, clock: Clock, share: float) -> None:
-        self._clock, self._slower = clock, 1 / (1 - share)
-        self._pieces: list[_Piece] = []
-        self._others = 0
+        self._clock, self._slowdown = clock, 1 / (1 - share)
+        self._tasks: list[_Task] = []
+        self._communications = 0
 
-    def begin(self, duration_s: float, over: Callable[[], None]) -> None:
-        """Compute for `duration_s` at full speed; call `over` at the end."""
-        if self._others:
-            duration_s *= self._slower
-        if self._slower == 1:
-            self._clock.later(duration_s, over)
+    def start(self, duration_s: float, done_callback: Callable[[], None]) -> None:
+        """Compute for `duration_s` at full speed; call `done_callback` at the end."""
+        if self._communications:
+            duration_s *= self._slowdown
+        if self._slowdown == 1:
+            self._clock.call_later(duration_s, done_callback)
             return
-        piece = _Piece(self._clock.now_s + duration_s, over)
-        self._pieces.append(piece)
-        self._wait(piece)
+        task = _Task(self._clock.now_s + duration_s, done_callback)
+        self._tasks.append(task)
+        self._wait(task)
 
-    def beside(self) -> None:
+    def communication_started(self) -> None:
         """Note that a communication has started."""
-        self._others += 1
-        if self._others == 1:
-            self._rescale(self._slower)
+        self._communications += 1
+        if self._communications == 1:
+            self._rescale(self._slowdown)
 
-    def alone(self) -> None:
+    def communication_ended(self) -> None:
         """Note that a communication has ended."""
-        self._others -= 1
-        if not self._others:
-            self._rescale(1 / self._slower)
+        self._communications -= 1
+        if not self._communications:
+            self._rescale(1 / self._slowdown)
 
     def _rescale(self, factor: float) -> None:
         now_s = self._clock.now_s
-        for piece in self._pieces:
-            piece.end_s = now_s + (piece.end_s - now_s) * factor
-            self._wait(piece)
+        for task in self._tasks:
+            task.end_s = now_s + (task.end_s - now_s) * factor
+            self._wait(task)
 
-    def _wait(self, piece: _Piece) -> None:
-        until_s = piece.end_s
+    def _wait(self, task: _Task) -> None:
+        until_s = task.end_s
 
-        def come() -> None:
-            if piece.end_s == until_s and piece in self._pieces:  # else it was rescaled or is over
-                self._pieces.remove(piece)
-                piece.over()
+        def finish() -> None:
+            if task.end_s == until_s and task in self._tasks:  # else it was rescaled or is over
+                self._tasks.remove(task)
+                task.done_callback()
 
-        self._clock.later(until_s - self._clock.now_s, come)
+        self._clock.call_later(until_s - self._clock.now_s, finish)

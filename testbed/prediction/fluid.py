@@ -68,7 +68,7 @@ class Fluid:
     """The flows at the current time; `send` and `leave` are the events of the model.
 
     Args:
-        agenda: The clock.
+        events: The clock.
         capacities: Bytes per second of each part.
         queues: Queue limit of each part in bytes; 0 by default.
         classes: Per part with several traffic classes, the parts that model their queues.
@@ -76,13 +76,13 @@ class Fluid:
 
     def __init__(
         self,
-        agenda: EventQueue,
+        events: EventQueue,
         capacities: Mapping[str, float],
         queues: Mapping[str, float] | None = None,
         classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
     ) -> None:
         queues, classes = queues or {}, classes or {}
-        self._agenda = agenda
+        self._events = events
         self._queues = [queues.get(name, 0.0) for name in capacities]
         self._through: list[dict[int, float]] = [
             {} for _ in capacities
@@ -112,9 +112,9 @@ class Fluid:
         self._since_s = 0.0
         self._leaves_s: float | None = None
 
-    def go_on(self, agenda: EventQueue) -> None:
+    def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue, from its start, with nothing in flight."""
-        self._agenda, self._since_s = agenda, agenda.now_s
+        self._events, self._since_s = events, events.now_s
 
     def send(
         self,
@@ -230,7 +230,7 @@ class Fluid:
 
     def leave(self) -> None:
         """Complete messages that have left."""
-        now_s = self._agenda.now_s
+        now_s = self._events.now_s
         over_s = max(INSTANT_S, MOST_ULPS * math.ulp(now_s))
         if self.leaves_s() - now_s > over_s:
             return
@@ -253,7 +253,7 @@ class Fluid:
 
     def _settle(self) -> None:
         """Update the busy connections' unsent bytes to the current time."""
-        now_s = self._agenda.now_s
+        now_s = self._events.now_s
         if (passed_s := now_s - self._since_s) and self.busy:
             left = self._left
             for number, rate in self._now().items():

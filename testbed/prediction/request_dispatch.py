@@ -21,7 +21,7 @@ class Simulates(Protocol):
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
         """Append operations to a rank's plan."""
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         """Run the action after a delay."""
 
 
@@ -49,7 +49,7 @@ class RequestDispatcher:
             part = self.growing.part(key, sending.number, rank, plan)
             self.simulation.extend(rank, part)
         if (due_s := self.dispatcher.rules.retry_s) is not None:
-            self.simulation.later(due_s, lambda: self._again(now_s + due_s))
+            self.simulation.call_later(due_s, lambda: self._again(now_s + due_s))
 
     def _again(self, due_s: float) -> None:
         for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):

@@ -45,7 +45,7 @@ def simulate(
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
     before: Warmup = NO_WARMUP,
-    alone: dict[Hashable, Isolated] | None = None,
+    isolated: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
     """Simulate one step of the plan.
 
@@ -61,20 +61,20 @@ def simulate(
             that recovers losses itself, take their mean over as many draws; other folded messages are late by the mean.
         dispatching: How requests that arrive while the plan (its `start`) runs are assigned to servers.
         before: What happened on the same connections before the returned step.
-        alone: Cache of isolated collective times, extended in place. It holds for one combination of network,
+        isolated: Cache of isolated collective times, extended in place. It holds for one combination of network,
             itemsize, software and number of draws.
 
     Raises:
         Deadlock: The plan never completes.
         NoServerError: No server can take a request.
     """
-    whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
-    whole.lone_draws = len(draws) if network.mends or network.begins else 0
-    whole.alone = {} if alone is None else alone
+    simulation = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
+    simulation.isolated_draws = len(draws) if network.mends or network.begins else 0
+    simulation.isolated = {} if isolated is None else isolated
     try:
-        return _told(whole, draws, before)
+        return _choose_step(simulation, draws, before)
     finally:
-        clear_references(whole.plays)
+        clear_references(simulation.simulations)
 
 
 def simulate_steps(
@@ -91,31 +91,31 @@ def simulate_steps(
     Raises:
         Deadlock: The plan never completes.
     """
-    whole = _Simulation(plan, network, itemsize, software, folded=False)
+    simulation = _Simulation(plan, network, itemsize, software, folded=False)
     try:
-        return list(whole.in_a_row(LossDelay(draw), before, count))
+        return list(simulation.consecutive_times(LossDelay(draw), before, count))
     finally:
-        clear_references(whole.plays)
+        clear_references(simulation.simulations)
 
 
-def _told(whole: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
-    if whole.network.packets and not draws:
-        return whole.drawn(MEAN, before)
+def _choose_step(simulation: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
+    if simulation.network.packets and not draws:
+        return simulation.run_settled(MEAN, before)
     # losses in folded collectives are drawn per collective, not per step
-    if not draws or (whole.folder is not None and not whole.plan.has(Message)):
-        return _settled(whole, min(before.steps, MOST_WARMUP))
-    drawn = [whole.drawn(LossDelay(draw), before) for draw in draws]
+    if not draws or (simulation.folder is not None and not simulation.plan.has(Message)):
+        return _settled(simulation, min(before.steps, MOST_WARMUP))
+    drawn = [simulation.run_settled(LossDelay(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
     return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
 
 
 def _settled(step: _Simulation, warmup: int) -> Timeline:
     """Run up to `warmup + 1` steps on the same connections and return the median of the last three."""
-    found = [step.run()]
-    while len(found) <= warmup and step.connections.kept.matters:
-        step = step.again(MEAN)
-        found.append(step.run())
-    last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
+    steps = [step.run()]
+    while len(steps) <= warmup and step.connections.state.matters:
+        step = step.restart(MEAN)
+        steps.append(step.run())
+    last = sorted(steps[1:][-3:] or steps, key=lambda timeline: timeline.step_time_s)
     return last[(len(last) - 1) // 2]
 
 
@@ -129,9 +129,9 @@ class _Simulation(CollectiveDriver):
         folded: bool,
         lateness: LossDelay = MEAN,
         dispatching: Dispatching | None = None,
-        kept: ConnectionState = NO_STATE,
+        state: ConnectionState = NO_STATE,
     ) -> None:
-        super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
+        super().__init__(network, len(plan.ranks), itemsize, software, lateness, state)
         self.plan = plan
         self.trackers = (
             list(map(DependencyTracker, plan.ranks, orders_of(plan)))
@@ -139,66 +139,70 @@ class _Simulation(CollectiveDriver):
             else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
         self.serving = None if dispatching is None else RequestDispatcher(self, dispatching)
-        self.begun = [[0.0] * len(operations) for operations in plan.ranks]
+        self.started = [[0.0] * len(operations) for operations in plan.ranks]
         self.ended = [[0.0] * len(operations) for operations in plan.ranks]
         self.computing = [RankCompute(self, software.computing_share) for _ in plan.ranks]
         # whether an operation has no cost besides its compute or its messages
         self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
         self.sequence: dict[tuple[int, int], int] = {}
-        self.folder = FlowBuilder(network, itemsize, self._alone) if folded else None
+        self.folder = FlowBuilder(network, itemsize, self._isolated_cost) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # per member of a collective
-        self.lone_draws = 0  # loss draws per folded collective
-        self.alone: dict[Hashable, Isolated] = {}
-        self.plays: list[_Simulation] = [self]  # all simulations of this plan
+        self.isolated_draws = 0  # loss draws per folded collective
+        self.isolated: dict[Hashable, Isolated] = {}
+        self.simulations: list[_Simulation] = [self]  # all simulations of this plan
 
-    def again(self, lateness: LossDelay, kept: ConnectionState | None = None) -> _Simulation:
+    def restart(self, lateness: LossDelay, state: ConnectionState | None = None) -> _Simulation:
         """Return a fresh simulation of the same plan that shares what was folded.
 
-        kept: the connection state to start with; None for the current state of this simulation's connections.
+        state: the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
-        kept = self.connections.kept if kept is None else kept
+        state = self.connections.state if state is None else state
         other = _Simulation(
-            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
+            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, state
         )
-        other.folder, other.sized, other.plays = self.folder, self.sized, self.plays
-        self.plays.append(other)
+        other.folder, other.sized, other.simulations = self.folder, self.sized, self.simulations
+        self.simulations.append(other)
         return other
 
-    def drawn(self, lateness: LossDelay, before: Warmup) -> Timeline:
+    def run_settled(self, lateness: LossDelay, before: Warmup) -> Timeline:
         """Return the median step after the warm-up, once windows have opened or losses have settled."""
-        step = self._behind(lateness, before)
-        found = [step.run()]
-        while len(found) < before.told and not lateness.draw and (step.differs or len(found) < before.trials):
-            step = step.again(MEAN)
-            found.append(step.run())
+        step = self._warmed_up(lateness, before)
+        steps = [step.run()]
+        while (
+            len(steps) < before.most_steps
+            and not lateness.draw
+            and (step.differs or len(steps) < before.trials)
+        ):
+            step = step.restart(MEAN)
+            steps.append(step.run())
             same = SAME if step.differs else SETTLED
-            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=same):
+            if math.isclose(steps[-2].step_time_s, steps[-1].step_time_s, rel_tol=same):
                 break
-        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+        return sorted(steps, key=lambda timeline: timeline.step_time_s)[(len(steps) - 1) // 2]
 
-    def in_a_row(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
+    def consecutive_times(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
         """Yield the durations in seconds of consecutive steps on the same connections, after the warm-up."""
-        step = self._behind(lateness, before)
+        step = self._warmed_up(lateness, before)
         for _ in range(count):
             took_s = step.run().step_time_s
             yield took_s
             step.connections.shift(took_s)
-            step = step.again(lateness)
+            step = step.restart(lateness)
 
-    def _behind(self, lateness: LossDelay, before: Warmup) -> _Simulation:
+    def _warmed_up(self, lateness: LossDelay, before: Warmup) -> _Simulation:
         """Return the simulation of the first step after the warm-up."""
-        step = self.again(lateness, NO_STATE._replace(fluid=self.connections.kept.fluid))
+        step = self.restart(lateness, NO_STATE._replace(fluid=self.connections.state.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
-                step.pass_time()
+                step.run_until_idle()
             if step.now_s:
-                step = step.again(lateness)
+                step = step.restart(lateness)
             for _ in range(min(before.steps, MOST_WARMUP)):
                 step.connections.shift(step.run().step_time_s)
-                step = step.again(lateness)
+                step = step.restart(lateness)
         return step
 
     @property
@@ -209,20 +213,21 @@ class _Simulation(CollectiveDriver):
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
-        self.pass_time()
+        self.run_until_idle()
         if any(tracker.open for tracker in self.trackers):
-            raise Deadlock(self._why())
+            raise Deadlock(self._describe_waits())
         spans = (
-            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
+            tuple(zip(started, ended, strict=True))
+            for started, ended in zip(self.started, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
         # like `clear_references`, for the large containers
-        self.trackers, self.begun, self.ended = [], [], []
+        self.trackers, self.started, self.ended = [], [], []
         self.gathered.clear()
-        self.boxes.clear()
+        self.mailboxes.clear()
         return timeline
 
-    def _why(self) -> str:
+    def _describe_waits(self) -> str:
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
@@ -235,57 +240,57 @@ class _Simulation(CollectiveDriver):
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
         """Append operations to a rank's plan."""
         self.trackers[rank].extend(operations)
-        self.begun[rank] += [0.0] * len(operations)
+        self.started[rank] += [0.0] * len(operations)
         self.ended[rank] += [0.0] * len(operations)
         self._start_ready(rank)
 
     def _start_ready(self, rank: int) -> None:
-        tracker, begun = self.trackers[rank], self.begun[rank]
+        tracker, started = self.trackers[rank], self.started[rank]
         while tracker.ready:
             index = tracker.ready.pop(0)
-            begun[index] = self.now_s
+            started[index] = self.now_s
             self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
-        over = partial(self._over, rank, index)
+        on_done = partial(self._finish, rank, index)
         if self.at_once and isinstance(operation, (Computing, Pause)):
             if self.serving is None and self.trackers[rank].following[index] >= 0:
-                self._pass(rank, index, operation.duration_s)
+                self._run_chain(rank, index, operation.duration_s)
             else:
-                self.later(operation.duration_s, over)
+                self.call_later(operation.duration_s, on_done)
         elif isinstance(operation, Computing):
-            self.computing[rank].begin(operation.duration_s, over)
+            self.computing[rank].start(operation.duration_s, on_done)
         elif isinstance(operation, Pause):
-            self.later(operation.duration_s, over)
+            self.call_later(operation.duration_s, on_done)
         elif isinstance(operation, Block):
-            self._move(rank, operation, over)
+            self._copy_block(rank, operation, on_done)
         elif self.at_once:
-            self._exchange_messages(rank, operation, over)
+            self._exchange_messages(rank, operation, on_done)
         else:
-            self._communicate(rank, operation, over)
+            self._communicate(rank, operation, on_done)
 
-    def _pass(self, rank: int, first: int, duration_s: float) -> None:
+    def _run_chain(self, rank: int, first: int, duration_s: float) -> None:
         """Advance through a chain of timed operations at once: nothing can change when they end."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
-        begun, ended = self.begun[rank], self.ended[rank]
-        index, many, at_s = first, 0, self.now_s + duration_s
+        started, ended = self.started[rank], self.ended[rank]
+        index, count, at_s = first, 0, self.now_s + duration_s
         while (after := following[index]) >= 0:
-            ended[index] = begun[after] = at_s
+            ended[index] = started[after] = at_s
             index = after
-            many += 1
+            count += 1
             at_s += plan[after].duration_s
 
-        def over() -> None:
-            tracker.done_on_the_way(first, many)
-            self._over(rank, index)
+        def on_done() -> None:
+            tracker.done_on_the_way(first, count)
+            self._finish(rank, index)
 
         if at_s > self.now_s:
-            self.at(at_s, over)
+            self.call_at(at_s, on_done)
         else:
-            self.soon.append(over)
+            self.soon.append(on_done)
 
-    def _over(self, rank: int, index: int) -> None:
+    def _finish(self, rank: int, index: int) -> None:
         tracker = self.trackers[rank]
         self.ended[rank][index] = self.now_s
         tracker.done(index)
@@ -294,59 +299,59 @@ class _Simulation(CollectiveDriver):
         if self.serving is not None:
             self.serving.ended(rank, index)
 
-    def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+    def _communicate(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
         """Communicate with launch and completion overhead, which slows down the rank's compute meanwhile."""
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
-            computing.alone()
-            over()
+            computing.communication_ended()
+            on_done()
 
         def complete() -> None:
             if software.completion_s:
-                self.later(software.completion_s, ended)
+                self.call_later(software.completion_s, ended)
             else:
                 ended()
 
-        computing.beside()
+        computing.communication_started()
         if software.launch_s:
-            self.later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
+            self.call_later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
         else:
             self._exchange_messages(rank, operation, complete)
 
-    def _move(self, rank: int, block: Block, over: Callable[[], None]) -> None:
+    def _copy_block(self, rank: int, block: Block, on_done: Callable[[], None]) -> None:
         """Copy a block through memory windows: no control message, no effect on compute."""
         ends = (rank, block.peer) if block.sends else (block.peer, rank)
         key = ("block", *ends, block.tag)
         if block.sends:
-            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(over)
+            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(on_done)
         else:
-            self.wait_signal(key).and_then(over)
+            self.wait_signal(key).and_then(on_done)
 
-    def _exchange_messages(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+    def _exchange_messages(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
         if isinstance(operation, Message):
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
             key = ("message", *ends, operation.tag)
             dscp, size_bytes = self.plan.dscp(operation), operation.numel * self.itemsize
             if operation.sends:
-                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(over)
+                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(on_done)
             else:
-                self.receive(key, ends, size_bytes, dscp).and_then(over)
+                self.receive(key, ends, size_bytes, dscp).and_then(on_done)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
-                self.drive(self._collective(rank, operation), over)
+                self.drive(self._collective(rank, operation), on_done)
             else:
-                self._join(rank, operation, self.folder, over)
+                self._join(rank, operation, self.folder, on_done)
 
     # ---- collectives as one flow each
 
     def _join(
-        self, rank: int, operation: GroupCollective, folder: FlowBuilder, over: Callable[[], None]
+        self, rank: int, operation: GroupCollective, folder: FlowBuilder, on_done: Callable[[], None]
     ) -> None:
         """Join a folded collective: it starts when the last member joins and ends for all members at once."""
         _, members = self.plan.groups[operation.group]
         together = self.gathered.setdefault(self._number(rank, operation), [])
-        together.append(over)
+        together.append(on_done)
         if len(together) < len(members):
             return
 
@@ -360,32 +365,34 @@ class _Simulation(CollectiveDriver):
             return
 
         def left() -> None:
-            self.later(flow.rest_s, done)
+            self.call_later(flow.rest_s, done)
 
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
-    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
+    def _isolated_cost(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         """Return how long a collective takes, message by message, with nothing else on the network."""
         key = alone_key(self.plan, operation, members, dscp)
-        if key not in self.alone:
-            self.alone[key] = self._isolated(operation, members, dscp)
-        return self.alone[key]
+        if key not in self.isolated:
+            self.isolated[key] = self._isolated(operation, members, dscp)
+        return self.isolated[key]
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
         # a wait for several messages ends with the latest: the mean delay would make them all equal
-        drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
-        kept, took_s, plays = NO_STATE, [], []
+        drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.isolated_draws)]
+        state, took_s, simulations = NO_STATE, [], []
         # pacing by the delivered rate ramps up within a few runs
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
-            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
+            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, state=state)
             took_s.append(one.run().step_time_s)
             one.connections.shift(took_s[-1])
-            plays.append(one)
-            kept = one.connections.kept
-        found = Isolated(mean(took_s) if drawn else took_s[-1], plays[0].worked_s, plays[0].burst_bytes)
-        clear_references(plays)
-        return found
+            simulations.append(one)
+            state = one.connections.state
+        result = Isolated(
+            mean(took_s) if drawn else took_s[-1], simulations[0].worked_s, simulations[0].burst_bytes
+        )
+        clear_references(simulations)
+        return result
 
     # ---- collectives, by the plans that real ranks have
 

@@ -41,12 +41,12 @@ class PreparedStep:
     dispatching: Dispatching | None = None
     before: Warmup = NO_WARMUP
 
-    def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Simulate the step. alone: the cache of `simulate`. Raises Deadlock, NoServerError."""
+    def play(self, isolated: dict[Hashable, Isolated] | None = None) -> Timeline:
+        """Simulate the step. isolated: the cache of `simulate`. Raises Deadlock, NoServerError."""
         with gc_disabled():
-            return self._play(alone)
+            return self._play(isolated)
 
-    def _play(self, alone: dict[Hashable, Isolated] | None) -> Timeline:
+    def _play(self, isolated: dict[Hashable, Isolated] | None) -> Timeline:
         return simulate(
             self.plan,
             self.network,
@@ -56,7 +56,7 @@ class PreparedStep:
             draws=[Random(seed) for seed in self.draws],
             dispatching=self.dispatching,
             before=self.before,
-            alone=alone,
+            isolated=isolated,
         )
 
     @property
@@ -64,7 +64,7 @@ class PreparedStep:
         """Whether all losses are drawn, so that none enter by their mean only."""
         return bool(self.draws) and not (self.folded and self.plan.has(GroupCollective))
 
-    def in_a_row(self, networks: int, steps: int) -> list[float]:
+    def step_times(self, networks: int, steps: int) -> list[float]:
         """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
 
         Each network has its own draw. Raises Deadlock.
@@ -119,28 +119,30 @@ _networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
     """Return a step's outcome, simulated unless an equal step was. Raises Deadlock, NoServerError."""
-    like = prepared.likeness
-    if (known := _known.get(like)) is not None:  # one look-up only: hashing is slow
+    likeness_key = prepared.likeness
+    if (known := _known.get(likeness_key)) is not None:  # one look-up only: hashing is slow
         return known
-    found = _played(prepared)
-    if like is not None:
-        _known[like] = found
+    found = _play_uncached(prepared)
+    if likeness_key is not None:
+        _known[likeness_key] = found
         while len(_known) > REMEMBERED:
             del _known[next(iter(_known))]
     return found
 
 
-def _played(prepared: PreparedStep) -> StepOutcome:
+def _play_uncached(prepared: PreparedStep) -> StepOutcome:
     plan, network, software = prepared.plan, prepared.network, prepared.software
-    on_network = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
-    if (on := _networks.get(on_network)) is None:
-        on = _networks[on_network] = NetworkSimulator(network, len(plan.ranks), prepared.itemsize, software)
+    network_key = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
+    if (simulator := _networks.get(network_key)) is None:
+        simulator = _networks[network_key] = NetworkSimulator(
+            network, len(plan.ranks), prepared.itemsize, software
+        )
         while len(_networks) > NETWORKS:
             _networks.popitem(last=False)
-    outcome = None if prepared.dispatching else on.play(plan, folded=prepared.folded)
+    outcome = None if prepared.dispatching else simulator.play(plan, folded=prepared.folded)
     if outcome is not None:
         return StepOutcome(outcome.step_time_s, outcome.alive)
-    timeline = prepared.play(on.alone)
+    timeline = prepared.play(simulator.isolated)
     return StepOutcome(
         timeline.step_time_s, tuple(peak_activation_bytes(timeline.plan or plan, timeline.spans))
     )

@@ -86,7 +86,7 @@ def prepare_step(
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
-    folded, before = False, _before(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
+    folded, before = False, _warmup(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
     if routes is not None and (draws or not lossy):
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
@@ -136,20 +136,22 @@ def _by_packet(
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
     paced = any(path.growth is None for own in paths.values() for path in own)
-    told = LEAST_TOLD if paced and not lossy else 1
-    if warm + (least + told) * step > each:
+    most_steps = LEAST_TOLD if paced and not lossy else 1
+    if warm + (least + most_steps) * step > each:
         return nothing
     usual = min(USUAL_PACKETS, most)
     room = int(((each if lossy else usual) - warm) / step)
-    steps = min(before.steps, MOST_WARMUP, max(least, room - told))
+    steps = min(before.steps, MOST_WARMUP, max(least, room - most_steps))
     if lossy:
         draws = max(draws, min(MORE * draws, int(usual / (warm + (steps + 1) * step))))
     else:
-        told = min(TOLD, max(told, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps)))
-    return paths, before._replace(steps=steps, told=told), draws
+        most_steps = min(
+            TOLD, max(most_steps, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps))
+        )
+    return paths, before._replace(steps=steps, most_steps=most_steps), draws
 
 
-def _before(job: Job) -> Warmup:
+def _warmup(job: Job) -> Warmup:
     """Return what ranks do before the first measured step, as far as connections remember it."""
     ranks, warmup, trials = len(job.hosts), job.scenario.warmup, job.scenario.trials
     if ranks == 1:
@@ -196,7 +198,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibra
     step = prepare_step(job, algorithm, calibration, TAIL_NETWORKS, packets=0)
     if not step.draws_all:
         return None
-    drawn_s = sorted(step.in_a_row(TAIL_NETWORKS, TAIL_STEPS))
+    drawn_s = sorted(step.step_times(TAIL_NETWORKS, TAIL_STEPS))
     return max(step_s, drawn_s[math.ceil(TAIL * len(drawn_s)) - 1])
 
 
@@ -261,9 +263,9 @@ def predict_variants(
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)
     found = Predictions()
-    in_a_row = {"trials": scenario.steps_in_a_network}
+    trials = {"trials": scenario.steps_in_a_network}
     for name in scenario.variant_names:
-        job = common or job_of(scenario.variant(name).model_copy(update=in_a_row), scale, engine)
+        job = common or job_of(scenario.variant(name).model_copy(update=trials), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         step = prepare_step(job, algorithm, calibration, packets=packets)

@@ -20,8 +20,8 @@ PIECES = 4  # minimum number of parts per connection window: each acknowledged p
 class PartSender(Protocol):
     """Sends part of a message on a connection, by its number.
 
-    turn: rank in queues, shared by all parts sent at the same time. taken: happens when the socket has the part. come:
-    called when it has arrived. acknowledged: called when its sender knows that.
+    turn: rank in queues, shared by all parts sent at the same time. accepted: happens when the socket has the part.
+    on_arrival: called when it has arrived. on_ack: called when its sender knows that.
     """
 
     def __call__(
@@ -29,9 +29,9 @@ class PartSender(Protocol):
         channel: int,
         part: Part,
         turn: int | None,
-        taken: Event,
-        come: Callable[[], None],
-        acknowledged: Callable[[], None],
+        accepted: Event,
+        on_arrival: Callable[[], None],
+        on_ack: Callable[[], None],
     ) -> None:
         """Send the part."""
 
@@ -51,15 +51,15 @@ class Part:
 
 
 @dataclass(eq=False)
-class _Cut:
+class _Message:
     """A message: bytes not assigned yet, parts that have not arrived, parts that have not left."""
 
     size_bytes: float
     left_bytes: float
-    taken: Event
-    come: Callable[[], None]
-    coming: int = 0
-    untaken: int = 0
+    accepted: Event
+    on_arrival: Callable[[], None]
+    pending: int = 0
+    unaccepted: int = 0
 
 
 class RoundRobin:
@@ -69,7 +69,7 @@ class RoundRobin:
         self.unacknowledged = [0] * connections
         self._outstanding, self._next = outstanding, 0
 
-    def take(self) -> int | None:
+    def next_channel(self) -> int | None:
         """Assign a segment to a connection; None if all have too many."""
         count = len(self.unacknowledged)
         for step in range(count):
@@ -83,61 +83,66 @@ class RoundRobin:
 
 @dataclass(eq=False)
 class Striper:
-    """The segments of one pair of ranks and traffic class. flow: sends a part."""
+    """The segments of one pair of ranks and traffic class. send_part: sends a part."""
 
     stripes: StripeSettings
     connections: int
     next_turn: Callable[[], int | None]
-    flow: PartSender
-    turns: RoundRobin = field(init=False)
-    waiting: deque[_Cut] = field(default_factory=deque)
-    order: deque[_Cut] = field(default_factory=deque)
+    send_part: PartSender
+    round_robin: RoundRobin = field(init=False)
+    waiting: deque[_Message] = field(default_factory=deque)
+    in_order: deque[_Message] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.turns = RoundRobin(self.connections, self.stripes.outstanding)
+        self.round_robin = RoundRobin(self.connections, self.stripes.outstanding)
 
-    def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
+    def send(self, size_bytes: float, accepted: Event, on_arrival: Callable[[], None]) -> None:
         """Send a message.
 
-        taken: happens when the sockets have all of it. come: called when it and all messages before it have arrived.
+        accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
         """
         if size_bytes <= self.stripes.fast_bytes:
-            self.flow(
-                0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, lambda: None
+            self.send_part(
+                0,
+                Part(size_bytes, 1, ends_bytes=size_bytes),
+                self.next_turn(),
+                accepted,
+                on_arrival,
+                lambda: None,
             )
             return
-        message = _Cut(size_bytes, size_bytes, taken, come)
+        message = _Message(size_bytes, size_bytes, accepted, on_arrival)
         self.waiting.append(message)
-        self.order.append(message)
-        self._deal(follows=False)
+        self.in_order.append(message)
+        self._assign(follows=False)
 
-    def _deal(self, *, follows: bool) -> None:
+    def _assign(self, *, follows: bool) -> None:
         """Assign segments as far as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
-            segments = self._cut(message)
-            whole = message.left_bytes <= 0
+            segments = self._take_segments(message)
+            is_whole = message.left_bytes <= 0
             parts = [
                 (channel, part)
                 for channel, sizes in enumerate(segments)
                 for part in self._parts(sizes, follows)
             ]
-            if whole:
+            if is_whole:
                 channel, part = parts[-1]
                 parts[-1] = channel, replace(part, ends_bytes=message.size_bytes)
-            message.coming += len(parts)
-            message.untaken += len(parts)
+            message.pending += len(parts)
+            message.unaccepted += len(parts)
             for channel, part in parts:
-                self._send(message, channel, part, turn)
-            if not whole:
+                self._send_to(message, channel, part, turn)
+            if not is_whole:
                 return
             self.waiting.popleft()
 
-    def _cut(self, message: _Cut) -> list[list[float]]:
+    def _take_segments(self, message: _Message) -> list[list[float]]:
         """Return the sizes of the next segments, by connection, as far as there is room."""
         found: list[list[float]] = [[] for _ in range(self.connections)]
-        while message.left_bytes > 0 and (channel := self.turns.take()) is not None:
+        while message.left_bytes > 0 and (channel := self.round_robin.next_channel()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
             found[channel].append(size_bytes)
@@ -150,21 +155,21 @@ class Striper:
             own = sizes[start : start + most]
             yield Part(sum(own), len(own), follows=follows)
 
-    def _send(self, message: _Cut, channel: int, part: Part, turn: int | None) -> None:
-        def come() -> None:
-            message.coming -= 1
-            while self.order and self.order[0].left_bytes <= 0 and not self.order[0].coming:
-                self.order.popleft().come()
+    def _send_to(self, message: _Message, channel: int, part: Part, turn: int | None) -> None:
+        def on_arrival() -> None:
+            message.pending -= 1
+            while self.in_order and self.in_order[0].left_bytes <= 0 and not self.in_order[0].pending:
+                self.in_order.popleft().on_arrival()
 
-        def in_socket() -> None:
-            message.untaken -= 1
-            if not message.untaken and message.left_bytes <= 0:
-                message.taken.happen()
+        def on_accepted() -> None:
+            message.unaccepted -= 1
+            if not message.unaccepted and message.left_bytes <= 0:
+                message.accepted.trigger()
 
-        def acknowledged() -> None:
-            self.turns.unacknowledged[channel] -= part.segments
-            self._deal(follows=True)
+        def on_ack() -> None:
+            self.round_robin.unacknowledged[channel] -= part.segments
+            self._assign(follows=True)
 
-        taken = Event()
-        taken.and_then(in_socket)
-        self.flow(channel, part, turn, taken, come, acknowledged)
+        accepted = Event()
+        accepted.and_then(on_accepted)
+        self.send_part(channel, part, turn, accepted, on_arrival, on_ack)

@@ -101,7 +101,7 @@ class CommunicationTimes:
             return max(self.members[key], key=lambda own: self.spans[own[0]][own[1]][0])  # type: ignore[index]
         return rank, index
 
-    def under_way(self, rank: int, index: int) -> tuple[float, float]:
+    def in_flight(self, rank: int, index: int) -> tuple[float, float]:
         """Return from when on a communication could progress and when this rank was done with it."""
         source = self.origin(rank, index)
         begun_s, end_s = self.spans[rank][index]
@@ -125,7 +125,7 @@ class CommunicationTimes:
 
 def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> TimeBreakdown:
     """Divide one step's time, as the mean over all ranks."""
-    moves = CommunicationTimes(plan, spans, buildings)
+    times = CommunicationTimes(plan, spans, buildings)
     step_time_s = max(end for own in spans for _, end in own)
     ranks = len(plan.ranks)
     compute_s = bubble_s = 0.0
@@ -139,11 +139,11 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
         for index in sorted(computing, key=lambda number: spans[rank][number]):  # may be on several streams
             begun_s, end_s = spans[rank][index]
             needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
-            bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
+            bubble_s += _attribute(exposed, times, rank, needed, free_s, begun_s)
             compute_s += max(0.0, end_s - max(begun_s, free_s))
             free_s = max(free_s, end_s)
-        tail = [index for index, operation in enumerate(operations) if _moves(operation)]
-        bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
+        tail = [index for index, operation in enumerate(operations) if _is_communication(operation)]
+        bubble_s += _attribute(exposed, times, rank, tail, free_s, step_time_s)
     return TimeBreakdown(
         step_time_s,
         compute_s / ranks,
@@ -152,13 +152,13 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
     )
 
 
-def _moves(operation: Operation) -> bool:
+def _is_communication(operation: Operation) -> bool:
     return isinstance(operation, IntraRankTransfer) or not isinstance(operation, Computing | Pause)
 
 
-def _book(
+def _attribute(
     exposed: dict[tuple[str, str], float],
-    moves: CommunicationTimes,
+    times: CommunicationTimes,
     rank: int,
     needed: Sequence[int],
     free_s: float,
@@ -167,12 +167,12 @@ def _book(
     """Attribute a pause to the communication in flight, latest end first; return the rest, which is bubble."""
     left_s = until_s - free_s
     end_s = until_s
-    for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
-        since_s, done_s = moves.under_way(rank, index)
+    for index in sorted(needed, key=lambda number: -times.spans[rank][number][1]):
+        since_s, done_s = times.in_flight(rank, index)
         taken_s = min(end_s, done_s) - max(free_s, since_s)
         if taken_s > 0:
-            operation = moves.plan.ranks[rank][index]
-            key = operation.kind, moves.tier(rank, index)
+            operation = times.plan.ranks[rank][index]
+            key = operation.kind, times.tier(rank, index)
             exposed[key] = exposed.get(key, 0.0) + taken_s
             left_s -= taken_s
             end_s = max(free_s, since_s)
@@ -196,7 +196,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
 
     It is found backwards, from the operation that ended last to the dependency that ended last, and so on.
     """
-    moves = CommunicationTimes(plan, spans, buildings)
+    times = CommunicationTimes(plan, spans, buildings)
     needs = [waits(operations) for operations in plan.ranks]
     rank, index = max(
         ((rank, index) for rank, own in enumerate(spans) for index in range(len(own))),
@@ -206,7 +206,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
     seen: set[tuple[int, int]] = set()
     while (rank, index) not in seen:
         seen.add((rank, index))
-        source, origin = moves.origin(rank, index)
+        source, origin = times.origin(rank, index)
         operation = plan.ranks[rank][index]
         end_s = spans[rank][index][1]
         own_before, origin_before = needs[rank][index], needs[source][origin]
@@ -226,9 +226,9 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
 def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
     """Return the most bytes of activations alive at once on each rank, in real bytes."""
     found = []
-    for keeping, own in zip(_keeping(plan), spans, strict=True):
+    for allocating, own in zip(_allocating(plan), spans, strict=True):
         changes = []
-        for index, operation in keeping:
+        for index, operation in allocating:
             begun_s, end_s = own[index]
             changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
         alive = peak = 0.0
@@ -239,12 +239,12 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
     return found
 
 
-def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
+def _allocating(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
     """Return, for each rank, the compute operations that allocate or free activations, with their indices."""
-    return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
+    return [own.remembered("keeping", partial(_find_allocating, own)) for own in plan.alike.patterns]
 
 
-def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:
+def _find_allocating(pattern: Pattern) -> list[tuple[int, Computing]]:
     return [
         (index, operation)
         for index, operation in enumerate(pattern.operations)

@@ -13,61 +13,63 @@ class PolicerDetector:
 
     def __init__(self) -> None:
         self.rate = 0.0
-        self._before = 0.0  # rate of the previous interval
-        self._samples, self._rounds = False, 0
+        self._previous_rate = 0.0  # rate of the previous interval
+        self._is_sampling, self._rounds = False, 0
         # of the current interval: packets delivered before it, its start, packets lost in it
-        self._delivered, self._since_s, self._lost = 0, 0.0, 0
+        self._delivered, self._started_s, self._lost = 0, 0.0, 0
 
-    def heard(self, delivered: int, now_s: float, lost: int, *, begins: bool, limited: bool) -> bool:
+    def update(
+        self, delivered: int, now_s: float, lost: int, *, is_round_start: bool, is_app_limited: bool
+    ) -> bool:
         """Process a sample; return whether the detected rate is no longer to be used.
 
         Args:
             delivered: Packets delivered until `now_s`.
             now_s: Time of the last delivery.
             lost: Newly lost packets.
-            begins: Whether a round begins.
-            limited: Whether the application limits sending.
+            is_round_start: Whether a round begins.
+            is_app_limited: Whether the application limits sending.
         """
         self._lost += lost
         if self.rate:
-            self._rounds += begins
-            over = self._rounds >= USED_ROUNDS
-            if over:
+            self._rounds += is_round_start
+            is_over = self._rounds >= USED_ROUNDS
+            if is_over:
                 self._reset(delivered, now_s)
-            return over
-        if not self._samples:
+            return is_over
+        if not self._is_sampling:
             if not lost:
                 return False
-            self._begin(delivered, now_s)
-            self._samples = True
-        if limited:
+            self._start_interval(delivered, now_s)
+            self._is_sampling = True
+        if is_app_limited:
             self._reset(delivered, now_s)
             return False
-        self._rounds += begins
+        self._rounds += is_round_start
         if self._rounds > 4 * ROUNDS:
             self._reset(delivered, now_s)
         elif self._rounds >= ROUNDS and lost:
-            self._look(delivered, now_s)
+            self._check_interval(delivered, now_s)
         return False
 
-    def _look(self, delivered: int, now_s: float) -> None:
-        came, took_s = delivered - self._delivered, now_s - self._since_s
-        if not came or self._lost < LOST * came or took_s < LEAST_S:
+    def _check_interval(self, delivered: int, now_s: float) -> None:
+        arrived, took_s = delivered - self._delivered, now_s - self._started_s
+        if not arrived or self._lost < LOST * arrived or took_s < LEAST_S:
             return
-        rate = came / took_s
-        if self._before and abs(rate - self._before) <= ALIKE * self._before:
-            self.rate, self._rounds = (rate + self._before) / 2, 0
+        rate = arrived / took_s
+        if self._previous_rate and abs(rate - self._previous_rate) <= ALIKE * self._previous_rate:
+            self.rate, self._rounds = (rate + self._previous_rate) / 2, 0
             return
-        self._before = rate
-        self._begin(delivered, now_s)
+        self._previous_rate = rate
+        self._start_interval(delivered, now_s)
 
-    def _begin(self, delivered: int, now_s: float) -> None:
-        self._delivered, self._since_s, self._lost, self._rounds = delivered, now_s, 0, 0
+    def _start_interval(self, delivered: int, now_s: float) -> None:
+        self._delivered, self._started_s, self._lost, self._rounds = delivered, now_s, 0, 0
 
     def _reset(self, delivered: int, now_s: float) -> None:
-        self.rate, self._before, self._samples = 0.0, 0.0, False
-        self._begin(delivered, now_s)
+        self.rate, self._previous_rate, self._is_sampling = 0.0, 0.0, False
+        self._start_interval(delivered, now_s)
 
     def shift(self, seconds: float) -> None:
         """Move recorded times `seconds` back."""
-        self._since_s -= seconds
+        self._started_s -= seconds

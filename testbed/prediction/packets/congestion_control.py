@@ -23,7 +23,7 @@ class AckSample:
         delivered: Newly delivered packets.
         advanced: Whether the cumulative acknowledgement advanced.
         lost: Newly lost packets.
-        flying: Packets in flight now.
+        in_flight: Packets in flight now.
         before: Packets in flight before.
         recovering: Whether losses are being repaired.
         latest_s: Round trip of the packet sent last; negative if unknown.
@@ -36,7 +36,7 @@ class AckSample:
     delivered: int = 0
     advanced: bool = False
     lost: int = 0
-    flying: int = 0
+    in_flight: int = 0
     before: int = 0
     recovering: bool = False
     latest_s: float = -1.0
@@ -54,48 +54,48 @@ class Control(ABC):
     window: float = float(FIRST_PACKETS)
 
     @abstractmethod
-    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
-        """Return the pacing rate in bytes per second. out: unacknowledged packets. usual_s: smoothed round trip."""
+    def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
+        """Return the pacing rate in bytes per second. out: unacknowledged packets. smoothed_s: smoothed round trip."""
 
     def stamp(self, now_s: float, first: bool) -> Stamp | None:
         """Return the stamp of a packet that is sent, if it measures rates. first: nothing else is in flight."""
         return None
 
-    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
+    def on_delivered(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
         """Record a delivered packet."""
 
-    def starve(self, flying: int) -> None:  # noqa: B027 - most do not mind
+    def on_app_limited(self, in_flight: int) -> None:  # noqa: B027 - most do not mind
         """Record that the application limits sending."""
 
-    def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
+    def on_restart(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
         """Restart after nothing was in flight for `idle_s`."""
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
+    def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
         """Record that everything permitted was sent. full: the window limits sending."""
 
-    def time(  # noqa: B027 - most look at it when they hear the rest
+    def on_rtt_sample(  # noqa: B027 - most look at it when they hear the rest
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
         """Record a round-trip sample. pace: returns Linux's pacing rate."""
 
     @abstractmethod
-    def heard(self, told: AckSample) -> None:
+    def on_ack(self, ack: AckSample) -> None:
         """Process an acknowledgement."""
 
     @abstractmethod
-    def lose(self, sent: int, *, again: bool) -> None:
-        """Start recovery. sent: packets transmitted so far. again: losses of packets sent after a timeout."""
+    def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
+        """Start recovery. sent: packets transmitted so far. after_timeout: losses of packets sent after a timeout."""
 
-    def recovered(self) -> None:  # noqa: B027 - most say so themselves
+    def exit_recovery(self) -> None:  # noqa: B027 - most say so themselves
         """End recovery."""
 
     @abstractmethod
-    def mended(self) -> None:
+    def on_probe_repair(self) -> None:
         """React to a loss that a tail loss probe has repaired."""
 
     @abstractmethod
-    def time_out(self, flying: int, *, anew: bool) -> None:
-        """React to a retransmission timeout. anew: it starts a new episode of losses."""
+    def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
+        """React to a retransmission timeout. is_new_episode: it starts a new episode of losses."""
 
     def undo(self) -> None:  # noqa: B027 - most go by other things
         """Undo the last timeout, which was spurious."""
@@ -114,102 +114,106 @@ class LossBasedControl(Control):
         self._hystart = HyStart() if growth.leaves_by_trains else None
         self._threshold = math.inf
         self._least_s = math.inf  # minimum round trip of data, without the handshake
-        self._undone = self.window, self._threshold  # before the last timeout
+        self._undo_state = self.window, self._threshold  # before the last timeout
         # PRR: window before recovery, packets delivered since, packets transmitted when it began
-        self._prior = self._given = self._sent = 0
-        self._is_full, self._most, self._most_until = False, 0, 0
+        self._prior = self._delivered_since = self._transmitted_before = 0
+        self._is_window_limited, self._most_out, self._most_out_until = False, 0, 0
 
-    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
+    def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
         """Return the rate that Linux computes though nothing is paced by it (`tcp_update_pacing_rate`)."""
         window = self.window
         gain = 2.0 if window < self._threshold / 2 else 1.2
-        return gain * packet_bytes * (window if window >= out else out) / usual_s
+        return gain * packet_bytes * (window if window >= out else out) / smoothed_s
 
-    def resume(self, now_s: float, idle_s: float) -> None:
+    def on_restart(self, now_s: float, idle_s: float) -> None:
         """Stop the growth's clock for the idle time."""
         self._growth.waited(idle_s)
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
+    def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
         """Record for a round trip how the window is used (`tcp_cwnd_validate`)."""
-        if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
-            self._is_full, self._most, self._most_until = full, out, next_byte
+        if (
+            full
+            or unacknowledged >= self._most_out_until
+            or (not self._is_window_limited and out > self._most_out)
+        ):
+            self._is_window_limited, self._most_out, self._most_out_until = full, out, next_byte
 
-    def time(
+    def on_rtt_sample(
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
         """Let HyStart end slow start."""
         self._least_s = min(self._least_s, latest_s)
         if self._hystart and self.window < self._threshold:
             window = int(self.window)
-            if self._hystart.acknowledged(now_s, unacknowledged, next_byte, latest_s, window, pace()):
+            if self._hystart.should_exit(now_s, unacknowledged, next_byte, latest_s, window, pace()):
                 self._threshold = float(window)
 
-    def heard(self, told: AckSample) -> None:
+    def on_ack(self, ack: AckSample) -> None:
         """Reduce the window in recovery, else grow it."""
-        if told.recovering:
-            self._reduce(told, more=told.advanced and not told.lost)
-        elif told.advanced:
-            self._grow(told.delivered, told.now_s)
+        if ack.recovering:
+            self._reduce(ack, advance_only=ack.advanced and not ack.lost)
+        elif ack.advanced:
+            self._grow(ack.delivered, ack.now_s)
 
-    def _reduce(self, told: AckSample, *, more: bool) -> None:
+    def _reduce(self, ack: AckSample, *, advance_only: bool) -> None:
         """Apply proportional rate reduction (`tcp_cwnd_reduction`)."""
-        delivered, flying, taken = told.delivered, told.flying, told.sent - self._sent
+        delivered, in_flight, taken = ack.delivered, ack.in_flight, ack.sent - self._transmitted_before
         if not delivered:
             return
-        self._given += delivered
+        self._delivered_since += delivered
         threshold = int(self._threshold)
-        room = threshold - flying
+        room = threshold - in_flight
         if room < 0:
-            some = -(-threshold * self._given // self._prior) - taken
+            sample = -(-threshold * self._delivered_since // self._prior) - taken
         else:
-            some = min(room, max(self._given - taken, delivered) + more)
-        self.window = float(flying + max(some, 0 if taken else 1))
+            sample = min(room, max(self._delivered_since - taken, delivered) + advance_only)
+        self.window = float(in_flight + max(sample, 0 if taken else 1))
 
     def _grow(self, delivered: int, now_s: float) -> None:
         window = self.window
         if window < self._threshold:
-            if not self._is_full and window >= 2 * self._most:
+            if not self._is_window_limited and window >= 2 * self._most_out:
                 return
             self.window = min(window + delivered, self._threshold)
             delivered -= int(self.window - window)
-        if delivered > 0 and self._is_full and self.window >= self._threshold:
+        if delivered > 0 and self._is_window_limited and self.window >= self._threshold:
             # the kernel's minimum is 0 until it has a sample, for instance after the loss of a whole window
             least_s = self._least_s if self._least_s < math.inf else 0.0
             self.window = self._growth.grown(self.window, delivered, now_s, least_s)
 
-    def _cut(self) -> None:
+    def _reduce_threshold(self) -> None:
         # the kernel's windows are integers
         self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
 
-    def lose(self, sent: int, *, again: bool) -> None:
+    def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
         """Start proportional rate reduction."""
-        self._prior, self._sent = int(self.window), sent
-        self._given = 0
-        if not again:
-            self._cut()
+        self._prior, self._transmitted_before = int(self.window), sent
+        self._delivered_since = 0
+        if not after_timeout:
+            self._reduce_threshold()
 
-    def recovered(self) -> None:
+    def exit_recovery(self) -> None:
         """Set the window to the threshold."""
         self.window = self._threshold
 
-    def mended(self) -> None:
+    def on_probe_repair(self) -> None:
         """Reduce the window as for any loss."""
-        self._cut()
+        self._reduce_threshold()
         self.window = self._threshold
 
-    def time_out(self, flying: int, *, anew: bool) -> None:
+    def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
         """Reduce the window to one packet and reset the growth (`tcp_enter_loss`)."""
-        if anew:
-            self._undone = self.window, self._threshold
-            self._cut()
+        if is_new_episode:
+            self._undo_state = self.window, self._threshold
+            self._reduce_threshold()
             self._growth = type(self._growth)()
             if self._hystart:
-                self._hystart.begin_again()
-        self.window = float(flying + 1)
+                self._hystart.reset()
+        self.window = float(in_flight + 1)
 
     def undo(self) -> None:
         """Restore window and threshold (`tcp_undo_cwnd_reduction`); the growth's state stays reset."""
-        window, threshold = self._undone
+        window, threshold = self._undo_state
         self.window, self._threshold = max(self.window, window), max(self._threshold, threshold)
 
     def shift(self, seconds: float) -> None:
@@ -232,13 +236,13 @@ class HyStart:
     """HyStart, which ends slow start before a loss, as in Linux's CUBIC (`hystart_update`)."""
 
     def __init__(self) -> None:
-        self.found = False
+        self.is_done = False
         self._least_s = math.inf
-        self._round_s = self._heard_s = -math.inf
+        self._round_s = self._train_s = -math.inf
         self._end = -1
         self._samples, self._current_s = 0, math.inf
 
-    def acknowledged(
+    def should_exit(
         self,
         now_s: float,
         unacknowledged: int,
@@ -252,33 +256,33 @@ class HyStart:
         unacknowledged, next_byte: first byte not acknowledged, first byte not sent. pace: bytes per second.
         """
         self._least_s = min(self._least_s, round_trip_s)
-        if self.found or window < LEAST_WINDOW:
+        if self.is_done or window < LEAST_WINDOW:
             return False
         if unacknowledged > self._end:
-            self._round_s = self._heard_s = now_s
+            self._round_s = self._train_s = now_s
             self._end = next_byte
             self._samples, self._current_s = 0, math.inf
-        if now_s - self._heard_s <= TRAIN_S:
-            self._heard_s = now_s
+        if now_s - self._train_s <= TRAIN_S:
+            self._train_s = now_s
             batch_s = min(MOST_BATCH_S, 4 * GSO_BYTES / pace)
             if now_s - self._round_s > (self._least_s + batch_s) / 2:
-                self.found = True
+                self.is_done = True
         self._current_s = min(self._current_s, round_trip_s)
         if self._samples < SAMPLES:
             self._samples += 1
         elif self._current_s > self._least_s + min(max(self._least_s / 8, LEAST_DELAY_S), MOST_DELAY_S):
-            self.found = True
-        return self.found
+            self.is_done = True
+        return self.is_done
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Reset after a timeout."""
-        self.found = False
+        self.is_done = False
         self._end = -1
 
     def shift(self, seconds: float) -> None:
         """Move recorded times `seconds` back."""
         self._round_s -= seconds
-        self._heard_s -= seconds
+        self._train_s -= seconds
 
 
 Stamp = tuple[int, float, float, bool]
@@ -294,7 +298,7 @@ class Sample:
     round_trip_s: float
     acknowledged: int
     lost: int
-    prior_flying: int
+    prior_in_flight: int
     packets: int = 0
     interval_s: float = 0.0
     prior_delivered: int = 0
@@ -319,11 +323,11 @@ class DeliveryRate:
             self.first_sent_s = self.delivered_s = now_s
         return self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until)
 
-    def limit(self, flying: int) -> None:
+    def limit(self, in_flight: int) -> None:
         """Record that the application limits sending."""
-        self.limited_until = (self.delivered + flying) or 1
+        self.limited_until = (self.delivered + in_flight) or 1
 
-    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:
+    def on_delivered(self, sent_s: float, number: int, stamp: Stamp) -> None:
         """Record a delivered packet."""
         self.delivered += 1
         newest_s = self._newest_s
@@ -332,21 +336,21 @@ class DeliveryRate:
             self.first_sent_s = sent_s
             self._sending_s = sent_s - stamp[2]
 
-    def sample(self, now_s: float, least_s: float, some: Sample) -> None:
+    def sample(self, now_s: float, least_s: float, sample: Sample) -> None:
         """Complete a sample with what was delivered since the last one. least_s: minimum round trip."""
         if self.limited_until and self.delivered > self.limited_until:
             self.limited_until = 0
-        if some.acknowledged:
+        if sample.acknowledged:
             self.delivered_s = now_s
         prior, self._prior = self._prior, None
         if prior is None:
             return
         delivered, delivered_s, _, limited = prior
-        some.prior_delivered, some.limited = delivered, limited
+        sample.prior_delivered, sample.limited = delivered, limited
         interval_s = max(self._sending_s, now_s - delivered_s)
         if interval_s < least_s:
             return
-        some.packets, some.interval_s = self.delivered - delivered, interval_s
+        sample.packets, sample.interval_s = self.delivered - delivered, interval_s
 
     def shift(self, seconds: float) -> None:
         """Move recorded times `seconds` back."""

@@ -64,7 +64,7 @@ class LinkQueue:
                 self._queue.clear()
                 self._queued_bytes = 0
         elif self._bounded:
-            if self._queued_bytes + size_bytes > self._most_bytes and not self._makes_room(now_s, size_bytes):
+            if self._queued_bytes + size_bytes > self._most_bytes and not self._make_room(now_s, size_bytes):
                 self.dropped += 1
                 return None
             self._queue.append((free_s, size_bytes))
@@ -76,7 +76,7 @@ class LinkQueue:
             return None
         return (over_s if self._held else free_s) + self._delay_s
 
-    def _makes_room(self, now_s: float, size_bytes: int) -> bool:
+    def _make_room(self, now_s: float, size_bytes: int) -> bool:
         """Remove frames that have begun to leave, which is done only when the queue seems full; return if it fits."""
         queue = self._queue
         while queue and queue[0][0] <= now_s:
@@ -109,33 +109,33 @@ class ClassfulLinkQueue:
         """Return how long a frame takes through an idle link."""
         return self._wire.empty_s(size_bytes)
 
-    def take(self, agenda: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
+    def take(self, events: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
         """Enqueue a frame into the class with this number; return whether there was room."""
-        if self._queues.enter(number, QueuedItem(agenda.now_s, size_bytes, leave)) is None:
+        if self._queues.enter(number, QueuedItem(events.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
         if self._wakes_s > self._wire.free_s:  # else a wake-up is due when the wire is free
-            self._go_on(agenda)
+            self._send_ready(events)
         return True
 
-    def _go_on(self, agenda: EventQueue) -> None:
+    def _send_ready(self, events: EventQueue) -> None:
         """Send what may leave now, and schedule a wake-up for the rest."""
-        now_s, queues, wire = agenda.now_s, self._queues, self._wire
+        now_s, queues, wire = events.now_s, self._queues, self._wire
         while queues.packets:
             next_s = queues.next_departure(max(now_s, wire.free_s))
             assert next_s is not None
             if next_s > now_s:
                 if next_s < self._wakes_s:
                     self._wakes_s = next_s
-                    agenda.at(next_s, partial(self._wake, agenda))
+                    events.call_at(next_s, partial(self._wake, events))
                 return
             waiting = queues.dequeue(now_s)
             waiting.frame(wire.take(now_s, waiting.size))
 
-    def _wake(self, agenda: EventQueue) -> None:
-        if agenda.now_s >= self._wakes_s:  # else an earlier wake-up has replaced this one
+    def _wake(self, events: EventQueue) -> None:
+        if events.now_s >= self._wakes_s:  # else an earlier wake-up has replaced this one
             self._wakes_s = math.inf
-            self._go_on(agenda)
+            self._send_ready(events)
 
     def shift(self, seconds: float) -> None:
         """Move recorded times `seconds` back; nothing waits."""
@@ -168,38 +168,38 @@ F = TypeVar("F", bound=Frame)
 
 
 class PathHop(Generic[F]):
-    """A link on a connection's path. come: called with arrived frames. gone: called with lost ones."""
+    """A link on a connection's path. on_arrival: called with arrived frames. on_loss: called with lost ones."""
 
-    __slots__ = ("_come", "_flying", "_go", "_gone", "agenda")
+    __slots__ = ("_deliver", "_in_flight", "_on_arrival", "_on_loss", "events")
 
     def __init__(
-        self, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self, events: EventQueue, on_arrival: Callable[[F], None], on_loss: Callable[[F], None] | None
     ) -> None:
-        self.agenda = agenda
-        self._come, self._gone = come, gone
+        self.events = events
+        self._on_arrival, self._on_loss = on_arrival, on_loss
         # frames stay in order: arrival time and turn of each; only the first one is in the event queue
-        self._flying: deque[tuple[float, int, F]] = deque()
-        self._go = self.go
+        self._in_flight: deque[tuple[float, int, F]] = deque()
+        self._deliver = self.deliver
 
-    def leave(self, frame: F, there_s: float | None) -> None:
-        """Put a frame onto the link. there_s: arrival time at the far end; None if it is lost."""
-        agenda = self.agenda
-        if there_s is not None:
-            turn = next(agenda.number)
-            if not self._flying:
-                heappush(agenda.agenda, (there_s, turn, self._go))
-            self._flying.append((there_s, turn, frame))
-        elif self._gone is not None:
-            self._gone(frame)
+    def leave(self, frame: F, arrival_s: float | None) -> None:
+        """Put a frame onto the link. arrival_s: arrival time at the far end; None if it is lost."""
+        events = self.events
+        if arrival_s is not None:
+            turn = next(events.number)
+            if not self._in_flight:
+                heappush(events.heap, (arrival_s, turn, self._deliver))
+            self._in_flight.append((arrival_s, turn, frame))
+        elif self._on_loss is not None:
+            self._on_loss(frame)
 
-    def go(self) -> None:
+    def deliver(self) -> None:
         """Deliver the first frame at the far end."""
-        flying = self._flying
+        flying = self._in_flight
         _, _, frame = flying.popleft()
         if flying:
-            there_s, turn, _ = flying[0]
-            heappush(self.agenda.agenda, (there_s, turn, self._go))
-        self._come(frame)
+            arrival_s, turn, _ = flying[0]
+            heappush(self.events.heap, (arrival_s, turn, self._deliver))
+        self._on_arrival(frame)
 
 
 class FifoHop(PathHop[F]):
@@ -208,14 +208,18 @@ class FifoHop(PathHop[F]):
     __slots__ = ("_take",)
 
     def __init__(
-        self, line: LinkQueue, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self,
+        line: LinkQueue,
+        events: EventQueue,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None,
     ) -> None:
-        super().__init__(agenda, come, gone)
+        super().__init__(events, on_arrival, on_loss)
         self._take = line.take
 
     def enter(self, frame: F) -> None:
         """Enqueue a frame."""
-        self.leave(frame, self._take(self.agenda.now_s, frame.frame_bytes))
+        self.leave(frame, self._take(self.events.now_s, frame.frame_bytes))
 
 
 class ClassfulHop(PathHop[F]):
@@ -224,40 +228,44 @@ class ClassfulHop(PathHop[F]):
     __slots__ = ("_place",)
 
     def __init__(
-        self, place: Place, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self,
+        place: Place,
+        events: EventQueue,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None,
     ) -> None:
-        super().__init__(agenda, come, gone)
+        super().__init__(events, on_arrival, on_loss)
         self._place = place
 
     def enter(self, frame: F) -> None:
         """Enqueue a frame."""
         line, number = self._place
-        takes = line.take(self.agenda, number, frame.frame_bytes, partial(self.leave, frame))
-        if not takes and self._gone is not None:
-            self._gone(frame)
+        takes = line.take(self.events, number, frame.frame_bytes, partial(self.leave, frame))
+        if not takes and self._on_loss is not None:
+            self._on_loss(frame)
 
 
 class FramePath(Generic[F]):
-    """All links of a connection in one direction; frames enter with `enter`. come, gone: see `PathHop`."""
+    """All links of a connection in one direction; frames enter with `enter`. on_arrival, on_loss: see `PathHop`."""
 
     def __init__(
         self,
-        agenda: EventQueue,
+        events: EventQueue,
         hops: Sequence[Entrance],
-        come: Callable[[F], None],
-        gone: Callable[[F], None] | None = None,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None = None,
     ) -> None:
-        self._legs: list[PathHop[F]] = []
-        self.enter = come
+        self._hops: list[PathHop[F]] = []
+        self.enter = on_arrival
         for hop in reversed(hops):
-            of = agenda, self.enter, gone
-            leg: FifoHop[F] | ClassfulHop[F] = (
+            of = events, self.enter, on_loss
+            hop_queue: FifoHop[F] | ClassfulHop[F] = (
                 FifoHop(hop, *of) if isinstance(hop, LinkQueue) else ClassfulHop(hop, *of)
             )
-            self._legs.append(leg)
-            self.enter = leg.enter
+            self._hops.append(hop_queue)
+            self.enter = hop_queue.enter
 
-    def go_on(self, agenda: EventQueue) -> None:
+    def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue; nothing is in flight."""
-        for leg in self._legs:
-            leg.agenda = agenda
+        for hop_queue in self._hops:
+            hop_queue.events = events

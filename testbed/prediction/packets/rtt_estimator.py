@@ -19,14 +19,14 @@ def handshake_s(hops: Iterable[Entrance]) -> float:
 class RttEstimator:
     """Smoothed round trip and deviation.
 
-    usual_s: smoothed round trip; the handshake's until the first data sample, which replaces it. doublings: timeouts
+    smoothed_s: smoothed round trip; the handshake's until the first data sample, which replaces it. doublings: timeouts
     since the last sample.
     """
 
-    __slots__ = ("_deviation_s", "doublings", "timed", "usual_s")
+    __slots__ = ("_deviation_s", "doublings", "smoothed_s", "timed")
 
-    def __init__(self, usual_s: float) -> None:
-        self.usual_s, self._deviation_s = usual_s, usual_s / 2
+    def __init__(self, smoothed_s: float) -> None:
+        self.smoothed_s, self._deviation_s = smoothed_s, smoothed_s / 2
         self.timed = False
         self.doublings = 0
 
@@ -34,13 +34,13 @@ class RttEstimator:
         """Add a sample."""
         self.doublings = 0
         if self.timed:
-            self._deviation_s += (abs(sample_s - self.usual_s) - self._deviation_s) / 4
-            self.usual_s += (sample_s - self.usual_s) / 8
+            self._deviation_s += (abs(sample_s - self.smoothed_s) - self._deviation_s) / 4
+            self.smoothed_s += (sample_s - self.smoothed_s) / 8
         else:
-            self.timed, self.usual_s, self._deviation_s = True, sample_s, sample_s / 2
+            self.timed, self.smoothed_s, self._deviation_s = True, sample_s, sample_s / 2
 
     @property
     def timeout_s(self) -> float:
         """The retransmission timeout."""
         margin_s = 4 * self._deviation_s
-        return (self.usual_s + (margin_s if margin_s > TIMEOUT_S else TIMEOUT_S)) * (1 << self.doublings)
+        return (self.smoothed_s + (margin_s if margin_s > TIMEOUT_S else TIMEOUT_S)) * (1 << self.doublings)

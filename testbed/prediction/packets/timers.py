@@ -25,15 +25,15 @@ def timer_s(now_s: float, seconds: float) -> float:
 class Timer:
     """A timer with one callback; setting it replaces the previous one."""
 
-    def __init__(self, agenda: EventQueue) -> None:
-        self.agenda = agenda
+    def __init__(self, events: EventQueue) -> None:
+        self.events = events
         self._alarm_s = math.inf
         self._set_s = self._wait_s = 0.0
         self._act: Callable[[], None] | None = None
 
     def set(self, seconds: float, act: Callable[[], None]) -> None:
         """Set the timer."""
-        now_s = self.agenda.now_s
+        now_s = self.events.now_s
         self._set_s, self._wait_s, self._act = now_s, seconds, act
         if now_s + seconds < self._alarm_s:  # else the pending alarm comes first and then reschedules
             self._set_alarm(timer_s(now_s, seconds))
@@ -45,10 +45,10 @@ class Timer:
     def _set_alarm(self, at_s: float) -> None:
         if at_s < self._alarm_s:
             self._alarm_s = at_s
-            self.agenda.at(at_s, self._ring)
+            self.events.call_at(at_s, self._ring)
 
     def _ring(self) -> None:
-        now_s, act = self.agenda.now_s, self._act
+        now_s, act = self.events.now_s, self._act
         if now_s >= self._alarm_s:
             self._alarm_s = math.inf
         if act is None:
@@ -60,8 +60,8 @@ class Timer:
         self.stop()
         act()
 
-    def go_on(self, agenda: EventQueue) -> None:
+    def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue without a pending alarm."""
-        self.agenda = agenda
+        self.events = events
         self._alarm_s = math.inf
         self.stop()
