@@ -102,7 +102,7 @@ def probe_scenario(cards: bool = True) -> Scenario:
     """Return the scenario with the probes as variants. cards: whether hosts can have RDMA devices."""
     variants: dict[str, dict[str, Any]] = {}
     for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
-        sent = [one for one in CONTROLS if (size, count) in (_late(one), LONG)]
+        sent = [one for one in CONTROLS if (size, count) in (_delay_probe(one), LONG)]
         clean = [("reno", "0 %")] if "reno" in sent else []
         for control, loss in [*clean, *itertools.product(sent, LOSSES[size, count])]:
             name = f"{control}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "")
@@ -137,7 +137,7 @@ def _datagrams(recovery: str) -> dict[str, Any]:
     return {"transport.kind": "datagram", "transport.datagram.recovery": recovery}
 
 
-def _late(control: str) -> tuple[str, int]:
+def _delay_probe(control: str) -> tuple[str, int]:
     """Return the messages that show the delay of a lost packet."""
     return SHORT if find_control(control).goes_by_losses else MIDDLING
 
@@ -164,20 +164,20 @@ def fit(
     engine = calibration.link_engine
     counted = {probe.name: probe.mended for probe in measured if probe.mended is not None}
     probed = {
-        name: (_as_lost(job_of(scenario.variant(name), scale, engine), counted.get(name)), took_s)
+        name: (_with_counted_losses(job_of(scenario.variant(name), scale, engine), counted.get(name)), took_s)
         for name, took_s in found.items()
     }
     if clock == REAL:
-        clean = [own for own in probed.values() if not _loss(own[0]) and _mended(own[0]) is None]
+        clean = [own for own in probed.values() if not _loss_of(own[0]) and _recovery_of(own[0]) is None]
         message_s, byte_s = _costs(clean)
         calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
     for control in CONTROLS:
-        own = [one for one in probed.values() if _loss(one[0]) and _control(one[0]) == control]
+        own = [one for one in probed.values() if _loss_of(one[0]) and _control_of(one[0]) == control]
         if own:
             response = _response(control, own, calibration)
             calibration = replace(calibration, losses={**calibration.losses, control: response})
     for mended in MENDED:
-        own = [one for one in probed.values() if _loss(one[0]) and _mended(one[0]) == mended]
+        own = [one for one in probed.values() if _loss_of(one[0]) and _recovery_of(one[0]) == mended]
         if own:
             factor = _factor(mended, own, calibration)
             calibration = replace(calibration, mending={**calibration.mending, mended: factor})
@@ -185,9 +185,9 @@ def fit(
     return Fit(calibration, errors)
 
 
-def _as_lost(job: Job, mended: int | None) -> Job:
+def _with_counted_losses(job: Job, mended: int | None) -> Job:
     """Set the loss rate to the losses that were counted, if known: of a hundred expected there may be 90 or 110."""
-    if _mended(job) not in ONE_BY_ONE or not mended:
+    if _recovery_of(job) not in ONE_BY_ONE or not mended:
         return job
     packet = job.wiring.transport.packet(job.topology.mtu)
     payload_bytes = packet_payload_bytes(job.topology) if packet is None else packet.payload_bytes
@@ -197,15 +197,15 @@ def _as_lost(job: Job, mended: int | None) -> Job:
     return job_of(lossy, job.scale, job.link_engine)
 
 
-def _loss(job: Job) -> float:
+def _loss_of(job: Job) -> float:
     return job.topology.wan[0].a_to_b.mean_loss
 
 
-def _control(job: Job) -> str | None:
-    return job.scenario.transport.congestion_control if _mended(job) is None else None
+def _control_of(job: Job) -> str | None:
+    return job.scenario.transport.congestion_control if _recovery_of(job) is None else None
 
 
-def _mended(job: Job) -> str | None:
+def _recovery_of(job: Job) -> str | None:
     """Return how a probe's transport recovers losses itself; None for TCP."""
     mends = job.wiring.transport.mends
     return None if mends is None else mends.probed_as
@@ -214,7 +214,7 @@ def _mended(job: Job) -> str | None:
 def _step_s(job: Job, calibration: Calibration) -> float:
     # messages follow each other, so the mean is exact and changes smoothly between candidates; but with several queue
     # pairs a message waits for the one that loses most
-    draws = DRAWS if _mended(job) == "rdma" and _loss(job) else 0
+    draws = DRAWS if _recovery_of(job) == "rdma" and _loss_of(job) else 0
     return predict_step(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
 
@@ -235,33 +235,33 @@ def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
 
 def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> LossResponse:
     """Fit a response by least squares of the log errors: the delay on shorter messages, the window on long ones."""
-    late = [one for one in probed if _exchange(one[0]).messages == _late(control)[1]]
+    late = [one for one in probed if _exchange(one[0]).messages == _delay_probe(control)[1]]
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
-    def least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
-        def wrong(response: LossResponse) -> float:
+    def fit_least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
+        def error(response: LossResponse) -> float:
             tried = replace(calibration, losses={control: response})
             return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in own)
 
-        return min(some, key=wrong)
+        return min(some, key=error)
 
-    best = least(late, [LossResponse(recovery=value) for value in RECOVERIES])
-    best = least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
+    best = fit_least(late, [LossResponse(recovery=value) for value in RECOVERIES])
+    best = fit_least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
     if not find_control(control).goes_by_losses:
         return best
-    best = least(long, [replace(best, window=value) for value in WINDOWS])
-    return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
+    best = fit_least(long, [replace(best, window=value) for value in WINDOWS])
+    return fit_least(long, [replace(best, window=best.window * factor) for factor in NEAR])
 
 
 def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
     """Fit the factor to a recovery method's closed form, by least squares of the log errors."""
 
-    def wrong(factor: float) -> float:
+    def error(factor: float) -> float:
         tried = replace(calibration, mending={mended: factor})
         return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in probed)
 
-    best = min(FACTORS, key=wrong)
-    return min((best * near for near in NEARBY), key=wrong)
+    best = min(FACTORS, key=error)
+    return min((best * near for near in NEARBY), key=error)
 
 
 def _exchange(job: Job) -> ExchangeSpec:

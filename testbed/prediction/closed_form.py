@@ -63,7 +63,7 @@ class _Shape:
     """What configurations with the same degrees in the same order share."""
 
     mesh: Mesh
-    paces: Mapping[str, IdleCost]
+    costs: Mapping[str, IdleCost]
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class Screener:
         degrees = tuple(
             changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
         )
-        return (str(degrees), _those(changes, ("topology", "algorithms", COLLECTIVES + ".")))
+        return (str(degrees), _key_of(changes, ("topology", "algorithms", COLLECTIVES + ".")))
 
     def _network(self, changes: Changes) -> Network:
-        key = _those(changes, ("topology",))
+        key = _key_of(changes, ("topology",))
         if key not in self._networks:
             own = {path: value for path, value in changes.items() if path.startswith("topology")}
             scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
@@ -206,15 +206,15 @@ class Screener:
         if value("hierarchy") == LEAVES:
             near = leaves_of(self._topology, self._hosts)
         algorithms = self._algorithms(changes)
-        paces = {
+        costs = {
             kind: collective_cost(network, groups.get(kind, []), collective, algorithms[kind], near)
             for kind, (collective, *_) in _COLLECTIVES.items()
         }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
-        paces[CONTEXT] = pairs_cost(network, rings)
-        paces[PIPELINE] = pairs_cost(network, lines)
-        return _Shape(mesh, paces)
+        costs[CONTEXT] = pairs_cost(network, rings)
+        costs[PIPELINE] = pairs_cost(network, lines)
+        return _Shape(mesh, costs)
 
     def _algorithms(self, changes: Changes) -> dict[str, str]:
         """Return the algorithm for each kind of traffic."""
@@ -246,12 +246,12 @@ class Screener:
         sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
         layers, microbatches = shared
         # as if stages were assigned cyclically
-        slower = _slower(mesh, self._slowdowns, microbatches != EVEN) * chunks
-        speeds = [1 / factor for factor in slower] if layers == BY_SPEED and self._slowdowns else ()
+        slowdowns = _slowdown_by_position(mesh, self._slowdowns, microbatches != EVEN) * chunks
+        speeds = [1 / factor for factor in slowdowns] if layers == BY_SPEED and self._slowdowns else ()
         try:
             given = () if isinstance(layers, str) else layers
-            counts = layer_counts(workload.model, len(slower), speeds, given, sizes.scores)
-            stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
+            counts = layer_counts(workload.model, len(slowdowns), speeds, given, sizes.scores)
+            stages = model_stages(workload.model, len(slowdowns), mesh, sizes, counts)
         except ParallelismError:
             return None
         within: Sequence[IntraNodeModel | None] = [None] * len(stages)
@@ -261,36 +261,36 @@ class Screener:
             within = [of_ranks[rank] for rank in firsts]
         works = [
             _stage_work(stage, shape, factor, own)
-            for stage, factor, own in zip(stages, slower, within, strict=True)
+            for stage, factor, own in zip(stages, slowdowns, within, strict=True)
         ]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
-def _slower(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
+def _slowdown_by_position(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
     """Return the slowdown of each pipeline position: of its slowest ranks, or averaged over replicas that share
     microbatches by their speed."""
     of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
     return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
 
 
-def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
+def _key_of(changes: Changes, beginnings: tuple[str, ...]) -> str:
     """Return a key of the changes whose paths start with these prefixes."""
     return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
-def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeModel | None) -> _Work:
+def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeModel | None) -> _Work:
     """Return a stage's times: two partial sums and token exchanges per layer and direction, keys and values in a ring.
 
-    slower: factor by which compute takes longer.
+    slowdown: factor by which compute takes longer.
     """
-    paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
+    costs, pipelined = shape.costs, shape.mesh.outside[PIPELINE] > 1
     forward_s = input_s = weight_s = 0.0
     gathered_s = gathering_s = reduced_s = 0.0
     reduced = 0.0
     for part in stage.parts:
-        own_s = slower * part.forward_s
-        own_input_s = slower * part.input_s
-        within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
+        own_s = slowdown * part.forward_s
+        own_input_s = slowdown * part.input_s
+        within_s = 2 * costs[TENSOR].seconds(part.tensor) + 2 * costs[EXPERT].seconds(part.expert)
         inner_gather_s = inner_reduce_s = 0.0
         if within is not None:
             inner = part.inner
@@ -302,27 +302,27 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeMod
             inner_reduce_s += within.around(EXPERT_SHARD, "reduce_scatter", inner.expert_reduced).alone_s
             inner_reduce_s += within.around(REPLICATE, "all_reduce", replicated).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
-        ring_s = turns * paces[CONTEXT].seconds(part.context)
-        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
+        ring_s = turns * costs[CONTEXT].seconds(part.context)
+        gather_s = costs[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
         gathered_s += gather_s
-        gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
+        gathering_s += costs[FSDP].byte_s * (part.gathered + part.expert_gathered)
         hidden_s = 0.0 if pipelined else max(0.0, gather_s - own_s)
         forward_s += own_s + within_s + max(0.0, ring_s - own_s) + hidden_s
         input_s += own_input_s + within_s + max(0.0, 2 * ring_s - own_input_s) + hidden_s
-        weight_s += slower * part.weight_s
-        if paces[FSDP].byte_s:
-            reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
+        weight_s += slowdown * part.weight_s
+        if costs[FSDP].byte_s:
+            reduced_s += costs[FSDP].seconds(part.reduced + part.expert_reduced)
         reduced_s += inner_reduce_s
         reduced += part.reduced + part.expert_reduced
     shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
-    end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)
+    end_s = reduced_s + costs[REPLICATE].seconds(reduced / shards)
     if pipelined:
         end_s += gathered_s
     else:
         # with one stage all but the first layer's gradients overlap with compute, and nothing is gathered
         idle_s = max(0.0, input_s + weight_s - gathering_s)
         end_s = max(end_s / max(1, len(stage.parts)), end_s - idle_s)
-    pipe = paces[PIPELINE]
+    pipe = costs[PIPELINE]
     message_s = pipe.byte_s * stage.activation
     return _Work(forward_s, input_s, weight_s, message_s, pipe.latency_s, end_s)
 

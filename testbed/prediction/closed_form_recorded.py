@@ -72,7 +72,7 @@ class RecordedScreener:
         self._trace = recorded_trace(scenario.workload)
         self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
         self._orders: dict[str, tuple[int, ...]] = {}
-        self._paces: dict[str, IdleCost] = {}
+        self._costs: dict[str, IdleCost] = {}
 
     def looks_at(self, path: str) -> bool:
         """Whether the estimate depends on the value at this path of a scenario."""
@@ -83,14 +83,14 @@ class RecordedScreener:
         """Return the estimate in seconds; None for an invalid configuration."""
         seen = {path: value for path, value in changes.items() if self.looks_at(path)}
         try:
-            paces = {traffic: self._pace(traffic, seen) for traffic in self._uses}
+            costs = {traffic: self._cost(traffic, seen) for traffic in self._traffic_uses}
         except ConfigError:
             return None
         busy: dict[str, float] = {}
-        for traffic, pace in paces.items():
-            for part, byte_s in pace.parts.items():
-                busy[part] = busy.get(part, 0.0) + byte_s * self._uses[traffic].size_bytes
-        return max(*(_along(own, paces) for own in self._programs), *busy.values(), 0.0)
+        for traffic, cost in costs.items():
+            for part, byte_s in cost.parts.items():
+                busy[part] = busy.get(part, 0.0) + byte_s * self._traffic_uses[traffic].size_bytes
+        return max(*(_program_s(own, costs) for own in self._programs), *busy.values(), 0.0)
 
     @cached_property
     def _plan(self) -> JobPlan:
@@ -116,7 +116,7 @@ class RecordedScreener:
         return _Action(before, 0.0, _traffic_of(operation), float(operation.numel * itemsize))
 
     @cached_property
-    def _uses(self) -> dict[_Traffic, _Use]:
+    def _traffic_uses(self) -> dict[_Traffic, _Use]:
         found: dict[_Traffic, _Use] = {}
         for rank, own in enumerate(self._plan.ranks):
             sizes: Counter[_Traffic] = Counter()
@@ -134,22 +134,23 @@ class RecordedScreener:
                 found[traffic].size_bytes = max(found[traffic].size_bytes, float(size))
         return found
 
-    def _pace(self, traffic: _Traffic, seen: Changes) -> IdleCost:
+    def _cost(self, traffic: _Traffic, seen: Changes) -> IdleCost:
         """Return the cost of a kind of traffic. Raises ConfigError for changes that the scenario does not take."""
         algorithm = self._algorithm(traffic, seen)
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
         key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
-        if key not in self._paces:
+        if key not in self._costs:
             network, buildings = self._network(seen)
             places = {rank: place for place, rank in enumerate(self._order(where))}
             groups = [
-                tuple(places[rank] for rank in members) for members in sorted(self._uses[traffic].joined)
+                tuple(places[rank] for rank in members)
+                for members in sorted(self._traffic_uses[traffic].joined)
             ]
             if traffic.collective:
-                self._paces[key] = collective_cost(network, groups, traffic.collective, algorithm, buildings)
+                self._costs[key] = collective_cost(network, groups, traffic.collective, algorithm, buildings)
             else:
-                self._paces[key] = pairs_cost(network, [(source, target) for source, target in groups])
-        return self._paces[key]
+                self._costs[key] = pairs_cost(network, [(source, target) for source, target in groups])
+        return self._costs[key]
 
     def _algorithm(self, traffic: _Traffic, seen: Changes) -> str:
         if traffic.collective == "all_to_all":
@@ -199,11 +200,11 @@ def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
     return _Traffic(operation.kind, operation.collective, operation.algorithm)
 
 
-def _along(program: Sequence[_Action], paces: Mapping[_Traffic, IdleCost]) -> float:
+def _program_s(program: Sequence[_Action], costs: Mapping[_Traffic, IdleCost]) -> float:
     """Return when the last of a rank's operations ends."""
     ends: list[float] = []
     for action in program:
         begin_s = max([ends[number] for number in action.waits], default=0.0)
-        seconds = paces[action.traffic].seconds(action.size_bytes) if action.traffic else action.seconds
+        seconds = costs[action.traffic].seconds(action.size_bytes) if action.traffic else action.seconds
         ends.append(begin_s + seconds)
     return max(ends, default=0.0)

@@ -43,13 +43,15 @@ def dry_run(training: Training) -> Timeline:
             )
         except Deadlock as error:
             if training.schedule.source is not None:
-                raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
+                raise _never_completes(
+                    "schedule", training.schedule.name, training.schedule.source, error
+                ) from None
             expected = f"one that completes; this one {error}"
             raise wrong_workload("schedule", training.schedule.name, expected) from None
     return _known[training]
 
 
-def _endless(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
+def _never_completes(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
     """Return the error for a user's own function, with its file and line."""
     file, line = source
     expected = f"one that completes; this one {error}"
@@ -82,7 +84,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
     except Deadlock as error:
         name = scenario.workload.kind
-        raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
+        raise _never_completes("workload", name, source_of(WORKLOADS.find(name)), error) from None
 
 
 def check_memory(workload: Workload) -> None:
@@ -112,7 +114,7 @@ def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
 
     Raises ConfigError if one is inconsistent or never completes.
     """
-    return {name: workload for name, _, workload in _all(scenario, scale)}
+    return {name: workload for name, _, workload in _variant_workloads(scenario, scale)}
 
 
 def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
@@ -122,7 +124,7 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
     step with `parallelism` uses its first algorithm. Raises ConfigError like `workloads_of`.
     """
     found = {}
-    for name, own, workload in _all(scenario, scale):
+    for name, own, workload in _variant_workloads(scenario, scale):
         several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
         for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
             timeline = dry_run_of(own, workload, algorithm, scale)
@@ -132,21 +134,21 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
     return found
 
 
-def _all(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
+def _variant_workloads(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
     if scenario.variants is None:
-        yield scenario.name, scenario, _tried(scenario, scale)
+        yield scenario.name, scenario, _checked_workload(scenario, scale)
         return
     for name in scenario.variants:
         variant = scenario.variant(name)
         try:
-            yield name, variant, _tried(variant, scale)
+            yield name, variant, _checked_workload(variant, scale)
         except ConfigError as error:
             raise ConfigError(
                 [replace(problem, file=f"variant {name}") for problem in error.problems]
             ) from None
 
 
-def _tried(scenario: Scenario, scale: Scale) -> Workload:
+def _checked_workload(scenario: Scenario, scale: Scale) -> Workload:
     workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
     check_plan_ends(scenario, workload, scale)
     rank_faults_of(scenario.events, workload.plan, scenario.seed, scale, scenario.name)

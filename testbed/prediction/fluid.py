@@ -84,37 +84,37 @@ class Fluid:
         queues, classes = queues or {}, classes or {}
         self._events = events
         self._queues = [queues.get(name, 0.0) for name in capacities]
-        self._through: list[dict[int, float]] = [
+        self._crossing: list[dict[int, float]] = [
             {} for _ in capacities
         ]  # per part: load of busy connections, by number
         self._part = {name: number for number, name in enumerate(capacities)}
         self._capacities = np.array(list(capacities.values()), dtype=float)
         self._rates: list[float] = self._capacities.tolist()
         self._classes = {
-            self._part[name]: [(self._part[own], entry) for own, entry in entries]
+            self._part[name]: [(self._part[part], entry) for part, entry in entries]
             for name, entries in classes.items()
         }
         self._connections: list[_Connection] = []
-        self._laid = PathTable()
+        self._path_table = PathTable()
         self._by_key: dict[object, _Connection] = {}
         self.busy: dict[int, _Connection] = {}  # sending connections, by number
-        self._left: list[float] = []  # unsent bytes of each connection's current message
+        self._unsent: list[float] = []  # unsent bytes of each connection's current message
         # exclusive or of the busy connections' random marks: identifies the set of them
-        self._who = 0
-        self._draw = random.Random(0)
-        self._known: dict[tuple[int, Order], Mapping[int, float]] = {}
+        self._busy_mark = 0
+        self._random = random.Random(0)
+        self._cache: dict[tuple[int, Order], Mapping[int, float]] = {}
         # turns of connections whose current message has one
         self._turns: dict[int, int] = {}
         self._turn = count()
         # rate of each busy connection in bytes per second, by number; None if it has to be computed
         self._shares: Mapping[int, float] | None = None
-        # when `_left` was last updated; when the next message will have left, None if unknown
-        self._since_s = 0.0
+        # when `_unsent` was last updated; when the next message will have left, None if unknown
+        self._updated_s = 0.0
         self._leaves_s: float | None = None
 
     def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue, from its start, with nothing in flight."""
-        self._events, self._since_s = events, events.now_s
+        self._events, self._updated_s = events, events.now_s
 
     def send(
         self,
@@ -138,33 +138,33 @@ class Fluid:
                 sent at once that reaches the slowest part much faster than it leaves and fits into the queues.
                 Elsewhere packets of several messages interleave.
         """
-        connection = self._by_key.get(key) or self._open(key, paths)
+        connection = self._by_key.get(key) or self._add_connection(key, paths)
         fits = size_bytes <= connection.queue_bytes
         connection.messages.append((size_bytes, turn if fits else None, sent))
         if len(connection.messages) == 1:
-            self._settle()
+            self._update()
             connection.burst_bytes = burst_bytes
             self.busy[connection.number] = connection
             for part, load in connection.parts:
-                self._through[part][connection.number] = load
-            self._who ^= connection.mark
+                self._crossing[part][connection.number] = load
+            self._busy_mark ^= connection.mark
             self._shares = None
-            self._first(connection)
+            self._start_next(connection)
 
     def next_turn(self) -> int:
         """Return a new turn for `send`."""
         return next(self._turn)
 
-    def _first(self, connection: _Connection) -> None:
+    def _start_next(self, connection: _Connection) -> None:
         """Start the connection's next message."""
-        self._left[connection.number], turn, _ = connection.messages[0]
+        self._unsent[connection.number], turn, _ = connection.messages[0]
         self._leaves_s = None
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
             self._turns[connection.number] = turn
 
-    def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
+    def _add_connection(self, key: object, paths: Sequence[PartShares]) -> _Connection:
         numbered = [{self._part[name]: load for name, load in path.items()} for path in paths]
         through: dict[int, float] = {}
         for path in numbered:
@@ -172,21 +172,21 @@ class Fluid:
                 through[part] = through.get(part, 0.0) + load / len(paths)
         connection = _Connection(
             len(self._connections),
-            self._draw.getrandbits(128),
+            self._random.getrandbits(128),
             tuple(tuple(path.items()) for path in numbered),
             tuple(through.items()),
             tuple(part for part in through if self._queues[part]),
             held_bytes(self._rates, self._queues, through),
         )
         self._connections.append(connection)
-        self._laid.add(numbered)
+        self._path_table.add(numbered)
         self._by_key[key] = connection
-        self._left.append(0.0)
+        self._unsent.append(0.0)
         return connection
 
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
         """Return how much of a message sent at once the queues on a connection's path hold; 0 if they do not."""
-        return (self._by_key.get(key) or self._open(key, paths)).queue_bytes
+        return (self._by_key.get(key) or self._add_connection(key, paths)).queue_bytes
 
     def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
         """Return how long until a message has left if everything in queues now goes before it, in seconds.
@@ -194,26 +194,26 @@ class Fluid:
         TCP's data in flight is in queues, first come, first served. A long message gets its fair share in the end; a
         short one waits for what was there before it.
         """
-        own = self._by_key.get(key) or self._open(key, paths)
-        queues, rates, through = self._queues, self._rates, self._through
-        for part in own.queued:
-            if len(through[part]) > (own.number in through[part]):
+        connection = self._by_key.get(key) or self._add_connection(key, paths)
+        queues, rates, through = self._queues, self._rates, self._crossing
+        for part in connection.queued:
+            if len(through[part]) > (connection.number in through[part]):
                 break
         else:
             return 0.0
-        self._settle()
+        self._update()
         latest_s = 0.0
-        slowest_s = max([load * size_bytes / rates[part] for part, load in own.parts])
+        slowest_s = max([load * size_bytes / rates[part] for part, load in connection.parts])
         before = True  # it reaches the slowest part later by its waiting time
-        for part, load in own.parts:
+        for part, load in connection.parts:
             waiting = 0.0
             own_s = load * size_bytes / rates[part]
             before = before and own_s < slowest_s
             if queue := queues[part]:
                 for number, other_load in through[part].items():
-                    if number != own.number:
+                    if number != connection.number:
                         other = self._connections[number]
-                        waiting += other_load * min(self._left[number], other.burst_bytes)
+                        waiting += other_load * min(self._unsent[number], other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
                 after_s = slowest_s if before else own_s
@@ -223,9 +223,11 @@ class Fluid:
     def leaves_s(self) -> float:
         """Return when the next message will have left; infinity if nothing flows."""
         if self._leaves_s is None:
-            left = self._left
-            soonest_s = min([left[number] / rate for number, rate in self._now().items()], default=math.inf)
-            self._leaves_s = self._since_s + soonest_s
+            left = self._unsent
+            soonest_s = min(
+                [left[number] / rate for number, rate in self._current_rates().items()], default=math.inf
+            )
+            self._leaves_s = self._updated_s + soonest_s
         return self._leaves_s
 
     def leave(self) -> None:
@@ -234,45 +236,45 @@ class Fluid:
         over_s = max(INSTANT_S, MOST_ULPS * math.ulp(now_s))
         if self.leaves_s() - now_s > over_s:
             return
-        self._settle()
-        left = self._left
-        rates = self._now()
-        for number in [own for own in self.busy if left[own] <= rates[own] * over_s]:
+        self._update()
+        left = self._unsent
+        rates = self._current_rates()
+        for number in [busy for busy in self.busy if left[busy] <= rates[busy] * over_s]:
             connection = self.busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:
-                self._first(connection)
+                self._start_next(connection)
             else:
                 del self.busy[number]
                 self._turns.pop(number, None)
                 for part, _ in connection.parts:
-                    del self._through[part][number]
-                self._who ^= connection.mark
+                    del self._crossing[part][number]
+                self._busy_mark ^= connection.mark
                 self._shares = self._leaves_s = None
             sent()
 
-    def _settle(self) -> None:
+    def _update(self) -> None:
         """Update the busy connections' unsent bytes to the current time."""
         now_s = self._events.now_s
-        if (passed_s := now_s - self._since_s) and self.busy:
-            left = self._left
-            for number, rate in self._now().items():
+        if (passed_s := now_s - self._updated_s) and self.busy:
+            left = self._unsent
+            for number, rate in self._current_rates().items():
                 left[number] -= rate * passed_s
-        self._since_s = now_s
+        self._updated_s = now_s
 
-    def _now(self) -> Mapping[int, float]:
+    def _current_rates(self) -> Mapping[int, float]:
         """Return the busy connections' rates, cached per set of connections and order."""
         if self._shares is None:
-            key = self._who, self._order()
-            found = self._known.get(key)
+            key = self._busy_mark, self._turn_order()
+            found = self._cache.get(key)
             if found is None:
-                if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self.busy)):
-                    self._known.clear()
-                found = self._known[key] = self._share(key[1])
+                if len(self._cache) >= min(MOST_SHARES, MOST_RATES // len(self.busy)):
+                    self._cache.clear()
+                found = self._cache[key] = self._allocate(key[1])
             self._shares = found
         return self._shares
 
-    def _order(self) -> Order:
+    def _turn_order(self) -> Order:
         """Return connections with a turn, in order, and their places where some turns are equal."""
         turns = self._turns
         if len(turns) < 2:
@@ -285,20 +287,20 @@ class Fluid:
             places.append(places[-1] + (turns[number] != turns[before]))
         return found, tuple(places)
 
-    def _share(self, order: Order) -> Mapping[int, float]:
+    def _allocate(self, order: Order) -> Mapping[int, float]:
         found, places = order
         if found or len(self.busy) <= FEW:
-            return self._in_order(dict(zip(found, places or range(len(found)), strict=True)))
+            return self._allocate_in_order(dict(zip(found, places or range(len(found)), strict=True)))
         numbers = np.array(list(self.busy), dtype=np.intp)
-        paths, owner = self._laid.of(numbers)
+        paths, owner = self._path_table.of(numbers)
         each = np.bincount(owner, weights=fair(self._with_classes(paths), paths)).astype(float)
         return dict(zip(numbers.tolist(), each.tolist(), strict=True))
 
-    def _in_order(self, order: Mapping[int, int]) -> Mapping[int, float]:
+    def _allocate_in_order(self, order: Mapping[int, int]) -> Mapping[int, float]:
         """Allocate by place: earlier places take all they can use, equal ones share, those without a place are last."""
         left = self._capacities
         if self._classes:
-            left = self._with_classes(self._laid.of(np.array(list(self.busy), dtype=np.intp))[0])
+            left = self._with_classes(self._path_table.of(np.array(list(self.busy), dtype=np.intp))[0])
         room = left.tolist()
         least = (ALIKE * left).tolist()  # so that even the last ones complete
         places: dict[int, list[int]] = {}
@@ -311,8 +313,8 @@ class Fluid:
             if len(paths) <= FEW:
                 found = fair_few(room, least, [path for _, path in paths])
             else:
-                laid, _ = self._laid.of(np.array(some, dtype=np.intp))
-                found = fair(np.maximum(room, least), laid).tolist()
+                path_steps, _ = self._path_table.of(np.array(some, dtype=np.intp))
+                found = fair(np.maximum(room, least), path_steps).tolist()
             for (number, path), rate in zip(paths, found, strict=True):
                 rates[number] += rate
                 for part, load in path:
@@ -326,17 +328,17 @@ class Fluid:
         alone = self._capacities.copy()
         for link, entries in self._classes.items():
             alone[link] = math.inf
-            for own, entry in entries:
-                alone[own] = self._capacities[link] * entry.limit
+            for part, entry in entries:
+                alone[part] = self._capacities[link] * entry.limit
         carried = paths.loads * fair(alone, paths)[paths.path]
         wanted = np.bincount(paths.parts, carried, minlength=len(alone))
         found: Floats = self._capacities.copy()
         for link, entries in self._classes.items():
             rate = float(self._capacities[link])
-            given = {own: min(float(wanted[own]), entry.share * rate) for own, entry in entries}
+            given = {part: min(float(wanted[part]), entry.share * rate) for part, entry in entries}
             rest = rate - sum(given.values())
-            for own, _ in sorted(entries, key=lambda one: one[1].priority):
-                more = min(rest, float(wanted[own]) - given[own])
-                found[own], rest = given[own] + more, rest - more
+            for part, _ in sorted(entries, key=lambda one: one[1].priority):
+                more = min(rest, float(wanted[part]) - given[part])
+                found[part], rest = given[part] + more, rest - more
         found[found <= 0.0] = TRICKLE
         return found

@@ -38,22 +38,22 @@ class RequestDispatcher:
             return
         now_s = self.simulation.now_s
         if index < len(self.dispatching.sizes):  # a batch is closed
-            self._carry(self.dispatcher.send(index, now_s))
+            self._dispatch(self.dispatcher.send(index, now_s))
         elif index in self.growing.answered:
             self.dispatcher.answered(self.growing.answered[index], now_s)
 
-    def _carry(self, sending: Sending) -> None:
+    def _dispatch(self, sending: Sending) -> None:
         key, now_s = self.dispatching.key(sending), self.simulation.now_s
         for rank in self.dispatching.ranks(key):
             plan = self.simulation.trackers[rank].plan
             part = self.growing.part(key, sending.number, rank, plan)
             self.simulation.extend(rank, part)
         if (due_s := self.dispatcher.rules.retry_s) is not None:
-            self.simulation.call_later(due_s, lambda: self._again(now_s + due_s))
+            self.simulation.call_later(due_s, lambda: self._retry(now_s + due_s))
 
-    def _again(self, due_s: float) -> None:
+    def _retry(self, due_s: float) -> None:
         for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):
-            self._carry(sending)
+            self._dispatch(sending)
 
     def carried(self) -> Carried:
         """Return the plan and decisions of the finished step."""

@@ -103,26 +103,26 @@ def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[st
     lost = sum(step.lost for step in steps)
     answering_s = sum(max(one.last_s for one in step.times) - step.times[0].arrival_s for step in steps)
     busy_s = {card: sum(step.busy_s[card] for step in steps) for card in steps[0].busy_s}
-    links = _together(steps, step_s)
+    links = _mean_links(steps, step_s)
     needs_s = {f"card {card}": seconds for card, seconds in busy_s.items()}
     needs_s |= {link["name"]: len(steps) * link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
     limit = max(needs_s, key=lambda name: needs_s[name])
-    said = [seconds for step in steps for seconds in step.predicted_s or ()]
+    predicted_s = [seconds for step in steps for seconds in step.predicted_s or ()]
     card, card_s = card_of(spec), len(busy_s) * step_s / (arrived - lost)
     last_s = sum(step.last_s for step in steps)
-    again = [step.failures for step in steps if step.failures]
+    retries = [step.failures for step in steps if step.failures]
     return {
         "requests": len(times),
         "offered_per_s": arrived / last_s if last_s else 0.0,
         "answered_per_s": len(times) / answering_s,
         "latency": latencies(waited),
         **_tokens(spec, times),
-        "predicted": latencies(said) if said else None,
+        "predicted": latencies(predicted_s) if predicted_s else None,
         "objective_s": spec.objective_s,
         "objective_share": spec.objective_share,
         "within": sum(seconds <= spec.objective_s for seconds in waited) / (len(waited) + lost),
-        "sent_again": sum(one["sent_again"] for one in again),
-        "outages": [outage for one in again for outage in one["outages"]],
+        "sent_again": sum(one["sent_again"] for one in retries),
+        "outages": [outage for one in retries for outage in one["outages"]],
         "lost": lost,
         **_parts(times),
         "cdf_s": [at_share(waited, share) for share in SHARES],
@@ -135,7 +135,7 @@ def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[st
     }
 
 
-def _together(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
+def _mean_links(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
     """Return each link's mean load per step; step_s is the total time of all steps."""
     loads: dict[str, list[LinkLoad]] = defaultdict(list)
     for link in (link for step in steps for link in step.links):
@@ -204,8 +204,8 @@ def _failures(
                 **{name: latencies(own) if own else None for name, own in by_then.items()},
             }
         )
-    again = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
-    return {"sent_again": again, "outages": outages}
+    retries = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
+    return {"sent_again": retries, "outages": outages}
 
 
 def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> str:
@@ -241,19 +241,19 @@ def _links(
 ) -> Iterator[LinkLoad]:
     """Return the load of everything that carried payload: hosts' and nodes' NICs, links between buildings."""
     rates: dict[Key, float] = {}
-    ways = _Ways(topology, hosts, rates)
+    link_names = _LinkNames(topology, hosts, rates)
     counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
     for count, pairs in zip(counts, (expected, observed), strict=True):
         for (source, target), size_bytes in pairs.items():
             if size_bytes and source != target:
-                for key in ways.of(source, target):
+                for key in link_names.of(source, target):
                     count[key] += size_bytes
     for key in sorted(counts[0].keys() | counts[1].keys()):
         planned, seen = (scale.real_bytes(count[key]) for count in counts)
         yield LinkLoad(f"{key[0]}, {key[1]}", scale.real_bps(rates[key]), planned, seen)
 
 
-class _Ways:
+class _LinkNames:
     """The links between two ranks, by name. rates: filled with the emulated rate of each link named so far."""
 
     def __init__(self, topology: Topology, hosts: Sequence[Host], rates: dict[Key, float]) -> None:
@@ -275,20 +275,20 @@ class _Ways:
         """Return the links between two ranks; without a direct link between their buildings just the NICs."""
         here, there = self.hosts[source], self.hosts[target]
         found = [
-            self._put((here.name, "out"), here.nic.rate_bps),
-            self._put((there.name, "in"), there.nic.rate_bps),
+            self._add((here.name, "out"), here.nic.rate_bps),
+            self._add((there.name, "in"), there.nic.rate_bps),
         ]
         nodes = [self.node.get(host.name) for host in (here, there)]
         if nodes[0] != nodes[1] or nodes[0] is None:
             for node, way in zip(nodes, ("out", "in"), strict=True):
                 if node is not None:
-                    found.append(self._put((f"network card of {node[0]}", way), node[1]))
+                    found.append(self._add((f"network card of {node[0]}", way), node[1]))
         pair = here.building, there.building
         if pair in self.between:
-            found.append(self._put((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
+            found.append(self._add((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
         return found
 
-    def _put(self, key: Key, rate_bps: float) -> Key:
+    def _add(self, key: Key, rate_bps: float) -> Key:
         self.rates[key] = rate_bps
         return key
 

@@ -98,7 +98,10 @@ class Routes:
                 path = self._packet_path((source, target), flow.dscp, flow.channel, there, back)
                 if path is None:
                     return {}
-                hops, back_hops = self._classed(path.hops, links), self._classed(path.back, links_back)
+                hops, back_hops = (
+                    self._with_classes(path.hops, links),
+                    self._with_classes(path.back, links_back),
+                )
                 key = (source, target), flow.dscp
                 found[key] = (*found.get(key, ()), path._replace(hops=hops, back=back_hops))
         if any(len(paths) > 1 and paths[0].stripes is None for paths in found.values()):
@@ -143,7 +146,7 @@ class Routes:
             wiring.transport.stripe_settings(wiring.distance(*ends)),
         )
 
-    def _classed(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
+    def _with_classes(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
         """Put hops into their class's queue, where links have classes."""
         if not self.classes:
             return hops
@@ -249,7 +252,7 @@ def route_network(
     """
     things = job.topology, *job.hosts, job.scenario.transport, calibration
     return _known.of(
-        things, lambda: _routed(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
+        things, lambda: _build_network(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
     )
 
 
@@ -265,7 +268,7 @@ def _key(job: Job, algorithm: str) -> Hashable:
     return repr(choice), flows, job.scale, job.scenario.seed, job.link_engine
 
 
-def _routed(routes: Routes, algorithm: str) -> Network:
+def _build_network(routes: Routes, algorithm: str) -> Network:
     job = routes.job
     training = job.workload.training
     network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
@@ -286,7 +289,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
     granted = job.wiring.transport.granted_share
     if granted is not None:
         capacities |= {card: capacities[card] * granted for card in _receiving(network)}
-    parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
+    parallel = {key: tuple(_share_go_back_n(paths, capacities)) for key, paths in parallel.items()}
     wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
     headers = (
         1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
@@ -323,7 +326,7 @@ def _receiving(network: Network) -> set[str]:
     return {path.parts[-1] for path in network.paths.values()}
 
 
-def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
+def _share_go_back_n(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
     """Yield a pair's paths, with only their part of a shared link where each goes back N by itself.
 
     Such a path discards only its own packets in flight.
@@ -346,7 +349,7 @@ def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
     routes = Routes(job, calibration)
     hosts = {rank: host.name for rank, host in enumerate(job.hosts)}
     flows = [flow for algorithm in job.scenario.algorithms for flow in job.flows_of(algorithm)]
-    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_others(job, flows)]))
+    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_unused_pairs(job, flows)]))
     pairs = {(own.source, own.target, own.dscp, own.channel): own for own in found if own is not None}
     rates_bps = {
         f"link {link.name}": min(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in job.topology.wan
@@ -354,7 +357,7 @@ def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
     return NetworkPaths(hosts, tuple(pairs[key] for key in sorted(pairs)), rates_bps)
 
 
-def _others(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
+def _unused_pairs(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
     """Yield flows of pairs that the plan does not use: barriers and the agreement on a step's start do."""
     ranks = {host.name: rank for rank, host in enumerate(job.hosts)}
     if len(ranks) > ALL_PAIRS_RANKS:

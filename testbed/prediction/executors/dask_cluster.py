@@ -20,8 +20,8 @@ from testbed.prediction.executors.base import ExecutorError, Function, Workers, 
 
 INSTALL = "pip install 'scale-across-testbed[dask]'"
 CONNECT_S = 10.0
-LOOK_S = 1.0  # interval to check whether there are workers
-ALONE_S = 60.0  # without any worker, after which the executor gives up
+POLL_S = 1.0  # interval to check whether there are workers
+WITHOUT_WORKER_S = 60.0  # without any worker, after which the executor gives up
 About = Callable[[], Mapping[str, str]]
 """A module's function that returns what must be equal on all workers, by name."""
 
@@ -109,7 +109,7 @@ class Cluster:
 
     def workers(self, function: Function, common: Any) -> Workers:
         """See `Executor`."""
-        return _Tasks(self, function, common)
+        return _DaskWorkers(self, function, common)
 
 
 def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
@@ -121,7 +121,7 @@ def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
     )
 
 
-class _Tasks:
+class _DaskWorkers:
     def __init__(self, engine: Cluster, function: Function, common: Any) -> None:
         self.client, self.about, self.where = engine.client, engine.about, engine.where
         self.function, self.common, self.stopped = function, common, engine._stopped
@@ -142,11 +142,11 @@ class _Tasks:
         if not items:
             return
         if self._common is None:
-            self._common = self.client.submit(_same, self.common, pure=False)
+            self._common = self.client.submit(_identity, self.common, pure=False)
             self._futures.append(self._common)
         about = {"about": self.about, "expected": self.expected}
         futures = self.client.map(
-            _one, list(items), function=self.function, common=self._common, pure=False, **about
+            _run_item, list(items), function=self.function, common=self._common, pure=False, **about
         )
         self._futures += futures
         for future in futures:
@@ -155,30 +155,30 @@ class _Tasks:
     def _result(self, future: Any) -> Any:
         """Wait for a task's result, whichever worker computes it. Raises WorkStopped if none will."""
         from distributed import KilledWorker  # noqa: PLC0415
-        from distributed import TimeoutError as NotYet  # noqa: PLC0415
+        from distributed import TimeoutError as DaskTimeout  # noqa: PLC0415
 
-        alone_s = time.monotonic()
+        last_worker_s = time.monotonic()
         while not self.stopped.is_set():
             try:
-                return future.result(timeout=LOOK_S)
+                return future.result(timeout=POLL_S)
             except KilledWorker as error:
-                raise self._gave_up(f"one piece of work ended several workers: {error}") from None
-            except (NotYet, OSError, CancelledError) as error:
+                raise self._stopped_error(f"one piece of work ended several workers: {error}") from None
+            except (DaskTimeout, OSError, CancelledError) as error:
                 if future.status == "error":
                     raise  # the task's own exception
-                if not isinstance(error, NotYet):
-                    raise self._gave_up(f"lost the scheduler ({error})") from None
+                if not isinstance(error, DaskTimeout):
+                    raise self._stopped_error(f"lost the scheduler ({error})") from None
             if _workers(self.client):
-                alone_s = time.monotonic()
-            elif time.monotonic() - alone_s > ALONE_S:
-                raise self._gave_up(f"no worker for {ALONE_S:.0f} s")
-        raise self._gave_up("stopped")
+                last_worker_s = time.monotonic()
+            elif time.monotonic() - last_worker_s > WITHOUT_WORKER_S:
+                raise self._stopped_error(f"no worker for {WITHOUT_WORKER_S:.0f} s")
+        raise self._stopped_error("stopped")
 
-    def _gave_up(self, why: str) -> WorkStopped:
-        return WorkStopped(f"{self.where}: {why}", hint=GO_ON)
+    def _stopped_error(self, why: str) -> WorkStopped:
+        return WorkStopped(f"{self.where}: {why}", hint=CONTINUE_HINT)
 
 
-GO_ON = "finished work is kept: the same command with -o FOLDER continues"
+CONTINUE_HINT = "finished work is kept: the same command with -o FOLDER continues"
 
 
 def _workers(client: Any) -> Sequence[str]:
@@ -188,22 +188,24 @@ def _workers(client: Any) -> Sequence[str]:
         return []
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def _about_here(about: About) -> Mapping[str, str]:
-    return _kept(about)
+    return _cached_about(about)
 
 
 @lru_cache(maxsize=2)
-def _kept(about: About) -> Mapping[str, str]:
+def _cached_about(about: About) -> Mapping[str, str]:
     """Cache the values per process: a worker's code does not change."""
     return dict(about())
 
 
-def _one(item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]) -> Any:
+def _run_item(
+    item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]
+) -> Any:
     """Run one item, after checking a worker that joined later."""
-    if words := difference(_kept(about), expected):
+    if words := difference(_cached_about(about), expected):
         raise ExecutorError(f"a worker that joined later differs from this machine: {words}")
     return function(common, item)

@@ -15,7 +15,7 @@ from testbed.prediction.executors.base import Function, Workers, WorkStopped
 from testbed.processes import set_parent_death_signal
 
 FEW = 24  # items that are done sooner than other processes start
-AT_ONCE = 4  # items per batch
+BATCH = 4  # items per batch
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Processes:
 
     def workers(self, function: Function, common: Any) -> Workers:
         """See `Executor`."""
-        return _Pool(self.jobs, function, common)
+        return _PoolWorkers(self.jobs, function, common)
 
 
 @dataclass
-class _Pool:
+class _PoolWorkers:
     jobs: int
     function: Function
     common: Any
@@ -61,13 +61,13 @@ class _Pool:
         """See `Workers`."""
         if self.jobs > 1 and len(items) > FEW and self._pool is None:
             arguments = (self.function, self.common)
-            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _begin, arguments)
-        if self._pool is None or len(items) <= AT_ONCE:
+            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise, arguments)
+        if self._pool is None or len(items) <= BATCH:
             return (self.function(self.common, item) for item in items)
-        return _whole(self._pool.map(_one, items, chunksize=AT_ONCE))
+        return _results(self._pool.map(_run_item, items, chunksize=BATCH))
 
 
-def _whole(results: Iterator[Any]) -> Iterator[Any]:
+def _results(results: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from results
     except BrokenProcessPool:
@@ -79,13 +79,13 @@ def _whole(results: Iterator[Any]) -> Iterator[Any]:
 _WORK: list[tuple[Function, Any]] = []  # of a worker process
 
 
-def _begin(function: Function, common: Any) -> None:
+def _initialise(function: Function, common: Any) -> None:
     set_parent_death_signal(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends its processes
     set_infrequent_gc()
     _WORK[:] = [(function, common)]
 
 
-def _one(item: Any) -> Any:
+def _run_item(item: Any) -> Any:
     function, common = _WORK[0]
     return function(common, item)

@@ -33,7 +33,7 @@ RECORDED_DIMENSIONS: Mapping[str, tuple[str, ...]] = {
 }
 AS_GIVEN = "as given"
 # a recorded job: what planners choose is fixed by its script
-_GIVEN: Entry = {"changes": {}, "tunes": {}}
+_RECORDED_ENTRY: Entry = {"changes": {}, "tunes": {}}
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Baseline:
 
 def first_of(scenario: Scenario, explore: ExploreSpec) -> Changes | None:
     """Return the changes of the first baseline; None if there is none."""
-    entry = next(iter(_given(scenario, explore).values()), None)
+    entry = next(iter(_baseline_entries(scenario, explore).values()), None)
     return None if entry is None else entry["changes"]
 
 
 def list_baselines(scenario: Scenario, explore: ExploreSpec) -> list[Baseline]:
     """List the baselines, each as given and, if it tunes anything, tuned; then the best of each dimension."""
-    given = _given(scenario, explore)
+    given = _baseline_entries(scenario, explore)
     dimensions = RECORDED_DIMENSIONS if scenario.workload.recorded else DIMENSIONS
     return [*_baselines(explore.space, given), *_singles(explore.space, given, dimensions)]
 
 
-def _given(scenario: Scenario, explore: ExploreSpec) -> dict[str, Entry]:
+def _baseline_entries(scenario: Scenario, explore: ExploreSpec) -> dict[str, Entry]:
     if scenario.workload.recorded:
-        return {AS_GIVEN: _GIVEN} if explore.baselines else {}
+        return {AS_GIVEN: _RECORDED_ENTRY} if explore.baselines else {}
     return {name: baselines()[name] for name in explore.baselines}
 
 
@@ -91,7 +91,7 @@ def _singles(
                 yield Baseline(name, "single", True, varied(entry["changes"], with_chosen))
 
 
-DEGREES = "degrees"  # these change together: their product is the number of accelerators
+DEGREES = "degrees"  # these change is_degree: their product is the number of accelerators
 _WITH_DEGREES = ("workload.schedule.microbatches", "workload.local_batch_size")
 
 Pair = tuple[str, str]
@@ -116,7 +116,7 @@ class Sensitivity:
 def sensitivity(
     first: Changes,
     best: Changes,
-    tried: Callable[[Sequence[Configuration]], Sequence[Evaluation | Infeasible]],
+    evaluate: Callable[[Sequence[Configuration]], Sequence[Evaluation | Infeasible]],
 ) -> Sensitivity | None:
     """Compare two configurations choice by choice; None if they are equal or one does not fit."""
     choices = choices_of(first, best)
@@ -130,7 +130,7 @@ def sensitivity(
     configurations = [Configuration(first), Configuration(best)]
     configurations += [mixed(first, best, pair) for pair in pairs]
     configurations += [mixed(best, first, pair) for pair in pairs]
-    found = [one.step_time_s if isinstance(one, Evaluation) else None for one in tried(configurations)]
+    found = [one.step_time_s if isinstance(one, Evaluation) else None for one in evaluate(configurations)]
     first_s, best_s, *others = found
     if not choices or first_s is None or best_s is None:
         return None
@@ -149,8 +149,8 @@ def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in dict.fromkeys((*first, *best)):
         if first.get(path) != best.get(path):
-            together = path.endswith("_degree") or path in _WITH_DEGREES
-            found.setdefault(DEGREES if together else short(path), []).append(path)
+            is_degree = path.endswith("_degree") or path in _WITH_DEGREES
+            found.setdefault(DEGREES if is_degree else short(path), []).append(path)
     return found
 
 

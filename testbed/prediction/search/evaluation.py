@@ -116,10 +116,10 @@ def check_modelled(scenario: Scenario) -> None:
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     """Evaluate the scenario with the configuration's changes by the model, with as many sequences per step."""
     with gc_disabled():
-        return _evaluated(scenario, configuration)
+        return _evaluate(scenario, configuration)
 
 
-def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
+def _evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     job = _job(scenario, configuration.changes)
     if isinstance(job, Infeasible):
         return job
@@ -159,7 +159,7 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
         return infeasible
     try:
         own = configured(scenario, changes)
-        job = _planned.job(scenario, own, changes)
+        job = _plan_cache.job(scenario, own, changes)
         check_memory(job.workload)
         return job
     except ConfigError as error:
@@ -175,7 +175,7 @@ def _calibration(scenario: Scenario) -> Calibration:
 _calibrations: IdentityCache[Calibration] = IdentityCache(1)
 
 
-class _Planned:
+class _PlanCache:
     """A cache of the plans of one scenario's last configurations."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class _Planned:
         return Job(own, Scale(), topology, own.rank_hosts(topology), self._known[key])
 
 
-_planned = _Planned()
+_plan_cache = _PlanCache()
 
 
 def configured(scenario: Scenario, changes: Changes) -> Scenario:

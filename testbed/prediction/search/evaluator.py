@@ -96,7 +96,7 @@ class Evaluator:
     _seen: set[str] = field(default_factory=set)
     _best: tuple[Configuration, Evaluation] | None = None
     _first: tuple[Configuration, Evaluation] | None = None
-    _told_s: float = -math.inf
+    _reported_s: float = -math.inf
     _workers: Workers = field(init=False)
     _entered: ExitStack = field(init=False)
 
@@ -112,35 +112,35 @@ class Evaluator:
 
     def all(self, configurations: Sequence[Configuration], *, among: bool = True) -> list[Tried]:
         """Evaluate configurations and return the results in order. among: whether they compete for the best so far."""
-        fresh = list({one.key: one for one in configurations if one.key not in self.known}.values())
-        results: Iterator[Tried] = self._workers.map(fresh)
+        new = list({one.key: one for one in configurations if one.key not in self.known}.values())
+        results: Iterator[Tried] = self._workers.map(new)
         found = []
         for one in configurations:
             key = one.key
-            if key not in self.known:  # new ones are in the order of `fresh`
+            if key not in self.known:  # new ones are in the order of `new`
                 self.known[key] = next(results)
                 self.found(one, self.known[key])
             found.append(self.known[key])
-            self._tell(one, self.known[key], among=among)
+            self._update(one, self.known[key], among=among)
         return found
 
     def screened(self, number: int) -> None:
         """Report from time to time how many configurations the closed form has screened."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= SELDOM_S:
-            self._told_s = now_s
-            self.progress(self._standing(number))
+        if now_s - self._reported_s >= SELDOM_S:
+            self._reported_s = now_s
+            self.progress(self._progress(number))
 
-    def _tell(self, one: Configuration, tried: Tried, *, among: bool) -> None:
+    def _update(self, one: Configuration, tried: Tried, *, among: bool) -> None:
         self._seen.add(one.key)
         quickest_s = self._best[1].step_time_s if self._best else math.inf
         if isinstance(tried, Evaluation):
             self._first = self._first or (one, tried)
             if among and tried.step_time_s < quickest_s:
                 self._best = one, tried
-        self.progress(self._standing())
+        self.progress(self._progress())
 
-    def _standing(self, screened: int | None = None) -> SearchProgress:
+    def _progress(self, screened: int | None = None) -> SearchProgress:
         done = len(self._seen)
         return SearchProgress(done, max(self.planned, done), self._best, self._first, self.least_s, screened)
 

@@ -174,39 +174,44 @@ class Search:
         check_modelled(self.scenario)
         space = Space(explore.space, {})
         first = first_of(self.scenario, explore)
-        rivals = list_baselines(self.scenario, explore)
-        budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
+        baselines = list_baselines(self.scenario, explore)
+        budget = sum(
+            min(own.size, explore.tries) for own in (space, *(baseline.space for baseline in baselines))
+        )
         least_s = least_step_s(self.scenario)
         with Evaluator(
             self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
-        ) as tries:
+        ) as evaluator:
             # baselines as given come first for an early result: the closed form may have millions to screen
-            tries.all([one for rival in rivals if rival.space.size == 1 for one in rival.space], among=False)
-            joint = self._search(tries, space, among=True)
+            evaluator.all(
+                [one for baseline in baselines if baseline.space.size == 1 for one in baseline.space],
+                among=False,
+            )
+            joint = self._search(evaluator, space, among=True)
             if not any(isinstance(tried, Evaluation) for tried in joint.values()):
-                raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))
-            held_against = [
-                replace(best, name=rival.name, kind=rival.kind, tuned=rival.tuned)
-                for rival in rivals
-                for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
+                raise NothingFits(_explain_infeasible(*_count_infeasible(joint), len(joint) or explore.size))
+            compared = [
+                replace(best, name=baseline.name, kind=baseline.kind, tuned=baseline.tuned)
+                for baseline in baselines
+                for best in self._sorted(self._search(evaluator, baseline.space, among=False))[:1]
             ]
-            self._overtake(tries, space, joint, self._within(space, held_against))
-            luck = self._random(tries, space)
-            self._overtake(tries, space, joint, [one.configuration for one in luck])
+            self._merge_results(evaluator, space, joint, self._baselines_in_space(space, compared))
+            random_results = self._random(evaluator, space)
+            self._merge_results(evaluator, space, joint, [one.configuration for one in random_results])
             fitting = self._sorted(joint)
-            infeasible, examples = _misfits(joint)
-            indifferent = self._indifferent(tries, space, fitting[0])
+            infeasible, examples = _count_infeasible(joint)
+            indifferent = self._indifferent(evaluator, space, fitting[0])
             return Exploration(
                 explore.size,
                 len(joint),
                 fitting,
-                [result for result in held_against if result.kind == "baseline"],
-                [result for result in held_against if result.kind == "single"],
-                next((replace(one, name="random search", kind="random") for one in luck), None),
+                [result for result in compared if result.kind == "baseline"],
+                [result for result in compared if result.kind == "single"],
+                next((replace(one, name="random search", kind="random") for one in random_results), None),
                 infeasible,
                 examples,
                 indifferent,
-                self._sensitivity(tries, fitting[0], first),
+                self._sensitivity(evaluator, fitting[0], first),
                 kept=[path for path in indifferent if self._own.get(path) == indifferent[path]],
             )
 
@@ -222,7 +227,7 @@ class Search:
     def _own(self) -> Mapping[str, Any]:
         return own_values(self.scenario, self._explore.space)
 
-    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
+    def _sorted(self, configurations: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
         """Sort what fits, fastest first; of equal ones, the one with most of the scenario's own values."""
 
         def order(result: RankedConfiguration) -> tuple[float, int, str]:
@@ -232,18 +237,18 @@ class Search:
 
         places = {path: place for place, path in enumerate(self._explore.space)}
 
-        def told(one: Configuration) -> Configuration:
+        def in_space_order(one: Configuration) -> Configuration:
             """In the order of the scenario's space."""
             return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
 
         fits = [
-            RankedConfiguration(told(one), tried)
-            for one, tried in some.items()
+            RankedConfiguration(in_space_order(one), tried)
+            for one, tried in configurations.items()
             if isinstance(tried, Evaluation)
         ]
         return sorted(fits, key=order)
 
-    def _search(self, tries: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
+    def _search(self, evaluator: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
         """Evaluate a space and return what was tried.
 
         A small space is evaluated as a whole. Else: the best by the closed form, then of those that it cannot
@@ -252,65 +257,67 @@ class Search:
         explore = self._explore
 
         found: dict[Configuration, Tried] = {}
-        note = partial(_note, tries, found, among=among)
+        evaluate = partial(_evaluate_into, evaluator, found, among=among)
         if space.size <= explore.tries:
-            note(list(space))
+            evaluate(list(space))
             return found
         seen = {path: values for path, values in space.values.items() if self._screener.looks_at(path)}
         if math.prod(map(len, seen.values())) > self._screener.most:
             seen = {path: values for path, values in seen.items() if path.startswith(self._screener.coarse)}
         unseen = {path: values for path, values in space.values.items() if path not in seen}
         usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
-        alike = Space(unseen, {}).size
-        groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
-        note(self._screened(tries, Space(seen, {**usual, **space.base}), groups))
-        if alike <= explore.tries:
+        unseen_size = Space(unseen, {}).size
+        groups = explore.tries if unseen_size == 1 else max(1, explore.tries // 2)
+        evaluate(self._screened(evaluator, Space(seen, {**usual, **space.base}), groups))
+        if unseen_size <= explore.tries:
             for group in self._sorted(found):
-                if alike == 1 or len(found) >= explore.tries:
+                if unseen_size == 1 or len(found) >= explore.tries:
                     break
-                note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+                evaluate(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
             starts = 1
         else:
             starts = STARTS
         for start in self._sorted(found)[:starts]:
-            self._descend(space, start, found, note)
+            self._descend(space, start, found, evaluate)
             if len(found) >= explore.tries:
                 break
         return found
 
-    def _within(self, space: Space, rivals: Sequence[RankedConfiguration]) -> list[Configuration]:
+    def _baselines_in_space(
+        self, space: Space, baselines: Sequence[RankedConfiguration]
+    ) -> list[Configuration]:
         """Complete the baselines with the scenario's own values, and return those that are in the space."""
         first = {path: values[0] for path, values in space.values.items()}  # default
         within = []
-        for rival in rivals:
-            changes = {**first, **self._own, **rival.configuration.changes}
+        for baseline in baselines:
+            changes = {**first, **self._own, **baseline.configuration.changes}
             if changes.keys() == first.keys() and all(
                 changes[path] in values for path, values in space.values.items()
             ):
                 within.append(Configuration({path: changes[path] for path in space.values}))
         return within
 
-    def _overtake(
+    def _merge_results(
         self,
-        tries: Evaluator,
+        evaluator: Evaluator,
         space: Space,
         joint: dict[Configuration, Tried],
         others: Sequence[Configuration],
     ) -> None:
         """Add other configurations of the space to the results; continue the local search from a faster one."""
-        note = partial(_note, tries, joint, among=True)
+        evaluate = partial(_evaluate_into, evaluator, joint, among=True)
         before_s = self._sorted(joint)[0].tried.step_time_s
-        note([one for one in dict.fromkeys(others) if one not in joint])
+        evaluate([one for one in dict.fromkeys(others) if one not in joint])
         best = self._sorted(joint)[0]
         if best.tried.step_time_s < before_s:
-            self._descend(space, best, joint, note)
+            self._descend(space, best, joint, evaluate)
 
     def _descend(
         self,
         space: Space,
         start: RankedConfiguration,
         found: Mapping[Configuration, Tried],
-        note: Callable[[Sequence[Configuration]], None],
+        evaluate: Callable[[Sequence[Configuration]], None],
     ) -> None:
         """Move to the fastest neighbour as long as there is a faster one."""
         best: RankedConfiguration | None = None
@@ -319,29 +326,31 @@ class Search:
             if here is None or here == best:
                 break
             best = here
-            near = [one for some in space.neighbours(best.configuration).values() for one in some]
-            note([one for one in near if one not in found and self._screener.step_s(one.changes) is not None])
+            near = [one for values in space.neighbours(best.configuration).values() for one in values]
+            evaluate(
+                [one for one in near if one not in found and self._screener.step_s(one.changes) is not None]
+            )
             around = {one: found[one] for one in (best.configuration, *near) if one in found}
             here = next(iter(self._sorted(around)), None)
 
-    def _screened(self, tries: Evaluator, space: Space, most: int) -> list[Configuration]:
+    def _screened(self, evaluator: Evaluator, space: Space, most: int) -> list[Configuration]:
         """Return the best by the closed form, one of each distinct time in turn."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
-        some: Iterable[Configuration] = space.where(
+        configurations: Iterable[Configuration] = space.where(
             degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
         )
         if space.size > self._screener.most:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
-            some = map(space.numbered, numbers)
+            configurations = map(space.numbered, numbers)
         levels: dict[float, list[Configuration]] = {}
-        for number, one in enumerate(some):
-            tries.screened(number)
+        for number, one in enumerate(configurations):
+            evaluator.screened(number)
             seconds = self._screener.step_s(one.changes)
             if seconds is None:
                 continue
-            alike = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
-            if len(alike) < most:
-                alike.append(one)
+            equal = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
+            if len(equal) < most:
+                equal.append(one)
             if len(levels) > 2 * most:  # there may be millions
                 levels = {level: levels[level] for level in heapq.nsmallest(most, levels)}
         quickest = [levels[seconds] for seconds in sorted(levels)]
@@ -349,48 +358,52 @@ class Search:
         turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
         return list(itertools.islice(turns, most))
 
-    def _random(self, tries: Evaluator, space: Space) -> list[RankedConfiguration]:
+    def _random(self, evaluator: Evaluator, space: Space) -> list[RankedConfiguration]:
         """Return what fits of as many random tries, fastest first; empty if the whole space is evaluated."""
         explore = self._explore
         if space.size <= explore.tries or not self.at_random:
             return []
         draw = random.Random(f"{self.scenario.seed}/random")
-        some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
-        return self._sorted(dict(zip(some, tries.all(some, among=True), strict=True)))
+        configurations = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
+        return self._sorted(dict(zip(configurations, evaluator.all(configurations, among=True), strict=True)))
 
-    def _indifferent(self, tries: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
+    def _indifferent(self, evaluator: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
         """Return the paths whose other values, where they fit, do not change the result, with the best's value."""
         found = {}
         for path, others in space.neighbours(best.configuration).items():
-            fits = [tried for tried in tries.all(others, among=False) if isinstance(tried, Evaluation)]
+            fits = [tried for tried in evaluator.all(others, among=False) if isinstance(tried, Evaluation)]
             if fits and all(tried == best.tried for tried in fits):
                 found[path] = best.configuration.changes[path]
         return found
 
     def _sensitivity(
-        self, tries: Evaluator, best: RankedConfiguration, baseline: Changes | None
+        self, evaluator: Evaluator, best: RankedConfiguration, baseline: Changes | None
     ) -> Sensitivity | None:
         """Compare the best with the first baseline, completed with the scenario's own values."""
         if baseline is None:
             return None
         first = {**self._own, **baseline}
         changes = best.configuration.changes
-        return sensitivity(first, changes, lambda some: tries.all(some, among=False))
+        return sensitivity(first, changes, lambda configurations: evaluator.all(configurations, among=False))
 
 
-def _note(
-    tries: Evaluator, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
+def _evaluate_into(
+    evaluator: Evaluator,
+    found: dict[Configuration, Tried],
+    configurations: Sequence[Configuration],
+    *,
+    among: bool,
 ) -> None:
-    found.update(zip(some, tries.all(some, among=among), strict=True))
+    found.update(zip(configurations, evaluator.all(configurations, among=among), strict=True))
 
 
-def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
+def _count_infeasible(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
     """Return how many configurations each constraint rejects, and one example of each."""
-    some = [one for one in tried.values() if isinstance(one, Infeasible)]
-    return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
+    found = [one for one in tried.values() if isinstance(one, Infeasible)]
+    return Counter(one.constraint for one in found), {one.constraint: one for one in reversed(found)}
 
 
-def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
+def _explain_infeasible(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
     if not infeasible:
         return f"of {total} configurations none has degrees that go with the ranks, layers and sequences"
     reasons = []
