@@ -160,7 +160,7 @@ def test_a_policed_rate_is_that_of_two_intervals_that_are_alike() -> None:
     assert used[-1] == 0.0
 
 
-@pytest.mark.parametrize(("lost", "limited"), [(2, False), (7, True)])
+@pytest.mark.parametrize(("lost", "is_app_limited"), [(2, False), (7, True)])
 def test_few_losses_or_too_little_to_send_say_nothing_of_policers(lost: int, is_app_limited: bool) -> None:
     policed = PolicerDetector()
     for round_trip in range(1, 60):
