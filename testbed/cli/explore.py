@@ -35,9 +35,9 @@ from testbed.show.report.exploration_findings import (
     BEST,
     best_of,
     describe_findings,
-    difference,
-    found_words,
-    paired,
+    describe_results,
+    difference_text,
+    pair_rows,
 )
 from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
@@ -98,7 +98,7 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _tell(found_words(explored.document, rows), shown)  # how sure it is comes now
+            _tell(describe_results(explored.document, rows), shown)  # how sure it is comes now
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
@@ -160,10 +160,10 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     document, found = explored.document, explored.found
     rows = compared_rows(document)
     # where it is confirmed a run will say how sure it is
-    _tell(found_words(document, rows) if confirming else describe_findings(document, rows), console)
+    _tell(describe_results(document, rows) if confirming else describe_findings(document, rows), console)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
-    shown = paired(rows)
+    shown = pair_rows(rows)
     best = best_of(rows)
     tailed = any(row["tail_s"] not in (None, row["step_time_s"]) for row in shown)
     tuned = any(row["tuned"] for row in shown)
@@ -175,7 +175,7 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     for row in shown:
         given, memory_bytes = row["as_given"], row["memory_bytes"]
         table.add_row(
-            ": ".join(filter(None, (row["name"], difference(best, row))))
+            ": ".join(filter(None, (row["name"], difference_text(best, row))))
             if row["kind"] == BEST
             else row["of"],
             time_text(row["step_time_s"]),

@@ -49,13 +49,13 @@ class CollectiveFlow:
     burst_bytes: float
 
 
-def alone_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
+def isolated_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
     """Return a key that is equal for collectives with the same isolated time, in any group number and any plan."""
     _, *sending = operation.sending
     return *sending, members, plan.near_of(operation.group), plan.tuning, dscp
 
 
-def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
+def isolated_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
     """Return a plan with just this collective."""
     alone: RankPlan = (replace(operation, group=0, after=(), stream=""),)
     ranks = tuple(alone if rank in members else () for rank in range(len(plan.ranks)))
@@ -63,7 +63,7 @@ def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp
     return JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=plan.tuning, near=near)
 
 
-def alone_software(software: Software) -> Software:
+def isolated_software(software: Software) -> Software:
     """Return the software costs of a collective alone: its caller has accounted for launch and completion."""
     return replace(software, launch_s=0.0, completion_s=0.0)
 

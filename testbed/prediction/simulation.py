@@ -19,7 +19,13 @@ from testbed.comm.transport import Software
 from testbed.gc_control import clear_references
 from testbed.net.paths.network import LossDelay, Members, Network
 from testbed.prediction.channels import NO_STATE, NO_WARMUP, ConnectionState, Warmup
-from testbed.prediction.collective_flow import FlowBuilder, Isolated, alone_key, alone_plan, alone_software
+from testbed.prediction.collective_flow import (
+    FlowBuilder,
+    Isolated,
+    isolated_key,
+    isolated_plan,
+    isolated_software,
+)
 from testbed.prediction.collective_messages import Call, CollectiveDriver, Events, SizedStage, list_messages
 from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
@@ -29,7 +35,7 @@ from testbed.workload.dependency_tracker import DependencyTracker, orders_of
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
-MOST_WARMUP = 8  # warm-up steps that are simulated at most
+MAX_WARMUP_STEPS = 8  # warm-up steps that are simulated at most
 SAME = 1e-6  # relative difference below which two consecutive steps count as converged
 SETTLED = 1e-3  # the same where steps differ only because windows are still opening
 PACED = 4  # isolated runs of a collective whose connections are paced
@@ -103,7 +109,7 @@ def _choose_step(simulation: _Simulation, draws: Sequence[Random], before: Warmu
         return simulation.run_settled(MEAN, before)
     # losses in folded collectives are drawn per collective, not per step
     if not draws or (simulation.folder is not None and not simulation.plan.has(Message)):
-        return _settled(simulation, min(before.steps, MOST_WARMUP))
+        return _settled(simulation, min(before.steps, MAX_WARMUP_STEPS))
     drawn = [simulation.run_settled(LossDelay(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
     return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
@@ -200,7 +206,7 @@ class _Simulation(CollectiveDriver):
                 step.run_until_idle()
             if step.now_s:
                 step = step.restart(lateness)
-            for _ in range(min(before.steps, MOST_WARMUP)):
+            for _ in range(min(before.steps, MAX_WARMUP_STEPS)):
                 step.connections.shift(step.run().step_time_s)
                 step = step.restart(lateness)
         return step
@@ -371,13 +377,13 @@ class _Simulation(CollectiveDriver):
 
     def _isolated_cost(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         """Return how long a collective takes, message by message, with nothing else on the network."""
-        key = alone_key(self.plan, operation, members, dscp)
+        key = isolated_key(self.plan, operation, members, dscp)
         if key not in self.isolated:
             self.isolated[key] = self._isolated(operation, members, dscp)
         return self.isolated[key]
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
+        plan, software = isolated_plan(self.plan, operation, members, dscp), isolated_software(self.software)
         # a wait for several messages ends with the latest: the mean delay would make them all equal
         drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.isolated_draws)]
         state, took_s, simulations = NO_STATE, [], []

@@ -21,7 +21,7 @@ from testbed.prediction.collective_messages import message_count
 from testbed.prediction.dry_run import check_plan_ends
 from testbed.prediction.request_metrics import served_step, serving_figures
 from testbed.prediction.routes import Routes, route_network
-from testbed.prediction.simulation import MOST_WARMUP
+from testbed.prediction.simulation import MAX_WARMUP_STEPS
 from testbed.prediction.simulation_cache import PreparedStep
 from testbed.prediction.timeline import Timeline
 from testbed.spec.scale import Scale
@@ -31,13 +31,13 @@ from testbed.workload.job.job import Job, job_of
 
 DRAWS = 9
 MORE = 4  # factor by which the number of draws may grow
-MOST_DRAWN = 1_000  # messages per step up to which several steps are simulated, several times each
-MOST_MESSAGES = 10_000  # messages per step up to which it is simulated message by message: a second
+MAX_DRAWN_MESSAGES = 1_000  # messages per step up to which several steps are simulated, several times each
+MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message: a second
 # Simulated packets take some ten microseconds each. Steps are added up to the usual number of packets; one step with
 # its warm-up may have the maximum. The last limit is the number of messages in a step simulated packet by packet.
-USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
+USUAL_PACKETS, MAX_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
 # steps of which the median is returned where each differs a little
-LEAST_TOLD, TOLD = 3, 15
+MIN_MEDIAN_STEPS, MAX_MEDIAN_STEPS = 3, 15
 TAIL = 0.99
 TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is returned
 
@@ -48,7 +48,7 @@ def predict_step(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    packets: int = MOST_PACKETS,
+    packets: int = MAX_PACKETS,
 ) -> Timeline:
     """Simulate a step on the model of the network under the scenario's policy; times are emulated.
 
@@ -75,7 +75,7 @@ def prepare_step(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    packets: int = MOST_PACKETS,
+    packets: int = MAX_PACKETS,
 ) -> PreparedStep:
     """Collect everything `predict_step` depends on. Raises ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
@@ -91,7 +91,7 @@ def prepare_step(
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
-        most = MOST_DRAWN if network.begins else MOST_MESSAGES
+        most = MAX_DRAWN_MESSAGES if network.begins else MAX_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
         folded = messages > most or (lossy and not network.begins)
         if network.begins and messages:  # short steps see few losses, and more draws cost little
@@ -136,17 +136,18 @@ def _by_packet(
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
     paced = any(path.growth is None for own in paths.values() for path in own)
-    most_steps = LEAST_TOLD if paced and not lossy else 1
+    most_steps = MIN_MEDIAN_STEPS if paced and not lossy else 1
     if warm + (least + most_steps) * step > each:
         return nothing
     usual = min(USUAL_PACKETS, most)
     room = int(((each if lossy else usual) - warm) / step)
-    steps = min(before.steps, MOST_WARMUP, max(least, room - most_steps))
+    steps = min(before.steps, MAX_WARMUP_STEPS, max(least, room - most_steps))
     if lossy:
         draws = max(draws, min(MORE * draws, int(usual / (warm + (steps + 1) * step))))
     else:
         most_steps = min(
-            TOLD, max(most_steps, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps))
+            MAX_MEDIAN_STEPS,
+            max(most_steps, room - steps, min(MIN_MEDIAN_STEPS, int((most - warm) / step) - steps)),
         )
     return paths, before._replace(steps=steps, most_steps=most_steps), draws
 
@@ -245,7 +246,7 @@ class Predictions(dict[str, Prediction]):
 
 
 def predict_variants(
-    scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MOST_PACKETS
+    scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MAX_PACKETS
 ) -> Predictions:
     """Predict every variant of a scenario, or every algorithm where there are no variants.
 

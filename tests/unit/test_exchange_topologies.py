@@ -26,7 +26,7 @@ from testbed.show.exchange import (
     parse_hosts,
 )
 from testbed.show.exchange.graph_attributes import great_circle_km
-from testbed.show.exchange.topology_export import routed
+from testbed.show.exchange.topology_export import build_routed_network
 from testbed.spec.errors import ConfigError
 from testbed.spec.topology import TopologySpec, load_topology
 
@@ -281,7 +281,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes", "backbone"])
 def test_every_host_finds_every_other_one_by_its_routes(name: str) -> None:
     """Followed hop by hop through the commands, as kernels would: by the longest prefix."""
-    made = routed(load_topology(SHIPPED / f"{name}.yaml"), 1.0)
+    made = build_routed_network(load_topology(SHIPPED / f"{name}.yaml"), 1.0)
     ends = {
         (port.node, port.number): (other.node, other.number)
         for cable in made.cables

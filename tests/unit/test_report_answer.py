@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from testbed.show.report.exploration_findings import Row, best_of, describe_findings, found_words, paired
+from testbed.show.report.exploration_findings import (
+    Row,
+    best_of,
+    describe_findings,
+    describe_results,
+    pair_rows,
+)
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
@@ -149,11 +155,11 @@ def test_what_was_measured_is_told_with_how_sure_it_is() -> None:
 
 
 def test_a_baseline_is_shown_once_as_tuned_with_as_given_beside_it() -> None:
-    shown = paired(ROWS)
+    shown = pair_rows(ROWS)
     assert [one["of"] for one in shown] == ["production", "atlas", "only network", "best 1"]
     assert [one["step_time_s"] for one in shown] == [2.6, 2.5, 2.5, 2.0]
     assert [one["as_given"]["step_time_s"] for one in shown[:-1]] == [4.0, 3.0, 3.2]
-    (alone,) = paired([row("baseline", "arnold", 3.0)])  # tuned it does not fit
+    (alone,) = pair_rows([row("baseline", "arnold", 3.0)])  # tuned it does not fit
     assert alone["as_given"] is not None
     assert alone["step_time_s"] == pytest.approx(3.0)
 
@@ -194,7 +200,7 @@ def test_the_best_and_its_gain_go_by_all_steps_stalls_included() -> None:
     rows = [stalls, steady, base]
     assert best_of(rows) is steady
     document = {**DOCUMENT, "work": None}
-    said = found_words(document, rows)
+    said = describe_results(document, rows)
     assert "2.00x as fast as" in said[1]
 
 

@@ -20,7 +20,7 @@ from testbed.measure.results.committed_work import Work
 from testbed.measure.results.run_directory import BadResult
 from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
-from testbed.show.report.sweep import lacking, write_sweep
+from testbed.show.report.sweep import missing_libraries, write_sweep
 from testbed.show.report.sweep_findings import caption, describe_sweep
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
@@ -363,7 +363,7 @@ def test_the_command_prints_a_row_per_value_and_names_its_files(tmp_path: Path) 
     assert "WAN delay (ms)" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line.strip()[:1].isdigit()] == ["1", "5"]
     assert str(tmp_path / "out" / "sweep.html") in done.stderr
-    assert [words for words in lacking() if words not in done.stderr] == []
+    assert [words for words in missing_libraries() if words not in done.stderr] == []
     document = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert document["points"][0]["figures"][0]["variant"] == "ring"
 

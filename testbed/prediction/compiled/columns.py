@@ -17,7 +17,7 @@ from testbed.caches import IdentityCache
 from testbed.net.paths.network import Ends, LossDelay, Network, PartShares
 from testbed.plugins import is_file_name
 from testbed.prediction.channels import split_by_hop
-from testbed.prediction.collective_flow import alone_key, software_part
+from testbed.prediction.collective_flow import isolated_key, software_part
 from testbed.prediction.collective_messages import SizedStage, list_messages
 from testbed.prediction.fluid import held_bytes
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -126,7 +126,7 @@ class NetworkColumns:
         """Return a collective of one of the plan's groups."""
         _, members = plan.groups[operation.group]
         dscp = plan.dscp(operation)
-        key = alone_key(plan, operation, members, dscp)
+        key = isolated_key(plan, operation, members, dscp)
         if key not in self._called:
             call = call_of(plan, operation, self.itemsize)
             transfers = [self.transfer(ends, size_bytes, dscp) for ends, size_bytes in call.kinds]
@@ -217,7 +217,7 @@ def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
     if is_file_name(operation.collective) or is_file_name(algorithm):  # the file may have changed
         return _made(plan, operation, itemsize)
     _, members = plan.groups[operation.group]
-    key = alone_key(plan, operation, members, dscp=0), itemsize
+    key = isolated_key(plan, operation, members, dscp=0), itemsize
     return _known.of((), lambda: _made(plan, operation, itemsize), key)
 
 

@@ -18,9 +18,9 @@ from testbed.prediction.collective_flow import (
     CollectiveFlow,
     FlowBuilder,
     Isolated,
-    alone_key,
-    alone_plan,
-    alone_software,
+    isolated_key,
+    isolated_plan,
+    isolated_software,
 )
 from testbed.prediction.compiled.build import Step, loop
 from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
@@ -228,7 +228,7 @@ class NetworkSimulator:
 
         def fold(operation: GroupCollective) -> CollectiveFlow | None:
             _, members = plan.groups[operation.group]
-            key = alone_key(plan, operation, members, plan.dscp(operation))
+            key = isolated_key(plan, operation, members, plan.dscp(operation))
             if key not in self._flows:
                 self._flows[key] = folder.flow(operation, plan)
             return self._flows[key]
@@ -236,12 +236,14 @@ class NetworkSimulator:
         return fold
 
     def _isolated(self, plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        key = alone_key(plan, operation, members, dscp)
+        key = isolated_key(plan, operation, members, dscp)
         if key not in self.isolated:
             alone = _isolated_plans.of(
-                (), lambda: alone_plan(plan, operation, members, dscp), (key, operation.kind, len(plan.ranks))
+                (),
+                lambda: isolated_plan(plan, operation, members, dscp),
+                (key, operation.kind, len(plan.ranks)),
             )
-            found = play(alone, self.columns, alone_software(self.software))
+            found = play(alone, self.columns, isolated_software(self.software))
             if found is None:
                 raise _NotPlain
             self.isolated[key] = Isolated(found.step_time_s, found.worked_s.tolist(), found.burst_bytes)

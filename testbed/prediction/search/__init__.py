@@ -6,7 +6,7 @@ from testbed.prediction.search.evaluation import (
     Infeasible,
     evaluate,
     evaluate_tail_s,
-    searched,
+    search_space_of,
 )
 from testbed.prediction.search.evaluator import NothingFits, SearchProgress
 from testbed.prediction.search.search import Exploration, Search
@@ -21,5 +21,5 @@ __all__ = [
     "SearchProgress",
     "evaluate",
     "evaluate_tail_s",
-    "searched",
+    "search_space_of",
 ]

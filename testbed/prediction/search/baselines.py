@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from testbed.prediction.closed_form import Changes
-from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, short
-from testbed.prediction.search.space import Space, Values, chosen_by, varied
+from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, short_name
+from testbed.prediction.search.space import Space, Values, space_around, tuned_space
 from testbed.spec.catalogue import baselines
 from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
@@ -69,7 +69,7 @@ def _baselines(values: Values, given: Mapping[str, Entry]) -> Iterator[Baseline]
     for name, entry in given.items():
         yield Baseline(name, "baseline", False, Space({}, entry["changes"]))
         if entry["tunes"]:
-            yield Baseline(name, "baseline", True, chosen_by(entry, values))
+            yield Baseline(name, "baseline", True, tuned_space(entry, values))
 
 
 def _singles(
@@ -77,7 +77,7 @@ def _singles(
 ) -> Iterator[Baseline]:
     """Yield spaces that differ from the first baseline in one dimension; then with what that baseline tunes too."""
     for entry in list(given.values())[:1]:
-        chosen = chosen_by(entry, values)
+        chosen = tuned_space(entry, values)
         for dimension, beginnings in dimensions.items():
             own = {
                 path: some
@@ -86,9 +86,9 @@ def _singles(
             }
             name, with_chosen = f"only {dimension}", {**chosen.values, **own}
             if own:
-                yield Baseline(name, "single", False, varied(entry["changes"], own))
+                yield Baseline(name, "single", False, space_around(entry["changes"], own))
             if own and with_chosen.keys() != own.keys():
-                yield Baseline(name, "single", True, varied(entry["changes"], with_chosen))
+                yield Baseline(name, "single", True, space_around(entry["changes"], with_chosen))
 
 
 DEGREES = "degrees"  # these change is_degree: their product is the number of accelerators
@@ -150,7 +150,7 @@ def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
     for path in dict.fromkeys((*first, *best)):
         if first.get(path) != best.get(path):
             is_degree = path.endswith("_degree") or path in _WITH_DEGREES
-            found.setdefault(DEGREES if is_degree else short(path), []).append(path)
+            found.setdefault(DEGREES if is_degree else short_name(path), []).append(path)
     return found
 
 

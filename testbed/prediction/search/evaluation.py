@@ -56,7 +56,7 @@ class Configuration:
         return hash(self.key)
 
     def __str__(self) -> str:
-        return ", ".join(f"{short(path)} {_shown(value)}" for path, value in self.changes.items())
+        return ", ".join(f"{short_name(path)} {_shown(value)}" for path, value in self.changes.items())
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Infeasible:
     expected: str
 
 
-def searched(scenario: Scenario, file: str) -> ExploreSpec:
+def search_space_of(scenario: Scenario, file: str) -> ExploreSpec:
     """Return the search space of a scenario. Raises ConfigError, which names the file, if it has none."""
     if scenario.explore is None:
         expected = "a scenario that says what to search"
@@ -102,7 +102,7 @@ def check_modelled(scenario: Scenario) -> None:
 
     Also raises it if a trace does not fit.
     """
-    explore = searched(scenario, scenario.name)
+    explore = search_space_of(scenario, scenario.name)
     kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
@@ -155,10 +155,10 @@ def evaluate_tail_s(scenario: Scenario, tried: tuple[Configuration, Evaluation])
 
 def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
     """Build the job of a configuration, if it fits."""
-    if (infeasible := wrong_degrees(scenario, changes)) is not None:
+    if (infeasible := check_degrees(scenario, changes)) is not None:
         return infeasible
     try:
-        own = configured(scenario, changes)
+        own = apply_changes(scenario, changes)
         job = _plan_cache.job(scenario, own, changes)
         check_memory(job.workload)
         return job
@@ -204,7 +204,7 @@ class _PlanCache:
 _plan_cache = _PlanCache()
 
 
-def configured(scenario: Scenario, changes: Changes) -> Scenario:
+def apply_changes(scenario: Scenario, changes: Changes) -> Scenario:
     """Apply changes to the scenario, at its own number of sequences per step.
 
     The number of microbatches follows from the degrees unless the changes set it; a recorded job has its own. Raises
@@ -232,7 +232,7 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
     return ConfigError([Problem("a configuration", None, field, found, expected)])
 
 
-def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
+def check_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     """Check the degrees alone: a hundred times faster than the whole scenario, and enough to reject most of a space."""
     parallelism = scenario.workload.parallelism
     if parallelism is None:
@@ -275,7 +275,7 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
     return accelerator_bytes(workload.model, training.mesh, owners, alive, itemsize, positions, layers)
 
 
-def short(path: str) -> str:
+def short_name(path: str) -> str:
     """Return a short unambiguous name of a path: pipeline_parallel for ...pipeline_parallel_degree, schedule for
     ...schedule.name, same_region connections for transport.stripes.same_region.connections.
     """

@@ -22,9 +22,9 @@ from testbed.prediction.search.evaluation import (
     Configuration,
     Evaluation,
     Infeasible,
+    check_degrees,
     check_modelled,
-    searched,
-    wrong_degrees,
+    search_space_of,
 )
 from testbed.prediction.search.evaluator import Evaluator, NothingFits, SearchProgress, Tried
 from testbed.prediction.search.space import Space, own_values
@@ -217,7 +217,7 @@ class Search:
 
     @cached_property
     def _explore(self) -> ExploreSpec:
-        return searched(self.scenario, self.scenario.name)
+        return search_space_of(self.scenario, self.scenario.name)
 
     @cached_property
     def _screener(self) -> Screener | RecordedScreener:
@@ -337,7 +337,7 @@ class Search:
         """Return the best by the closed form, one of each distinct time in turn."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
         configurations: Iterable[Configuration] = space.where(
-            degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
+            degrees, lambda changes: check_degrees(self.scenario, changes) is None
         )
         if space.size > self._screener.most:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))

@@ -63,7 +63,7 @@ class Space:
         return Configuration({**self.base, **chosen})
 
 
-def chosen_by(entry: Mapping[str, Any], values: Values) -> Space:
+def tuned_space(entry: Mapping[str, Any], values: Values) -> Space:
     """Return what a baseline of `data/baselines.yaml` tunes by itself, in a search over these values."""
     own: dict[str, Sequence[Any]] = {}
     for pattern, knob in entry["tunes"].items():
@@ -71,10 +71,10 @@ def chosen_by(entry: Mapping[str, Any], values: Values) -> Space:
             own[pattern] = knob["values"]
         else:
             own |= {path: some for path, some in values.items() if fnmatchcase(path, pattern)}
-    return varied(entry["changes"], own)
+    return space_around(entry["changes"], own)
 
 
-def varied(changes: Changes, values: Values) -> Space:
+def space_around(changes: Changes, values: Values) -> Space:
     """Return the space of these values on top of the changes."""
     return Space(values, {path: value for path, value in changes.items() if path not in values})
 

@@ -66,7 +66,7 @@ class ExportedJob:
             yield "activation memory"
 
 
-def exported_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
+def load_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
     """Load a job from a scenario, or from the folder of a run. variant: None for the first.
 
     Raises BadInput for an unknown variant, ConfigError, BadResult.

@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.errors import BadInput, did_you_mean
 from testbed.show.exchange.containerlab_netem import Setting, linux_name, read_script, tc_setting
-from testbed.show.exchange.graph_attributes import Element, number, unused
+from testbed.show.exchange.graph_attributes import Element, number, unused_attributes
 from testbed.show.exchange.imported_graph import Edge, ImportedNetwork, LinkDirection, Node
 from testbed.show.exchange.topology_export import HOST, KIND_LABEL, NETEM_FILE, SCALE_LABEL
 from testbed.spec.yaml_loader import Document, Location, read_document
@@ -104,8 +104,8 @@ class _Lab:
                 )
         found.left_out = [
             *self.left_out,
-            *unused("node", list(self.nodes.values())),
-            *unused("link", self.links),
+            *unused_attributes("node", list(self.nodes.values())),
+            *unused_attributes("link", self.links),
         ]
         found.assumed = self.assumed
         return found

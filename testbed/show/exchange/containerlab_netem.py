@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.errors import BadInput
-from testbed.show.exchange.graph_attributes import SHOWN_VALUES, counted, shortened
+from testbed.show.exchange.graph_attributes import SHOWN_VALUES, count_text, shorten_value
 from testbed.show.exchange.imported_graph import LinkDirection
 from testbed.spec.units import parse_duration
 
@@ -82,7 +82,7 @@ def read_script(path: Path, scale: float) -> Script:
             }
         elif "netem" not in words or words[words.index("netem") + 1 :][:1] not in (["set"], ["reset"]):
             if words[0] not in ("set", *_CONTROL):
-                others.append(f"{line}: {shortened(' '.join(words))}")
+                others.append(f"{line}: {shorten_value(' '.join(words))}")
         elif any("$" in word or "`" in word for word in words):
             script.left_out.append(f"{where}: its variables are unknown")
         else:
@@ -90,7 +90,7 @@ def read_script(path: Path, scale: float) -> Script:
     if others:
         shown = "; ".join((*others[:SHOWN_VALUES], *(["..."] if len(others) > SHOWN_VALUES else [])))
         script.left_out.append(
-            f"{counted(len(others), 'command')} of {path.name} that set no link (line {shown})"
+            f"{count_text(len(others), 'command')} of {path.name} that set no link (line {shown})"
         )
     return script
 

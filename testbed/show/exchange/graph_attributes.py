@@ -95,11 +95,11 @@ class Graph:
             lists = dict.fromkeys(name.partition(".")[0] for name in own)
             found.append(f"of the graph: {', '.join(lists)}")
         for kind, elements in (("node", list(self.nodes.values())), ("edge", self.edges)):
-            found += unused(kind, elements)
+            found += unused_attributes(kind, elements)
         return found
 
 
-def unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
+def unused_attributes(kind: str, elements: Sequence[Element]) -> Iterator[str]:
     """Yield a line per attribute and reason, with the number of elements and some values."""
     groups: dict[tuple[str, str], list[Element]] = defaultdict(list)
     for element in elements:
@@ -107,18 +107,18 @@ def unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
             if name not in element.used:
                 groups[name, element.reasons.get(name, "")].append(element)
     for (name, reason), group in groups.items():
-        values = list(dict.fromkeys(shortened(element.attributes[name]) for element in group))
+        values = list(dict.fromkeys(shorten_value(element.attributes[name]) for element in group))
         shown = ", ".join((*values[:SHOWN_VALUES], *(["..."] if len(values) > SHOWN_VALUES else [])))
-        yield f"{name} of {counted(len(group), kind)} ({shown}){f': {reason}' if reason else ''}"
+        yield f"{name} of {count_text(len(group), kind)} ({shown}){f': {reason}' if reason else ''}"
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return a value as one line of at most LONGEST_SHOWN characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
-def counted(count: int, kind: str) -> str:
+def count_text(count: int, kind: str) -> str:
     """Return `1 edge` or `2 edges`."""
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
@@ -208,7 +208,7 @@ class Figure:
     problem: str = ""
 
 
-def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
+def find_figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
     """Yield an element's attributes with values of a quantity, best first.
 
     Args:
@@ -222,10 +222,10 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
         if quantity is RATE and name.lower().replace(" ", "") in _LABELS:
             # a label is for people: it counts only if it is just a rate with its unit
             plain, written = _split(value)
-            if plain is not None and known_unit(written, RATE) is not None and written:
+            if plain is not None and unit_factor(written, RATE) is not None and written:
                 found.append((len(RATE.stems), Figure(name, plain, written)))
             continue
-        if stem is None and quantity is not JITTER and known_unit(units.get(name, ""), quantity) is not None:
+        if stem is None and quantity is not JITTER and unit_factor(units.get(name, ""), quantity) is not None:
             stem = quantity.stems[-1]
         if stem is None:
             continue
@@ -237,13 +237,13 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
         problem = ""
         if plain is None:
             problem = "it is not a number"
-        elif unit and known_unit(unit, quantity) is None:
+        elif unit and unit_factor(unit, quantity) is None:
             problem = f"{unit} is not a unit of this kind, such as {quantity.example}"
         found.append((quantity.stems.index(stem), Figure(name, plain or 0.0, unit, problem)))
     yield from (figure for _, figure in sorted(found, key=lambda entry: entry[0]))
 
 
-def known_unit(unit: str, quantity: Quantity) -> float | None:
+def unit_factor(unit: str, quantity: Quantity) -> float | None:
     """Return the factor of a unit, or None if unknown. Case matters only between bits (b) and bytes (B)."""
     if quantity.units is _RATES and "B" in unit:
         match = re.fullmatch(r"([kmgt]?i?)(?:B/s|Bps)", unit[0].lower() + unit[1:])
@@ -254,7 +254,7 @@ def known_unit(unit: str, quantity: Quantity) -> float | None:
 def check_units(units: Mapping[str, str]) -> None:
     """Raise BadInput for an unknown unit."""
     for name, unit in units.items():
-        if all(known_unit(unit, kind) is None for kind in _KINDS):
+        if all(unit_factor(unit, kind) is None for kind in _KINDS):
             raise BadInput(
                 where=f"--unit {name}={unit}", got=unit, expected="a unit, such as ms, km, Gbit/s or %"
             )
@@ -274,7 +274,7 @@ def _stem_and_unit(name: str, quantity: Quantity) -> tuple[str | None, str]:
             rest = name[len(stem) :]
             unit = rest.strip(" _-.()[]")
             marked = rest != unit or unit[:1].isupper() or len(unit) > 1  # igraph's GML drops underscores
-            if marked and known_unit(unit, quantity) is not None:
+            if marked and unit_factor(unit, quantity) is not None:
                 return stem, unit
     return None, ""
 

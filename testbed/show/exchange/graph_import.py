@@ -23,15 +23,15 @@ from testbed.show.exchange.graph_attributes import (
     Graph,
     Quantity,
     check_units,
-    counted,
+    count_text,
     fibre_s,
-    figures,
+    find_figures,
     great_circle_km,
     is_plausible,
-    known_unit,
     least_km,
     number,
     place_of,
+    unit_factor,
 )
 from testbed.show.exchange.graph_files import OWN, parse_gml, parse_graphml, standard_attributes
 from testbed.show.exchange.imported_graph import (
@@ -165,7 +165,7 @@ class _Reading:
                 made.append(edge)
         if alone:
             first = next(iter(alone.values()))
-            what = f"{counted(len(alone), 'directed edge')} without one back, such as {first.name}"
+            what = f"{count_text(len(alone), 'directed edge')} without one back, such as {first.name}"
             found.assumed.append(f"{what}: both directions get the same settings")
         yield from (edge for _, edge in sorted(enumerate(made), key=lambda entry: (entry[1].order, entry[0])))
 
@@ -258,7 +258,7 @@ class _Reading:
         chosen: tuple[str, Quantity, float] | None = None
         refused: list[tuple[str, str]] = []
         for quantity in quantities:
-            for figure in figures(element, quantity, self.units):
+            for figure in find_figures(element, quantity, self.units):
                 value, reason = self._value(figure, quantity, away_km)
                 if value is None:
                     refused.append((figure.name, reason))
@@ -285,7 +285,7 @@ class _Reading:
         if not figure.unit:
             reason = self.refusals.get(figure.name, "a number without a unit")
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
-        factor = known_unit(figure.unit, quantity)
+        factor = unit_factor(figure.unit, quantity)
         assert factor is not None
         value = figure.value if factor == 1 else float(f"{figure.value * factor:.15g}")
         if not quantity.least <= value <= quantity.most:
@@ -299,7 +299,7 @@ class _Reading:
         """Infer the unit of lengths without one: km or m, if only one is consistent with the places of all ends."""
         lengths: dict[str, list[tuple[Element, float]]] = defaultdict(list)
         for element in self.graph.edges:
-            for figure in figures(element, LENGTH, self.units):
+            for figure in find_figures(element, LENGTH, self.units):
                 if not (figure.unit or figure.problem) and element.ends[0] != element.ends[1]:
                     lengths[figure.name].append((element, figure.value))
         for name, entries in lengths.items():
@@ -319,7 +319,7 @@ class _Reading:
             if len(fitting) == 1:
                 self.units[name] = fitting[0]
                 if fitting == ["m"]:
-                    found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in m")
+                    found.assumed.append(f"{name} of {count_text(len(entries), 'edge')} is in m")
             else:
                 value, away_km = max(checked, key=lambda entry: entry[1] / max(entry[0], 1e-9))
                 fit = "both km and m fit" if fitting else "neither km nor m fit"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput, did_you_mean
-from testbed.show.exchange.graph_attributes import counted
+from testbed.show.exchange.graph_attributes import count_text
 from testbed.spec.buildings import TRANSIT_KEYS
 from testbed.spec.units import format_duration, format_fraction, format_rate
 
@@ -195,7 +195,7 @@ class ImportedNetwork:
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
             where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
-            self.left_out.append(f"{counted(len(loops), 'link')} from a node to itself: {where}")
+            self.left_out.append(f"{count_text(len(loops), 'link')} from a node to itself: {where}")
         self.edges = [edge for edge in self.edges if edge.a != edge.b]
         if not self.nodes:
             raise BadInput(where=str(self.path), got="no node", expected="a network")

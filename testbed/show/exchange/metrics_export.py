@@ -51,7 +51,7 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
         from prometheus_client import generate_latest  # noqa: PLC0415
         from prometheus_client.openmetrics.exposition import generate_latest as generate_open  # noqa: PLC0415
     except ImportError:
-        raise lacking(form, "prometheus-client", "metrics") from None
+        raise missing_package(form, "prometheus-client", "metrics") from None
     moments = (origin_s, ended_s) if form == "openmetrics" else None
     families = [_family(metric, moments) for metric in metrics if moments or _of_the_whole(metric)]
 
@@ -125,7 +125,7 @@ def otlp_json(metrics: Sequence[Metric], origin_s: float, ended_s: float) -> str
     try:
         from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages  # noqa: PLC0415
     except ImportError:
-        raise lacking("otlp-json", "opentelemetry-proto", "metrics") from None
+        raise missing_package("otlp-json", "opentelemetry-proto", "metrics") from None
     data = messages.MetricsData()
     resource = data.resource_metrics.add()
     _add_attributes(resource.resource.attributes, {"service.name": "testbed", "service.version": VERSION})
@@ -173,7 +173,7 @@ def _nanoseconds(moment_s: float) -> int:
     return round(moment_s * 1e9)
 
 
-def lacking(form: str, package: str, extra: str) -> BadInput:
+def missing_package(form: str, package: str, extra: str) -> BadInput:
     """Return the error of `--to FORM` if its package cannot be imported."""
     return BadInput(
         where=f"--to {form}",

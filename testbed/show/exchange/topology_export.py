@@ -67,7 +67,7 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
     return max(1.0, max(rates) / most_bps)
 
 
-def routed(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
+def build_routed_network(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
     """Build the network, with rates divided by `size_scale`."""
     topology = spec.resolve(Scale(size_scale))
     count: dict[str, int] = {}
@@ -121,7 +121,7 @@ def _address(link: int, end: int) -> str:
     return f"10.254.{link}.{end}"
 
 
-def shape_of(way: Direction) -> dict[str, Any]:
+def shape_settings(way: Direction) -> dict[str, Any]:
     """Return a direction's settings in bit/s, microseconds, percent and bytes."""
     return {
         "rate_bps": round(way.rate_bps),
@@ -132,7 +132,7 @@ def shape_of(way: Direction) -> dict[str, Any]:
     }
 
 
-def lost(spec: TopologySpec) -> Iterator[str]:
+def list_losses(spec: TopologySpec) -> Iterator[str]:
     """Yield what of a topology plain routers lack, in words."""
     topology = spec.resolve()
     if any(building.clos for building in spec.buildings.values()):
@@ -283,7 +283,7 @@ if __name__ == "__main__":
 
 def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
     """Write a Mininet script; return what it leaves out, in words. size_scale: None to fit TCLink's limit."""
-    made = routed(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
+    made = build_routed_network(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
     network = {
         "routers": made.routers,
         "hosts": made.hosts,
@@ -298,7 +298,7 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
     )
     path.write_text(text)
     path.chmod(0o755)
-    notes = list(lost(spec))
+    notes = list(list_losses(spec))
     if made.size_scale != 1:
         notes.append(f"rates, which are divided by {made.size_scale:g}")
     notes.append("packets of more than 1500 bytes")
@@ -306,7 +306,7 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
 
 
 def _port(port: Port) -> dict[str, Any]:
-    return {"node": port.node, "number": port.number, **shape_of(port.shape)}
+    return {"node": port.node, "number": port.number, **shape_settings(port.shape)}
 
 
 IMAGE = "ghcr.io/nicolaka/netshoot:latest"  # has iproute2, ping and iperf3
@@ -323,7 +323,7 @@ def export_containerlab(
 ) -> tuple[list[Path], list[str]]:
     """Write a lab; return its files and what they leave out. size_scale: None to fit CONTAINERLAB_MOST_BPS."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = routed(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
+    made = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
     nodes = {name: _node(made, name, HOST) for name in made.hosts}
     nodes |= {name: _node(made, name, BUILDING) for name in made.routers}
     links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in made.cables]
@@ -333,7 +333,7 @@ def export_containerlab(
     path.write_text(yaml.safe_dump(document, sort_keys=False, width=120))
     netem.write_text("\n".join(_netem(made)) + "\n")
     netem.chmod(0o755)
-    notes = list(lost(spec))
+    notes = list(list_losses(spec))
     if made.size_scale != 1:
         notes.append(f"rates, which are divided by {made.size_scale:g}")
     notes.append("queue sizes: netem's default applies")
@@ -361,7 +361,7 @@ def _netem(made: RoutedNetwork) -> Iterator[str]:
     yield "set -eu"
     for cable in made.cables:
         for port in (cable.a, cable.b):
-            shape = shape_of(port.shape)
+            shape = shape_settings(port.shape)
             options = [f"--delay {shape['delay_us']}us", f"--rate {max(round(shape['rate_bps'] / 1e3), 1)}"]
             if shape["jitter_us"]:
                 options.append(f"--jitter {shape['jitter_us']}us")

@@ -9,7 +9,7 @@ import yaml
 
 from testbed.errors import BadInput
 from testbed.show.exchange.containerlab_labs import read_lab
-from testbed.show.exchange.graph_attributes import counted
+from testbed.show.exchange.graph_attributes import count_text
 from testbed.show.exchange.graph_import import read_graph
 from testbed.show.exchange.imported_graph import ImportDefaults, parse_hosts
 from testbed.spec.topology import load_topology
@@ -50,7 +50,7 @@ def import_topology(
     if strict and notes:
         raise BadInput(
             where=f"{path}: --strict",
-            got=f"{counted(len(notes), 'thing')} left out or assumed",
+            got=f"{count_text(len(notes), 'thing')} left out or assumed",
             expected="none",
             hint="\n".join(notes),
         )

@@ -17,7 +17,7 @@ from typing import Any
 from testbed.measure.results.manifest import MANIFEST, Manifest
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.show.exchange.metrics import Metric, run_metrics
-from testbed.show.exchange.metrics_export import lacking
+from testbed.show.exchange.metrics_export import missing_package
 
 FILES = (SUMMARY, MANIFEST, "scenario.yaml", "report.html")
 SERIES = "trial_step_time_seconds"
@@ -38,7 +38,7 @@ class Tracked:
     limited_by: str
 
 
-def tracked(result: Result, manifest: Manifest) -> list[Tracked]:
+def tracked_variants(result: Result, manifest: Manifest) -> list[Tracked]:
     """Convert each variant of a run."""
     metrics = run_metrics(result)
     return [
@@ -100,7 +100,7 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
         from mlflow.entities import Param, RunTag  # noqa: PLC0415
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
     except ImportError:
-        raise lacking("mlflow", "mlflow", "mlflow") from None
+        raise missing_package("mlflow", "mlflow", "mlflow") from None
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name(result.scenario)
     place = None if artifacts is None else artifacts.resolve().as_uri()
@@ -110,7 +110,7 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
         if (folder / name).is_file():
             client.log_artifact(whole.info.run_id, str(folder / name))
     runs = [whole.info.run_id]
-    for own in tracked(result, manifest):
+    for own in tracked_variants(result, manifest):
         run = client.create_run(experiment, run_name=own.name, tags={"mlflow.parentRunId": whole.info.run_id})
         began_ms = run.info.start_time
         values = [Value(SERIES, value, began_ms, trial) for trial, value in enumerate(own.series)]
@@ -136,13 +136,13 @@ def log_to_wandb(folder: Path, output: Path) -> list[Path]:
     try:
         import wandb  # noqa: PLC0415
     except ImportError:
-        raise lacking("wandb", "wandb", "wandb") from None
+        raise missing_package("wandb", "wandb", "wandb") from None
     output.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
     )
     folders = []
-    for own in tracked(result, manifest):
+    for own in tracked_variants(result, manifest):
         run = wandb.init(
             project=re.sub(r"[/\\#?%:]", "-", result.scenario),
             group=folder.resolve().name,

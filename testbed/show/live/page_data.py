@@ -161,7 +161,7 @@ def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
     return {"buildings": shown, "links": links}, directions
 
 
-def event_words(record: Json) -> str:
+def event_text(record: Json) -> str:
     """Describe an event of the scenario."""
     return f"{record['action']} {record['target']} {'begins' if record['begins'] else 'ends'}"
 

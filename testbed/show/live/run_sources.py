@@ -35,16 +35,16 @@ from testbed.show.live.page_data import (
     Readings,
     Record,
     StepSpan,
-    event_words,
+    event_text,
     link_moments,
     network_of,
     real_span,
     records,
 )
-from testbed.show.report.charts import drawn_operations
-from testbed.show.report.run_data import communicates
+from testbed.show.report.charts import timeline_operations
+from testbed.show.report.run_data import is_communication
 from testbed.show.report.svg import pack_rows
-from testbed.show.report.variant_text import opening
+from testbed.show.report.variant_text import opening_sentences
 from testbed.spec.scale import Scale
 
 
@@ -148,7 +148,7 @@ class _Part:
             view.readings[self.number].add(record["time_s"] - self.zero_s, counted)
         elif record["kind"] == EVENT and record.get("time_s") is not None:
             time_s = self.scale.real_s(record["time_s"] - (self.zero_s or 0.0))
-            view.events.append({"part": self.number, "time_s": time_s, "words": event_words(record)})
+            view.events.append({"part": self.number, "time_s": time_s, "words": event_text(record)})
 
     def _keep(self, ended: Iterable[Record]) -> None:
         """Collect the ends of steps on single ranks."""
@@ -238,14 +238,14 @@ def _view(result: Result) -> tuple[PageData, float]:
             StepSpan(0, own[0]["variant"], own[0]["trial"], step, *real_span(own, zero_s, scale))
         )
     view.events = [
-        {"part": 0, "time_s": one["time_s"] - scale.real_s(zero_s), "words": event_words(one)}
+        {"part": 0, "time_s": one["time_s"] - scale.real_s(zero_s), "words": event_text(one)}
         for one in read_events(folder / EVENTS, scale)
         if one["time_s"] is not None
     ]
     view.done = view.total = len(view.steps)
     view.head = {
         "status": result.status,
-        "answer": opening(result.variants),
+        "answer": opening_sentences(result.variants),
         "ranks": max((variant.ranks for variant in result.variants), default=0),
         "created": manifest["created"],
         "variants": [_variant(variant) for variant in result.variants],
@@ -279,7 +279,7 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
     mark = f'"step": {step},'.encode()
     zero_s = scale.real_s(offset_s)
     lines = (one for path in files for one in records(path, mark) if one.get("step") == step)
-    ranks = drawn_operations([sample_of(one, scale) for one in lines])
+    ranks = timeline_operations([sample_of(one, scale) for one in lines])
     kinds: dict[str, int] = {}
     names: dict[str, int] = {}
     columns: dict[str, list[float]] = {
@@ -287,10 +287,10 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
     }
     rows = 1
     for rank, own in sorted(ranks.items()):
-        flying = [one for one in own if communicates(one.operation)]
+        flying = [one for one in own if is_communication(one.operation)]
         packed = pack_rows([(one.start_s, one.end_s) for one in flying])
         rows = max(rows, 2 + max(packed, default=-1))
-        computing = [(one, 0) for one in own if not communicates(one.operation)]
+        computing = [(one, 0) for one in own if not is_communication(one.operation)]
         for one, row in (*computing, *((one, row + 1) for one, row in zip(flying, packed, strict=True))):
             kind = COMMUNICATION if row else one.operation
             columns["rank"].append(rank)

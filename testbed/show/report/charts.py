@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, Sample
 from testbed.plugins import short_name
-from testbed.show.report.run_data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
+from testbed.show.report.run_data import RECEIVE, SEND, WHOLE_STEP, RunData, is_communication
 from testbed.show.report.svg import (
     CHART_WIDTH,
     COLUMN_WIDTH,
@@ -136,7 +136,7 @@ def time_split_chart(variants: Sequence[JsonObject]) -> Markup:
 # --- one step
 
 
-def steps_of(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
+def step_spans(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
     """Return the first start and last end over all ranks, per step of one variant's samples, in seconds."""
     spans: dict[Step, tuple[float, float]] = {}
     for sample in samples:
@@ -148,7 +148,7 @@ def steps_of(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
 
 def median_step(samples: Sequence[Sample]) -> Step | None:
     """Return the step of median duration (the shorter of the two middle ones for an even number)."""
-    spans = steps_of(samples)
+    spans = step_spans(samples)
     by_duration = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
     return by_duration[(len(by_duration) - 1) // 2] if by_duration else None
 
@@ -168,12 +168,12 @@ def timeline_chart(
     step = median_step(own)
     if step is None:
         return None
-    origin, end_s = steps_of(own)[step]
-    per_rank = drawn_operations([sample for sample in own if (sample.trial, sample.step) == step])
+    origin, end_s = step_spans(own)[step]
+    per_rank = timeline_operations([sample for sample in own if (sample.trial, sample.step) == step])
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // (TIMELINE_RANKS if wide else TIMELINE_RANKS // 2)) or 1]
 
-    flying = {rank: [s for s in per_rank[rank] if communicates(s.operation)] for rank in ranks}
+    flying = {rank: [s for s in per_rank[rank] if is_communication(s.operation)] for rank in ranks}
     rows = {rank: pack_rows([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
     most = max((1 + row for own_rows in rows.values() for row in own_rows), default=0)
     row_height = min(_TRACK_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
@@ -189,7 +189,7 @@ def timeline_chart(
     for index, rank in enumerate(ranks):
         top = index * band + 2
         drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)
-        here = [(sample, "") for sample in per_rank[rank] if not communicates(sample.operation)]
+        here = [(sample, "") for sample in per_rank[rank] if not is_communication(sample.operation)]
         drawn.append((top, float(_COMPUTE_HEIGHT), here))
         tracks: dict[int, list[tuple[Sample, str]]] = defaultdict(list)
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
@@ -209,7 +209,7 @@ def timeline_chart(
     return drawing.markup()
 
 
-def drawn_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+def timeline_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
     """Return the operations of a step's timeline by rank, in order of start; messages last until received.
 
     Receives are omitted: they are posted long before.
@@ -265,7 +265,7 @@ def _marks(
     marks: list[_Mark] = []
     for sample, shade in samples:
         left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-        kind = "communication" if communicates(sample.operation) else sample.operation
+        kind = "communication" if is_communication(sample.operation) else sample.operation
         mark = _Mark([sample], left, max(right, left + _LEAST_WIDTH), f"op-{kind}")
         thin = mark.right - mark.left < coarseness * _THIN
         before = marks[-1] if marks else None

@@ -36,7 +36,7 @@ def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
     return render_page("diagnosis.html.j2", content)
 
 
-def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
+def diagnose_suspects(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
     """Return the diagnoses of variants that were slower than predicted or had events, from their dumps.
 
     A run without dumps, or with broken ones, has none.
@@ -66,6 +66,6 @@ def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Dia
     return found
 
 
-def suspicion_words(name: str, found: Diagnosis) -> str:
+def suspicion_text(name: str, found: Diagnosis) -> str:
     """Return one line for the terminal, for a part of a run."""
     return f"{name}: {verdict_line(found.verdicts[0])}" if name else verdict_line(found.verdicts[0])

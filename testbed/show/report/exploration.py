@@ -24,7 +24,7 @@ from testbed.show.report.exploration_findings import (
     Row,
     best_of,
     describe_findings,
-    paired,
+    pair_rows,
     whole_step_s,
 )
 from testbed.show.report.pages import render_page
@@ -34,7 +34,7 @@ from testbed.show.report.svg import (
     Axis,
     Box,
     Drawing,
-    for_any_width,
+    draw_responsive,
     padded_range,
     shorten,
     text_width,
@@ -54,7 +54,7 @@ def write_exploration(folder: Path, document: JsonObject, confirmed: Result | No
 def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     """Render the page's HTML."""
     rows = compared_rows(document, confirmed)
-    shown = paired(rows)
+    shown = pair_rows(rows)
     work = StepWork(**document["work"]) if document["work"] else None
     shown = [{**row, "rates": rates_of(work, whole_step_s(row))} for row in shown]
     content = {
@@ -83,7 +83,7 @@ def _sensitivity(document: JsonObject, rows: Sequence[Row]) -> Markup | None:
     baseline = next((row["of"] for row in rows if row["kind"] == BASELINE), None)
     if not found or not baseline:
         return None
-    return for_any_width(partial(sensitivity_chart, found, baseline))
+    return draw_responsive(partial(sensitivity_chart, found, baseline))
 
 
 def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:

@@ -11,9 +11,9 @@ from testbed.measure.results.result import Variant
 from testbed.net.paths.buffer_checks import ShortQueue
 from testbed.prediction.search import Configuration
 from testbed.prediction.search.baselines import AS_GIVEN
-from testbed.prediction.search.evaluation import short
+from testbed.prediction.search.evaluation import short_name
 from testbed.prediction.step_flops import StepWork
-from testbed.show.report.variant_text import rates_words, speedup, speedup_interval
+from testbed.show.report.variant_text import rates_text, speedup, speedup_interval
 from testbed.spec.search_space import DEFAULT_BASELINES
 from testbed.spec.units import percent_text, size_text, time_text
 
@@ -31,10 +31,10 @@ def describe_findings(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     If nothing was measured, the last one says what to confirm next.
     document: an `exploration.json`. rows: its compared entries.
     """
-    return [*found_words(document, rows), *sure_words(document, rows)]
+    return [*describe_results(document, rows), *describe_accuracy(document, rows)]
 
 
-def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+def describe_results(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     """Return all sentences except those on the accuracy."""
     best = best_of(rows)
     queues = document.get("short_queues", [])  # older searches have none
@@ -44,12 +44,12 @@ def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
         *_alone(rows),
         *_indifferent(document["indifferent"], document.get("kept")),
         *_recorded(document.get("recorded")),
-        *([short_queue_words([ShortQueue(*one) for one in queues])] if queues else []),
+        *([describe_short_queues([ShortQueue(*one) for one in queues])] if queues else []),
         *_by_packets(document.get("rungs", [])),
     ]
 
 
-def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+def describe_accuracy(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     """Describe the model's error here, if measured, else at measured points like this one, and what to confirm."""
     right, best = document["agreement"], best_of(rows)
     if right:
@@ -84,7 +84,7 @@ def _best(document: JsonObject, best: Row) -> str:
     if document["work"]:
         work = StepWork(**document["work"])
         if rates := rates_of(work, whole_step_s(best)):
-            told.append(rates_words(rates))
+            told.append(rates_text(rates))
         told.append(_least(work.computing_s))
     elif recorded := document.get("recorded"):
         told.append(_least(recorded["computing_s"]))
@@ -194,14 +194,14 @@ def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]
     found = document.get("sensitivity")
     if not found:
         return
-    told = {short(path) for path in document["indifferent"]}
+    told = {short_name(path) for path in document["indifferent"]}
     gains = []
     for entry in found["given_back"]:
         alone, step_s = entry["choices"], entry["step_time_s"]
         if len(alone) > 1 or step_s is None or alone[0] in told:
             continue
         if 0 <= step_s / found["best_s"] - 1 < median:
-            own = {path: value for path, value in best["changes"].items() if short(path) == alone[0]}
+            own = {path: value for path, value in best["changes"].items() if short_name(path) == alone[0]}
             what, gain = str(Configuration(own)) or alone[0], 1 - found["best_s"] / step_s
             gains.append(f"{what} ({percent_text(gain)})" if gain else f"{what} (nothing)")
     if gains:
@@ -216,19 +216,19 @@ def _near(near: JsonObject, best: Row) -> str:
     first, count = near["first"], near["count"]
     if count == 1:
         return "To confirm next: the best, since nothing else is within the model's error of it."
-    each = "; ".join(f"{difference(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
+    each = "; ".join(f"{difference_text(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
     which = f"the first {len(first) - 1} of " if each and count > len(first) else ""
     told = f" ({each})" if each else ""
     return f"To confirm next: the best and {which}{count - 1} within the model's error of it{told}."
 
 
-def difference(best: Row, row: JsonObject) -> str:
+def difference_text(best: Row, row: JsonObject) -> str:
     """Describe how a configuration differs from the best: "policy ecmp"; empty if it does not."""
     changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
     return str(Configuration(changes))
 
 
-def short_queue_words(queues: Sequence[ShortQueue]) -> str:
+def describe_short_queues(queues: Sequence[ShortQueue]) -> str:
     """Warn that the model is too fast where short queues overflow."""
     each = ", ".join(
         f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
@@ -263,7 +263,7 @@ def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
     return speedup(one, other), f"measured{sure}"
 
 
-def paired(rows: Sequence[Row]) -> list[Row]:
+def pair_rows(rows: Sequence[Row]) -> list[Row]:
     """Return one row per name: the tuned one if it fits, with the other as `as_given`, or None."""
     shown: dict[str, Row] = {}
     for row in rows:

@@ -16,29 +16,29 @@ from testbed.show.report.charts import (
     TIMELINE_RANKS,
     median_step,
     series_class,
+    step_spans,
     step_time_chart,
-    steps_of,
     time_split_chart,
     timeline_chart,
 )
-from testbed.show.report.diagnosis_page import suspected
+from testbed.show.report.diagnosis_page import diagnose_suspects
 from testbed.show.report.pages import render_page
 from testbed.show.report.panels.added import added_panels
 from testbed.show.report.run_data import RunData, load_run
 from testbed.show.report.serving import decoding_rows, latency_chart, load_chart, most_within, serving_rows
 from testbed.show.report.shared_sections import (
-    counted,
+    count_by_invariant,
+    describe_replication,
     pause_rows,
     port_rows,
     reasons,
     replicas_chart,
-    replication_words,
 )
-from testbed.show.report.svg import for_any_width
+from testbed.show.report.svg import draw_responsive
 from testbed.show.report.topology import topology_drawing
 from testbed.show.report.trace import write_trace
 from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
-from testbed.show.report.variant_text import deviation, opening
+from testbed.show.report.variant_text import deviation, opening_sentences
 from testbed.spec.units import time_text
 
 REPORT_FILE = "report.html"
@@ -79,32 +79,34 @@ def _content(data: RunData) -> dict[str, Any]:
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
-        "answer": opening(data.result.variants),
+        "answer": opening_sentences(data.result.variants),
         "reasons": (told := reasons(data.result.variants)),
-        "more_reasons": counted(told[1]),
+        "more_reasons": count_by_invariant(told[1]),
         "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
-        "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
+        "per_step": draw_responsive(partial(utilisation_per_step_chart, data.variants)),
         "queues": _queues(data),
         "port_drops": port_rows(data.result.variants),
         "pauses": pause_rows(data.result.variants),
         "connections": _connections(data),
         "trainings": _trainings(data),
-        "over_time": for_any_width(partial(utilisation_over_time_chart, data)),
+        "over_time": draw_responsive(partial(utilisation_over_time_chart, data)),
         "events": data.events,
-        "replicas": for_any_width(partial(replicas_chart, data.variants)),
-        "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
+        "replicas": draw_responsive(partial(replicas_chart, data.variants)),
+        "replicas_words": [
+            words for variant in data.result.variants for words in describe_replication(variant)
+        ],
         "requests": serving_rows(data.variants),
         "decoding": decoding_rows(data.variants),
-        "latencies": for_any_width(partial(latency_chart, data.variants)),
-        "load_curves": for_any_width(partial(load_chart, data.variants)),
+        "latencies": draw_responsive(partial(latency_chart, data.variants)),
+        "load_curves": draw_responsive(partial(load_chart, data.variants)),
         "most_within": most_within(data.variants),
         "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,
         "environment": _environment(data.manifest),
-        "suspected": suspected(data.run_dir, data.result.variants),
+        "suspected": diagnose_suspects(data.run_dir, data.result.variants),
         "meanings": MEANINGS,
         "since": since_text,
         "scale": data.scale,
@@ -123,7 +125,7 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "with_stalls": typed.done.with_stalls,
         "judged": sorted(typed.verdict.invariants, key=lambda entry: _JUDGED.index(entry.ok)),
         "wan_deviation": deviation(typed.wan_bytes),
-        "drawing": for_any_width(partial(topology_drawing, data, variant)),
+        "drawing": draw_responsive(partial(topology_drawing, data, variant)),
     }
 
 
@@ -217,7 +219,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
         step = median_step(own)
         if step is not None:
-            start, end = steps_of(own)[step]
+            start, end = step_spans(own)[step]
             chosen.append((variant, step, end - start, len({sample.rank for sample in own})))
     longest = max((duration for _, _, duration, _ in chosen), default=0.0)
     return [
@@ -229,7 +231,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
             "duration_s": duration,
             "ranks": ranks,
             "shortened": ranks > TIMELINE_RANKS,
-            "chart": for_any_width(partial(timeline_chart, data, variant["name"], longest)),
+            "chart": draw_responsive(partial(timeline_chart, data, variant["name"], longest)),
         }
         for variant, step, duration, ranks in chosen
     ]

@@ -39,14 +39,14 @@ def render_page(template: str, content: Mapping[str, Any]) -> str:
         per_second=per_second_text,
         deviation=deviation_text,
     )
-    return labelled(environment.get_template(template).render(content))
+    return add_data_labels(environment.get_template(template).render(content))
 
 
 _ROWS = "thead", "tbody"
 _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 
 
-def labelled(html: str) -> str:
+def add_data_labels(html: str) -> str:
     """Add the column's heading as `data-label` to every body cell, so that narrow screens can show tables as lists.
 
     Tables must not be nested. Everything outside tables is left alone, including drawings.

@@ -188,7 +188,7 @@ def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
     )
 
 
-def unequal_words(held: ComparedVariant) -> str:
+def describe_unequal_work(held: ComparedVariant) -> str:
     """Describe what step times do not show: the ratio of work per time; empty if all steps are the same work."""
     one, other = held.work
     if held.speedup is None:

@@ -31,7 +31,7 @@ from testbed.workload.send_tokens import TOKEN
 WHOLE_STEP, SEND, RECEIVE = "step", "send", "recv"
 
 
-def communicates(operation: str) -> bool:
+def is_communication(operation: str) -> bool:
     """Whether a sample's operation is a collective (plug-ins included), a send or receive, or a send token."""
     if operation in (SEND, RECEIVE, TOKEN) or OWN_FILE.fullmatch(operation):
         return True

@@ -27,7 +27,7 @@ _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
-def served_words(variant: str, found: Serving | None) -> list[str]:
+def describe_requests(variant: str, found: Serving | None) -> list[str]:
     """Describe how a variant's requests were answered, and what happened to late ones; empty without requests."""
     if found is None:
         return []
@@ -42,21 +42,21 @@ def served_words(variant: str, found: Serving | None) -> list[str]:
         words += f"; first token p99 {time_text(found.first_token.p99)}"
     if found.per_token is not None:
         words += f", {time_text(found.per_token.p99)} per token"
-    return [f"{words}.", *(f"{variant}: {own}." for own in failure_words(found))]
+    return [f"{words}.", *(f"{variant}: {own}." for own in describe_failures(found))]
 
 
-def serving_words(variant: str, found: Serving | None) -> list[str]:
+def describe_serving(variant: str, found: Serving | None) -> list[str]:
     """Add to that where a late request's time went; empty without requests."""
     if found is None:
         return []
-    first, *failures = served_words(variant, found)
+    first, *failures = describe_requests(variant, found)
     parts = found.p99_parts.document()
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] >= 1e-9)
     full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
     return [first, f"{variant}: the p99 request's time: {where}; {full}.", *failures]
 
 
-def failure_words(found: Serving) -> list[str]:
+def describe_failures(found: Serving) -> list[str]:
     """Describe retries, losses and outages; empty if there were none."""
     if not (found.outages or found.lost or found.sent_again):
         return []
@@ -218,7 +218,7 @@ def _decades(low: float, high: float) -> list[float]:
     ]
 
 
-def decoding_words(variants: Sequence[Variant]) -> list[str]:
+def describe_decoding(variants: Sequence[Variant]) -> list[str]:
     """Return a sentence per variant that decodes."""
     own = [(variant, variant.decoding) for variant in variants if variant.decoding is not None]
     cached = _cached([found for _, found in own])

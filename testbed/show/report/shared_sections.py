@@ -24,7 +24,7 @@ CAUSES = {
 }
 
 
-def lost_words(variant: Variant) -> str:
+def describe_losses(variant: Variant) -> str:
     """Describe how many packets were lost in all measured steps, and where most were; empty if none were."""
     return " ".join(filter(None, (_wan_words(variant), _building_words(variant))))
 
@@ -70,7 +70,7 @@ def _lost(link: LinkUse) -> int:
 MOST = 16  # rows per variant
 
 
-def pause_words(variant: Variant) -> str:
+def describe_pauses(variant: Variant) -> str:
     """Describe how many pauses there were, and which sender was paused longest; empty if nothing pauses."""
     if not variant.pauses:
         return ""
@@ -104,7 +104,7 @@ _LABEL_ROOM = 118
 _TOP, _ROW, _BAR, _AXIS_ROOM = 6, 46, 32, 26
 
 
-def replication_words(variant: Variant) -> list[str]:
+def describe_replication(variant: Variant) -> list[str]:
     """Describe each replica loss, and the cost of all; empty if replicas do not change."""
     found = variant.replication
     if found is None:
@@ -174,7 +174,7 @@ def reasons(variants: Sequence[Variant]) -> tuple[list[Reason], list[Reason]]:
     return found[:MOST_REASONS], found[MOST_REASONS:]
 
 
-def counted(more: Sequence[Reason]) -> str:
+def count_by_invariant(more: Sequence[Reason]) -> str:
     """Return how often each invariant occurs: "serialisation 2 times, cpu_headroom"."""
     names = Counter(reason.invariant.name for reason in more)
     return ", ".join(f"{name} {count} times" if count > 1 else name for name, count in names.items())

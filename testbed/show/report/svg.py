@@ -162,7 +162,7 @@ class Axis:
         return [index * step for index in range(first, last + 1)]
 
 
-def for_any_width(draw: Callable[[float], Markup | None]) -> Markup | None:
+def draw_responsive(draw: Callable[[float], Markup | None]) -> Markup | None:
     """Draw for wide pages and for phones; the style sheet shows one of them. None if there is nothing to draw."""
     if (wide := draw(CHART_WIDTH)) is None:
         return None
@@ -170,7 +170,7 @@ def for_any_width(draw: Callable[[float], Markup | None]) -> Markup | None:
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
-def standalone(root: ET.Element, style: str) -> str:
+def svg_document(root: ET.Element, style: str) -> str:
     """Return a page's image as an SVG document with its own style."""
     root.set("xmlns", "http://www.w3.org/2000/svg")
     sheet = ET.Element("style")

@@ -14,7 +14,7 @@ NO_PARQUET = "points.parquet needs pyarrow: pip install 'scale-across-testbed[pa
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write all files, except those whose library is missing: see `lacking`."""
+    """Write all files, except those whose library is missing: see `missing_libraries`."""
     folder = sweep.folder
     table = sweep.frame()
     table.to_csv(folder / TABLE, index=False)
@@ -26,7 +26,7 @@ def write_sweep(sweep: Sweep) -> None:
     (folder / PAGE).write_text(render_sweep(sweep), encoding="utf-8")
 
 
-def lacking() -> list[str]:
+def missing_libraries() -> list[str]:
     """Return what is missing in a sweep's folder on this machine, and what to install."""
     wanted = {"matplotlib": MISSING, "pyarrow": NO_PARQUET}
     return [words for module, words in wanted.items() if importlib.util.find_spec(module) is None]
@@ -45,7 +45,7 @@ def render_sweep(sweep: Sweep) -> str:
         "lines": isinstance(shown, Curves) and shown.axis.numbers is not None,
         "measured": any(point.run for point in sweep.points),
         "ordered": _pairs(sweep),
-        "lacking": lacking(),
+        "lacking": missing_libraries(),
     }
     return render_page("sweep.html.j2", content)
 

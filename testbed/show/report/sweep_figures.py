@@ -20,7 +20,7 @@ from testbed.show.report.sweep_findings import (
     Panel,
     Series,
     arrange_series,
-    axis_words,
+    axis_text,
     caption,
 )
 from testbed.spec.units import time_text
@@ -52,7 +52,7 @@ def curves_chart(curves: Curves) -> Markup:
                 drawing.line(start, end, f"{css} whisker")
         for index in there:
             figure, x = one.by_index[index], across(places[index])
-            tooltip = f"{one.name}, {curves.axis.texts[index]}: {figure_words(figure)}"
+            tooltip = f"{one.name}, {curves.axis.texts[index]}: {figure_text(figure)}"
             measured = figure.measured
             if measured is None:
                 drawing.circle(x, upwards(figure.predicted_s), 2.6, f"{css} point", tooltip=tooltip)
@@ -70,7 +70,7 @@ def positions(axis: SweepAxis) -> list[float]:
     return [math.log10(number) if axis.log else number for number in axis.numbers]
 
 
-def figure_words(figure: SweepFigure) -> str:
+def figure_text(figure: SweepFigure) -> str:
     """Return the tooltip of a figure."""
     told = f"{time_text(figure.predicted_s)} by the model"
     if figure.measured is None:
@@ -116,7 +116,7 @@ def _draw_cells(
                     x + 1, y + 1, width - 2, _CELL - 2, "heat-none", tooltip=f"{place}: does not fit"
                 )
                 continue
-            tooltip = f"{place}: {figure_words(figure)}"
+            tooltip = f"{place}: {figure_text(figure)}"
             css = f"heat {'worse' if figure.untrusted else 'better'} heat-{shade(figure.step_time_s, bounds)}"
             drawing.rect(x + 1, y + 1, width - 2, _CELL - 2, css, radius=2, tooltip=tooltip)
             if figure.measured:
@@ -326,8 +326,8 @@ def _draw_maps(figure: Any, maps: Maps) -> None:
         axes.set_xticks(_few(range(columns)), _few(maps.across.texts))
         axes.set_yticks(_few(range(rows)), _few(maps.upwards.texts))
         # values include their unit
-        axes.set_xlabel(axis_words(maps.across))
-    drawn[0].set_ylabel(axis_words(maps.upwards))
+        axes.set_xlabel(axis_text(maps.across))
+    drawn[0].set_ylabel(axis_text(maps.upwards))
     if image is not None:
         figure.colorbar(image, ax=list(drawn), label=f"step time ({unit})")
 

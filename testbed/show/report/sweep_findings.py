@@ -62,7 +62,7 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
         first, last = axis.texts[indices[0]], axis.texts[indices[-1]]
         if len(found) == 1:
             where = (
-                f"at every {axis_words(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
+                f"at every {axis_text(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
             )
         elif number == 0:
             where = f"up to {last}" if len(indices) > 1 else f"at {first}"
@@ -254,9 +254,9 @@ def caption(sweep: Sweep) -> str:
     """Return a caption for a paper: what is shown, how it was obtained, versions, verdict."""
     shown = arrange_series(sweep)
     if isinstance(shown, Curves):
-        parts = [f"Step time of {sweep.scenario} against {axis_words(shown.axis)}."]
+        parts = [f"Step time of {sweep.scenario} against {axis_text(shown.axis)}."]
     else:
-        axes = f"{axis_words(shown.across)} and {axis_words(shown.upwards)}"
+        axes = f"{axis_text(shown.across)} and {axis_text(shown.upwards)}"
         parts = [f"Step time of {sweep.scenario} over {axes}."]
     pairs = _measured(sweep)
     by_model = f"by the testbed's model ({sweep.made['calibration']})"
@@ -281,7 +281,7 @@ def caption(sweep: Sweep) -> str:
     return " ".join(parts)
 
 
-def axis_words(axis: SweepAxis) -> str:
+def axis_text(axis: SweepAxis) -> str:
     """Return an axis' name for a sentence, without its unit."""
     return axis.label.removesuffix(f" ({axis.unit})")
 

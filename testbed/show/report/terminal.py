@@ -14,10 +14,16 @@ from rich.text import Text
 
 from testbed.measure.results.result import Result, Variant
 from testbed.prediction.calibration import calibration_words
-from testbed.show.report.diagnosis_page import suspected, suspicion_words
-from testbed.show.report.serving import decoding_words, serving_words
-from testbed.show.report.shared_sections import counted, lost_words, pause_words, reasons, replication_words
-from testbed.show.report.variant_text import comparisons, deviation, deviation_text, variant_words
+from testbed.show.report.diagnosis_page import diagnose_suspects, suspicion_text
+from testbed.show.report.serving import describe_decoding, describe_serving
+from testbed.show.report.shared_sections import (
+    count_by_invariant,
+    describe_losses,
+    describe_pauses,
+    describe_replication,
+    reasons,
+)
+from testbed.show.report.variant_text import comparisons, describe_rates, deviation, deviation_text
 from testbed.spec.units import signed_percent_text, size_text, time_text
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
@@ -41,34 +47,34 @@ def print_summary(result: Result, console: Console) -> None:
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
-    for words in filter(None, map(variant_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_rates, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
     trainings = [variant.training for variant in variants if variant.training is not None]
     print_training_steps((training.training_steps for training in trainings), console)
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
-    if words := predicted_words(variants):
+    if words := describe_prediction(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
-    for words in filter(None, map(lost_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_losses, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
-    for words in filter(None, map(pause_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_pauses, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
-    for words in (words for variant in variants for words in replication_words(variant)):
+    for words in (words for variant in variants for words in describe_replication(variant)):
         console.print(Text(words))
-    for words in (words for one in variants for words in serving_words(one.name, one.serving)):
+    for words in (words for one in variants for words in describe_serving(one.name, one.serving)):
         console.print(Text(words))
-    for words in decoding_words(variants):
+    for words in describe_decoding(variants):
         console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
-    for name, found in suspected(Path(result.run_dir), variants):
+    for name, found in diagnose_suspects(Path(result.run_dir), variants):
         console.print(
-            Text(f"{suspicion_words(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
+            Text(f"{suspicion_text(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
         )
     # No wrapping: the path must be easy to copy.
     console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
 
 
-def predicted_words(variants: Sequence[Variant]) -> str:
+def describe_prediction(variants: Sequence[Variant]) -> str:
     """Describe the model's prediction in one sentence; empty if there is none."""
     found = {
         variant.name: variant.predicted
@@ -129,7 +135,7 @@ def _print_failing(variants: Sequence[Variant], console: Console) -> None:
             )
         )
     if more:
-        console.print(Text(f"And {len(more)} more, see the report: {counted(more)}."))
+        console.print(Text(f"And {len(more)} more, see the report: {count_by_invariant(more)}."))
 
 
 def _remedy(result: Result) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Literal
 
-from testbed.show.report.svg import standalone
+from testbed.show.report.svg import svg_document
 from testbed.show.report.topology import network_drawing
 from testbed.spec.scale import UNSCALED
 from testbed.spec.topology import Topology
@@ -32,7 +32,7 @@ def _svg(topology: Topology) -> str:
     wan = [{**asdict(link), "name": link.name} for link in topology.wan]
     fabric = {"buildings": [building.name for building in topology.buildings], "hosts": hosts, "wan": wan}
     drawing = network_drawing(fabric, UNSCALED, {}, f"Buildings and WAN links of {topology.name}")
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def _dot(topology: Topology) -> str:

@@ -20,9 +20,9 @@ from typing import Any
 from testbed.measure.results.records import JsonObject, Sample, SocketReading, read_sockets
 from testbed.measure.results.shards import SOCKETS
 from testbed.plugins import short_name
-from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, communicates
+from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, is_communication
 from testbed.show.report.svg import pack_rows
-from testbed.show.report.utilisation import link_rates, used_between
+from testbed.show.report.utilisation import link_rates, utilisation_between
 
 # Perfetto takes a thread whose number is its process's, or 0, for the process's main thread and merges both.
 # So streams have numbers that no rank has.
@@ -39,7 +39,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
     events: list[JsonObject] = []
     ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
     for rank, own in sorted(per_rank.items()):
-        communication = [s for s in own if communicates(s.operation)]
+        communication = [s for s in own if is_communication(s.operation)]
         rows = _rows(communication)
         numbers = {row: FIRST_COMMUNICATION_STREAM + index for index, row in enumerate(sorted(set(rows)))}
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
@@ -49,7 +49,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         events.extend(
             _complete(s, STEP_STREAM if s.operation == WHOLE_STEP else COMPUTE_STREAM)
             for s in own
-            if not communicates(s.operation)
+            if not is_communication(s.operation)
         )
         for sample, row in sorted(zip(communication, rows, strict=True), key=lambda pair: pair[0].start_s):
             event = _complete(sample, numbers[row])
@@ -137,7 +137,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
     for process, (key, counters) in enumerate(data.links.items(), start=after_ranks):
         name = f"WAN {key.source} → {key.target}, plane {key.plane}"
         events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
-        used = used_between(counters, link_rates(data, key))
+        used = utilisation_between(counters, link_rates(data, key))
         tracks: dict[tuple[str, str], Iterable[Point]] = {
             ("utilisation", "%"): [(start, round(100 * share, 3)) for start, _, share in used],
             ("queue", "bytes"): zip(counters.times_s, map(round, counters.queue_bytes), strict=True),
@@ -145,16 +145,16 @@ def counter_events(data: RunData) -> list[JsonObject]:
             ("losses", "packets"): zip(counters.times_s, counters.losses, strict=True),
         }
         for (track, unit), points in tracks.items():
-            events.extend(_counters(process, track, unit, changes(points, begin_s, end_s)))
+            events.extend(_counters(process, track, unit, value_changes(points, begin_s, end_s)))
     for reading, points in window_points(read_sockets(data.run_dir / SOCKETS, data.scale)):
         name = f"window to rank {reading.peer}"
         name += f", channel {reading.channel}" if reading.channel else ""
         name += f", class {reading.dscp}" if reading.dscp else ""
-        events.extend(_counters(reading.rank, name, "segments", changes(points, begin_s, end_s)))
+        events.extend(_counters(reading.rank, name, "segments", value_changes(points, begin_s, end_s)))
     return events
 
 
-def changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
+def value_changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
     """Keep the points where the value changes, from begin_s to end_s, starting with the value at begin_s."""
     found: list[Point] = []
     for moment_s, value in points:

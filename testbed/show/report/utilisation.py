@@ -9,7 +9,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, LinkKey
-from testbed.show.report.charts import draw_time_axis, series_class, steps_of, variant_css
+from testbed.show.report.charts import draw_time_axis, series_class, step_spans, variant_css
 from testbed.show.report.run_data import LinkCounters, RunData
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.spec.units import percent_text, rate_text, size_text
@@ -61,7 +61,7 @@ def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Ma
     A strip on top, and tinted bands below it, show which variant's steps were measured.
     """
     intervals = {
-        key: used_between(counters, link_rates(data, key), _MOST_POINTS)
+        key: utilisation_between(counters, link_rates(data, key), _MOST_POINTS)
         for key, counters in data.links.items()
     }
     intervals = {key: values for key, values in intervals.items() if values}
@@ -106,7 +106,7 @@ def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float
     drawing.text(0, 14, "measured steps", "tick")
     for index, variant in enumerate(data.variants):
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
-        for (trial, step), (start, end) in steps_of(own).items():
+        for (trial, step), (start, end) in step_spans(own).items():
             left, width = axis(start), max(axis(end) - axis(start), 1.0)
             group = drawing.group(series_class(index), f"{variant['name']}, trial {trial}, step {step}")
             drawing.rect(left, 4, width, 10, "bar", parent=group)
@@ -181,12 +181,12 @@ def link_rates(data: RunData, key: LinkKey) -> LinkRates:
     turns = sorted(
         (*span, rates_bps.get(variant["name"], 0.0))
         for variant in data.variants
-        for span in steps_of([one for one in data.samples if one.variant == variant["name"]]).values()
+        for span in step_spans([one for one in data.samples if one.variant == variant["name"]]).values()
     )
     return LinkRates(turns or [(0.0, 0.0, rate_bps) for rate_bps in list(rates_bps.values())[:1]])
 
 
-def used_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
+def utilisation_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
     """Return the utilisation between samples of a cumulative counter, relative to the rate at their midpoint.
 
     More than `most` readings are thinned, which averages over longer intervals and loses no byte.

@@ -10,7 +10,7 @@ from testbed.measure.results.committed_work import Rates, Work, rates_of, same_s
 from testbed.measure.results.result import Bytes, Variant
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import StepWork
-from testbed.show.report.serving import served_words
+from testbed.show.report.serving import describe_requests
 from testbed.spec.units import per_second_text, percent_text, time_text
 
 # Ratios closer to one than this count as equal: well below what a handful of trials can distinguish.
@@ -28,15 +28,15 @@ _T_975 = (
 )
 
 
-def opening(variants: Sequence[Variant]) -> list[str]:
+def opening_sentences(variants: Sequence[Variant]) -> list[str]:
     """Return the first sentences of a run's page: how variants compare, or the only one's step time."""
-    served = [words for one in variants for words in served_words(one.name, one.serving)]
+    served = [words for one in variants for words in describe_requests(one.name, one.serving)]
     if served:
         return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
     if len(variants) > 1 or variants[0].verdict.status == "untrusted":
         return comparisons(variants)
     only = variants[0]
-    rates = f", {rates_words(only.rates)}{elapsed_words(only.done)}" if only.rates else ""
+    rates = f", {rates_text(only.rates)}{elapsed_text(only.done)}" if only.rates else ""
     return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
@@ -201,7 +201,7 @@ def deviation_text(share: float) -> str:
     return f"{'+' if share > 0 else '-'}{percent_text(abs(share))}"
 
 
-def rates_words(rates: Rates) -> str:
+def rates_text(rates: Rates) -> str:
     """Format rates, such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
     said = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
     if rates.sequences_per_s:  # older searches did not count them
@@ -209,18 +209,18 @@ def rates_words(rates: Rates) -> str:
     return ", ".join([*said, f"MFU {percent_text(rates.mfu)}"])
 
 
-def variant_words(variant: Variant) -> str:
+def describe_rates(variant: Variant) -> str:
     """Describe a variant's rates; empty if its figures must not be used, or step times say it all."""
     done = variant.done
     if variant.verdict.status == "untrusted" or not (variant.rates or done.with_stalls):
         return ""
     rates = (
-        rates_words(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
+        rates_text(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
     )
-    return f"{variant.name}: {rates}{elapsed_words(done)}."
+    return f"{variant.name}: {rates}{elapsed_text(done)}."
 
 
-def elapsed_words(done: Work) -> str:
+def elapsed_text(done: Work) -> str:
     """Name the time that a variant's rates cover, if it is more than its steps."""
     if not done.with_stalls:
         return ""
@@ -228,7 +228,7 @@ def elapsed_words(done: Work) -> str:
     return f", over {time_text(done.elapsed_s)} with all stalls{lacking}"
 
 
-def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:
+def predicted_rates_text(name: str, work: StepWork | None, step_time_s: float) -> str:
     """Describe the rates of a predicted step; empty if it trains no model."""
     rates = rates_of(work, step_time_s)
-    return f"{name}: {rates_words(rates)}." if rates else ""
+    return f"{name}: {rates_text(rates)}." if rates else ""

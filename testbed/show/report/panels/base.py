@@ -15,7 +15,7 @@ from testbed.errors import BadInput
 from testbed.measure.results.records import JsonObject
 from testbed.plugins import Registry, attribute_errors, derived_from
 from testbed.show.report.run_data import RunData, load_run
-from testbed.show.report.svg import standalone
+from testbed.show.report.svg import svg_document
 
 
 class Panel(ABC):
@@ -50,7 +50,7 @@ class Panel(ABC):
         if image is None:
             raise BadInput(where="figure", got=repr(name), expected="one that the run has records for")
         style = files("testbed.show.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
-        return standalone(image, style)
+        return svg_document(image, style)
 
 
 PANELS: Registry[type[Panel]] = Registry(
