@@ -72,41 +72,47 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
         (folder / name).write_text(text)
         written.append(folder / name)
     (folder / START_FILE).chmod(0o755)
-    return written, [*notes, *_of_the_job(job, [one.count for one in dimensions])]
+    return written, [*notes, *_job_notes(job, [one.count for one in dimensions])]
 
 
 def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Dimension], list[str]]:
     """Return the dimensions for ranks in these buildings, and what they leave out."""
     used = list(dict.fromkeys(buildings))
     counts = {index: buildings.count(index) for index in used}
-    each = counts[used[0]]
-    if len(set(counts.values())) > 1 or list(buildings) != [index for index in used for _ in range(each)]:
+    ranks_per_building = counts[used[0]]
+    if len(set(counts.values())) > 1 or list(buildings) != [
+        index for index in used for _ in range(ranks_per_building)
+    ]:
         got = ", ".join(f"{count} in {topology.buildings[index].name}" for index, count in counts.items())
         expected = "as many, one after the other, in each building: its network has dimensions"
         raise BadInput(where="ranks for ASTRA-sim", got=got, expected=expected)
     there = [topology.buildings[index] for index in used]
     notes: list[str] = []
     found = []
-    if each > 1:
-        found.append(_inside(there, each, notes))
+    if ranks_per_building > 1:
+        found.append(_building_dimension(there, ranks_per_building, notes))
     if len(there) > 1:
-        found.append(_between(topology, there, each, notes))
+        found.append(_wan_dimension(topology, there, ranks_per_building, notes))
     if not found:
         raise BadInput(where="ranks for ASTRA-sim", got="one", expected="two or more")
     return found, notes
 
 
-def _inside(buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
+def _building_dimension(
+    buildings: Sequence[Building], ranks_per_building: int, notes: list[str]
+) -> Dimension:
     nics = [host.nic for building in buildings for host in building.hosts]
     if len({(nic.rate_bps, nic.delay_s) for nic in nics}) > 1:
         notes.append("hosts' NICs differ: the slowest rate and the longest delay apply to all")
     if any(building.clos is not None for building in buildings):
         notes.append("tiers of switches inside buildings: replaced by one switch")
     rate = min(nic.rate_bps for nic in nics) / 8
-    return Dimension("Switch", each, rate, max(nic.delay_s for nic in nics))
+    return Dimension("Switch", ranks_per_building, rate, max(nic.delay_s for nic in nics))
 
 
-def _between(topology: Topology, buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
+def _wan_dimension(
+    topology: Topology, buildings: Sequence[Building], ranks_per_building: int, notes: list[str]
+) -> Dimension:
     """Give each rank a dedicated link: its part of its building's links."""
     names = [building.name for building in buildings]
     rates: dict[frozenset[str], float] = {}
@@ -114,9 +120,9 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
         pair = frozenset((link.a, link.b))
         rates[pair] = rates.get(pair, 0.0) + min(way.rate_bps for _, _, way in link.ways)
     pairs = [frozenset((a, b)) for place, a in enumerate(names) for b in names[place + 1 :]]
-    around = [frozenset(ends) for ends in zip(names, [*names[1:], names[0]], strict=True)]
-    is_ring = len(names) > 3 and set(rates) == set(around)
-    linked = around if is_ring else [pair for pair in pairs if pair in rates]
+    ring_pairs = [frozenset(ends) for ends in zip(names, [*names[1:], names[0]], strict=True)]
+    is_ring = len(names) > 3 and set(rates) == set(ring_pairs)
+    linked = ring_pairs if is_ring else [pair for pair in pairs if pair in rates]
     if not is_ring and len(linked) < len(pairs):
         notes.append("building pairs without a link get one, as long as their shortest path")
     delays = [shortest_s(topology)[a, b] for a, b in map(sorted, linked if is_ring else pairs)]
@@ -128,7 +134,7 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
     notes.append("links shared by a building's ranks: each rank has a fixed part, even if others are idle")
     nics = [host.nic for building in buildings for host in building.hosts]
     nic_s = max(nic.delay_s for nic in nics)
-    rate = min(min(found) / each, *(nic.rate_bps for nic in nics)) / 8
+    rate = min(min(found) / ranks_per_building, *(nic.rate_bps for nic in nics)) / 8
     return Dimension("Ring" if is_ring else "FullyConnected", len(names), rate, max(delays) + 2 * nic_s)
 
 
@@ -162,7 +168,7 @@ def _system(job: ExportedJob, dimensions: int) -> dict[str, Any]:
     }
 
 
-def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
+def _job_notes(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
     yield from job.lost()
     if len(counts) > 1:
         if job.algorithm not in ("hierarchical", *IMPLEMENTATIONS):

@@ -76,10 +76,10 @@ def load_job(source: Path, overrides: Sequence[str] = (), variant: str | None = 
             raise BadInput(where=str(source), got=f"{overrides[0]} for a run", expected="a run as it was")
         return _measured(source, variant)
     scenario = load_scenario(source, overrides)
-    return _planned(scenario, _chosen(source, scenario.variant_names, variant), str(source))
+    return _planned(scenario, _choose_variant(source, scenario.variant_names, variant), str(source))
 
 
-def _chosen(source: Path, names: Sequence[str], variant: str | None) -> str:
+def _choose_variant(source: Path, names: Sequence[str], variant: str | None) -> str:
     if variant is not None and variant not in names:
         raise BadInput(where=f"{source}: variant", got=variant, expected=did_you_mean(variant, names))
     return variant or names[0]
@@ -99,22 +99,24 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
     )
 
 
-def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
-    """Return the plan as a trace; a job that came as a trace keeps it. took_s: measured compute durations."""
+def _trace(
+    scenario: Scenario, workload: Workload, origin: str, durations_s: Durations | None = None
+) -> JobTrace:
+    """Return the plan as a trace; a job that came as a trace keeps it. durations_s: measured compute durations."""
     spec = scenario.workload
     if spec.recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
         given = placed(recorded_trace(spec), request)
-        return given if took_s is None else replace(_timed(given, took_s), origin=origin)
+        return given if durations_s is None else replace(_set_durations(given, durations_s), origin=origin)
     about = About(spec.gradient_dtype, origin, spec.accelerator or "")
-    return trace_of(workload.plan, about, measured_s=took_s)
+    return trace_of(workload.plan, about, measured_s=durations_s)
 
 
-def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
+def _set_durations(trace: JobTrace, durations_s: Durations) -> JobTrace:
     """Set compute durations; a plan's operations have the numbers of the trace's nodes."""
     ranks = [
         [
-            replace(node, duration_s=took_s[rank, number]) if isinstance(node, Compute) else node
+            replace(node, duration_s=durations_s[rank, number]) if isinstance(node, Compute) else node
             for number, node in enumerate(own)
         ]
         for rank, own in enumerate(trace.ranks)
@@ -125,7 +127,7 @@ def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
 def _measured(folder: Path, variant: str | None) -> ExportedJob:
     """Load the median step of a run, with its compute durations."""
     result = Result.open(folder)
-    name = _chosen(folder, [one.name for one in result.variants], variant)
+    name = _choose_variant(folder, [one.name for one in result.variants], variant)
     planned = _planned(load_scenario(folder / SCENARIO), name, str(folder))
     workload, scale = planned.workload, result.conversion
     samples = [own for own in _samples(folder / SAMPLES) if own["variant"] == name]
@@ -142,14 +144,14 @@ def _measured(folder: Path, variant: str | None) -> ExportedJob:
         raise BadResult(f"{folder / SAMPLES}: {name}: {error}") from None
     spans = spans_of(samples, step, workload.plan)
     times = [[(scale.real_s(begin), scale.real_s(end - begin)) for begin, end in own] for own in spans]
-    took_s = {
+    durations_s = {
         (rank, number): times[rank][number][1]
         for rank, own in enumerate(workload.plan.ranks)
         for number, one in enumerate(own)
         if isinstance(one, Computing)
     }
     origin = f"{folder}, {name}, step {step.index} as measured"
-    trace = _trace(planned.scenario, workload, origin, took_s)
+    trace = _trace(planned.scenario, workload, origin, durations_s)
     return ExportedJob(name, planned.scenario, workload, planned.algorithm, trace, times)
 
 

@@ -44,7 +44,7 @@ def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
         expected = "a containerlab topology, with topology.nodes"
         raise BadInput(where=str(path), got="none", expected=expected)
     lab = _Lab(path, document, topology)
-    return lab.found(netem or path.with_name(NETEM_FILE), required=netem is not None)
+    return lab.network(netem or path.with_name(NETEM_FILE), required=netem is not None)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Lab:
     links: list[Element] = field(default_factory=list)
     settings: dict[End, Setting] = field(default_factory=dict)
     used: set[End] = field(default_factory=set)
-    of_nodes: list[Setting] = field(default_factory=list)
+    node_settings: list[Setting] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -68,12 +68,12 @@ class _Lab:
         own = self.document.data.get("name")
         return str(own) if own else self.path.name.removesuffix(self.path.suffix).removesuffix(".clab")
 
-    def found(self, script: Path, required: bool) -> ImportedNetwork:
+    def network(self, script: Path, required: bool) -> ImportedNetwork:
         """Return the network, with all that was left out or assumed."""
         self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
         ends = list(self._links())
-        self._name_other_keys()
-        self._place_settings(self.of_nodes, ends)
+        self._report_other_keys()
+        self._place_settings(self.node_settings, ends)
         if required or script.is_file():
             self._read_settings(script, ends)
         hosts = self._hosts(ends)
@@ -96,7 +96,7 @@ class _Lab:
                     self.assumed.append(f"{name}, of kind {kind}, is a building")
         for a, b in ends:
             if a[0] not in hosts and b[0] not in hosts:
-                found.edges.append(Edge(a[0], b[0], self._way(a), self._way(b)))
+                found.edges.append(Edge(a[0], b[0], self._direction(a), self._direction(b)))
         for end, setting in self.settings.items():
             if end not in self.used:
                 self.left_out.append(
@@ -128,7 +128,7 @@ class _Lab:
         for command in commands:
             where = f"{node.where}: exec of {name}: {command}"
             if (setting := tc_setting(where, name, command, self._scale())) is not None:
-                self.of_nodes.append(setting)
+                self.node_settings.append(setting)
                 continue
             others.append(command)
             if re.search(r"\btc\b|\bnetem\b", command):
@@ -166,7 +166,7 @@ class _Lab:
         )
         return str(next((kind for kind in candidates if kind), ""))
 
-    def _name_other_keys(self) -> None:
+    def _report_other_keys(self) -> None:
         """Name what the file says beside its nodes and links."""
         others = [key for key in self.document.data if key not in ("name", "prefix", "topology")]
         for key in self.topology:
@@ -308,10 +308,10 @@ class _Lab:
             return f"{self.name}-{node}"
         return f"{prefix}-{self.name}-{node}" if prefix else node
 
-    def _way(self, end: End) -> LinkDirection:
+    def _direction(self, end: End) -> LinkDirection:
         setting = self.settings.get(end)
         self.used.add(end)
-        return LinkDirection() if setting is None else setting.way
+        return LinkDirection() if setting is None else setting.direction
 
     def _card(self, building: str, links: list[tuple[End, End]]) -> LinkDirection:
         """Return rate and delay of a building's cards: by its hosts' first setting, else by its own ends' first."""
@@ -320,9 +320,9 @@ class _Lab:
         ends = [end for end in (*inner, *outer) if end in self.settings]
         if not ends:
             return LinkDirection()
-        first = self.settings[ends[0]].way
+        first = self.settings[ends[0]].direction
         card = LinkDirection(first.rate_bps, first.delay_s)
-        self.used.update(end for end in ends if self.settings[end].way == card)
+        self.used.update(end for end in ends if self.settings[end].direction == card)
         if ends[0] not in self.used:
             self.used.add(ends[0])
             self.left_out.append(

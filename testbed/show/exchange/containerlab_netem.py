@@ -15,7 +15,7 @@ from testbed.show.exchange.imported_graph import LinkDirection
 from testbed.spec.units import parse_duration
 
 _CONTROL = ("for", "while", "until", "if", "elif", "case", "select", "function")
-_PASSED_OVER = ("do", "then", "else", "done", "fi", "esac", "{", "}", "sudo", "time", "export", "readonly")
+_SKIPPED_WORDS = ("do", "then", "else", "done", "fi", "esac", "{", "}", "sudo", "time", "export", "readonly")
 _SHORT = {"n": "node", "i": "interface"}
 _FLAGS = ("node", "interface", "delay", "jitter", "loss", "rate", "corruption")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -42,7 +42,7 @@ class Setting:
     where: str
     container: str
     interface: str
-    way: LinkDirection
+    direction: LinkDirection
 
 
 @dataclass
@@ -70,8 +70,8 @@ def read_script(path: Path, scale: float) -> Script:
     others: list[str] = []
     for line, written in commands:
         where = f"{path.name}:{line}: {' '.join(written)}"
-        words = [_expanded(word, variables) for word in written]
-        while words and words[0] in _PASSED_OVER:
+        words = [_expand(word, variables) for word in written]
+        while words and words[0] in _SKIPPED_WORDS:
             words.pop(0)
         if all(re.fullmatch(r"[A-Za-z_]\w*=.*", word) for word in words):
             assigned = (word.partition("=") for word in words)
@@ -86,7 +86,7 @@ def read_script(path: Path, scale: float) -> Script:
         elif any("$" in word or "`" in word for word in words):
             script.left_out.append(f"{where}: its variables are unknown")
         else:
-            _take(script, path, where, line, words[words.index("netem") + 1 :], scale)
+            _apply(script, path, where, line, words[words.index("netem") + 1 :], scale)
     if others:
         shown = "; ".join((*others[:SHOWN_VALUES], *(["..."] if len(others) > SHOWN_VALUES else [])))
         script.left_out.append(
@@ -107,7 +107,7 @@ def tc_setting(where: str, container: str, command: str, scale: float) -> Settin
         digits = rate.rstrip("kmg")
         factor = {"": 1e-3, "k": 1.0, "m": 1e3, "g": 1e6}[rate[len(digits) :]]
         options["rate"] = repr(float(digits) * factor)
-    return Setting(where, container, match["interface"], _way(options, scale))
+    return Setting(where, container, match["interface"], _direction(options, scale))
 
 
 def _commands(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -150,11 +150,11 @@ def _constants(commands: Sequence[tuple[int, list[str]]]) -> set[str]:
     return {name for name in early if counts[name] == 1}
 
 
-def _expanded(word: str, variables: dict[str, str]) -> str:
+def _expand(word: str, variables: dict[str, str]) -> str:
     return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), word)
 
 
-def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
+def _apply(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
     """Apply a `set` or `reset` command."""
     options = _options(words[1:])
     container, interface = options.get("node", ""), options.get("interface", "")
@@ -170,10 +170,10 @@ def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str
     if unknown := [name for name in options if name not in _FLAGS]:
         script.left_out.append(f"{where}: {', '.join(unknown)}")
     try:
-        way = _way(options, scale)
+        direction = _direction(options, scale)
     except ValueError as error:
         raise BadInput(where=f"{path}:{line}", got=" ".join(words), expected=str(error)) from None
-    script.settings.append(Setting(where, container, interface, way))
+    script.settings.append(Setting(where, container, interface, direction))
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
@@ -193,7 +193,7 @@ def _options(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _way(options: dict[str, str], scale: float) -> LinkDirection:
+def _direction(options: dict[str, str], scale: float) -> LinkDirection:
     rate = _number(options.get("rate"), "a rate in whole kbit/s, such as 10000") * 1e3
     if scale != 1:
         rate = float(f"{rate * scale:.5g}")  # the precision of whole kbit/s

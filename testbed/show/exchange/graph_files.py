@@ -100,7 +100,7 @@ class _Reader:
     data: list[tuple[dict[str, Any], str, str, int]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     directed: bool = False
-    passed_over: int = 0
+    skip_depth: int = 0
 
     def __post_init__(self) -> None:
         self.parser = expat.ParserCreate(namespace_separator=" ")
@@ -113,21 +113,21 @@ class _Reader:
         self.open.append((name, values, line))
         if name in ("data", "default", "desc", "NodeLabel", "EdgeLabel"):
             self.text.clear()
-        if self.passed_over:
-            self.passed_over += 1
+        if self.skip_depth:
+            self.skip_depth += 1
         elif name == "key":
             self.keys[values.get("id", "")] = _Key(
                 values.get("attr.name") or values.get("yfiles.type") or values.get("id", ""),
                 values.get("for", "all"),
             )
         elif name in ("hyperedge", "port") or (name == "graph" and self.graph and not self.owners):
-            self._pass_over(name, line)
+            self._skip(name, line)
         elif name in ("graph", "node", "edge"):
             self._element(name, values, line)
 
-    def _pass_over(self, name: str, line: int) -> None:
+    def _skip(self, name: str, line: int) -> None:
         """Skip a tag with its content, and report it."""
-        self.passed_over = 1
+        self.skip_depth = 1
         if self.graph is not None:
             self.graph.left_out.append(f"{'another graph' if name == 'graph' else name} (line {line})")
 
@@ -158,8 +158,8 @@ class _Reader:
     def _end(self, _: str) -> None:
         name, values, line = self.open.pop()
         text = "".join(self.text).strip()
-        if self.passed_over:
-            self.passed_over -= 1
+        if self.skip_depth:
+            self.skip_depth -= 1
         elif name == "default" and self.open[-1][0] == "key":
             self.keys[self.open[-1][1].get("id", "")].default = text
         elif name in ("desc", "NodeLabel", "EdgeLabel") and self.owners:

@@ -58,7 +58,7 @@ def read_graph(path: Path, given: ImportDefaults) -> ImportedNetwork:
         graph = parse_graphml(path, content)
     else:
         graph = parse_gml(path, _decoded(content))
-    return _Reading(path, graph, given).found()
+    return _Reading(path, graph, given).network()
 
 
 def _decoded(content: bytes) -> str:
@@ -77,10 +77,10 @@ class _Reading:
     given: ImportDefaults
     places: dict[str, tuple[float, float]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    rejections: dict[str, str] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
 
-    def found(self) -> ImportedNetwork:
+    def network(self) -> ImportedNetwork:
         """Return the network, with all that was left out or assumed."""
         elements = [*self.graph.nodes.values(), *self.graph.edges]
         self.units = dict(self.given.units)
@@ -139,35 +139,37 @@ class _Reading:
 
     def _edges(self, found: ImportedNetwork) -> Iterator[Edge]:
         """Yield a link for each undirected edge, and for each pair of opposite directed edges."""
-        waiting: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        made: list[Edge] = []
-        alone: dict[int, Element] = {}
+        unpaired: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        edges: list[Edge] = []
+        unpaired_elements: dict[int, Element] = {}
         for element in self.graph.edges:
             a, b = element.ends
             if a == b or a not in self.kept:
-                made.append(Edge(a, b))
+                edges.append(Edge(a, b))
                 continue
             edge = self._edge(element)
             if not element.directed:
-                made.append(edge)
-            elif waiting[b, a]:
-                position = waiting[b, a].pop(0)
-                there, own = made[position], made[position].own
+                edges.append(edge)
+            elif unpaired[b, a]:
+                position = unpaired[b, a].pop(0)
+                there, own = edges[position], edges[position].own
                 if own != edge.own:
-                    for one in (element, alone[position]):
+                    for one in (element, unpaired_elements[position]):
                         one.reject(OWN, "the edges of both directions differ")
                     own = None
-                alone.pop(position)
-                made[position] = replace(there, b_to_a=edge.a_to_b, own=own)
+                unpaired_elements.pop(position)
+                edges[position] = replace(there, b_to_a=edge.a_to_b, own=own)
             else:
-                waiting[a, b].append(len(made))
-                alone[len(made)] = element
-                made.append(edge)
-        if alone:
-            first = next(iter(alone.values()))
-            what = f"{count_text(len(alone), 'directed edge')} without one back, such as {first.name}"
+                unpaired[a, b].append(len(edges))
+                unpaired_elements[len(edges)] = element
+                edges.append(edge)
+        if unpaired_elements:
+            first = next(iter(unpaired_elements.values()))
+            what = f"{count_text(len(unpaired_elements), 'directed edge')} without one back, such as {first.name}"
             found.assumed.append(f"{what}: both directions get the same settings")
-        yield from (edge for _, edge in sorted(enumerate(made), key=lambda entry: (entry[1].order, entry[0])))
+        yield from (
+            edge for _, edge in sorted(enumerate(edges), key=lambda entry: (entry[1].order, entry[0]))
+        )
 
     def _edge(self, element: Element) -> Edge:
         way = LinkDirection(
@@ -256,24 +258,24 @@ class _Reading:
             away_km: Distance between an edge's ends, if known.
         """
         chosen: tuple[str, Quantity, float] | None = None
-        refused: list[tuple[str, str]] = []
+        rejected: list[tuple[str, str]] = []
         for quantity in quantities:
             for figure in find_figures(element, quantity, self.units):
                 value, reason = self._value(figure, quantity, away_km)
                 if value is None:
-                    refused.append((figure.name, reason))
+                    rejected.append((figure.name, reason))
                 elif chosen is None:
                     chosen = figure.name, quantity, value
                     element.use(figure.name)
                 elif quantity is chosen[1] and math.isclose(value, chosen[2], rel_tol=1e-6):
                     element.use(figure.name)
                 else:
-                    refused.append((figure.name, ""))
+                    rejected.append((figure.name, ""))
         if "LinkSpeed" in element.used:
             element.use("LinkSpeedUnits")
-        stands = chosen[0] if chosen else otherwise
-        for name, reason in refused:
-            element.reject(name, "; ".join(filter(None, (reason, stands and f"{stands} stands"))))
+        chosen_name = chosen[0] if chosen else otherwise
+        for name, reason in rejected:
+            element.reject(name, "; ".join(filter(None, (reason, chosen_name and f"{chosen_name} stands"))))
         return chosen[1:] if chosen else None
 
     def _value(
@@ -283,7 +285,7 @@ class _Reading:
         if figure.problem:
             return None, figure.problem
         if not figure.unit:
-            reason = self.refusals.get(figure.name, "a number without a unit")
+            reason = self.rejections.get(figure.name, "a number without a unit")
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
         factor = unit_factor(figure.unit, quantity)
         assert factor is not None
@@ -323,7 +325,7 @@ class _Reading:
             else:
                 value, away_km = max(checked, key=lambda entry: entry[1] / max(entry[0], 1e-9))
                 fit = "both km and m fit" if fitting else "neither km nor m fit"
-                self.refusals[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
+                self.rejections[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
 
 
 def _is_hyperedge(node: Element) -> bool:

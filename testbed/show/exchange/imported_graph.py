@@ -117,7 +117,7 @@ class ImportedNetwork:
 
         Raises BadInput for an edge without a rate or delay, neither its own nor by default.
         """
-        self._leave_out_what_is_apart()
+        self._keep_largest_part()
         names = _names({key: node.label for key, node in self.nodes.items()})
         self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
         hosts = self._hosts(names, given)
@@ -128,19 +128,19 @@ class ImportedNetwork:
             if edge.own is not None:
                 wan.append({**edge.own, "a": names[edge.own["a"]], "b": names[edge.own["b"]]})
                 continue
-            made = {**ends, **self._link(edge, given)}
-            turned = {**made, "a": ends["b"], "b": ends["a"]}
-            alike = next((own for own in wan if _without_planes(own) in (made, turned)), None)
-            if alike is not None and "a_to_b" not in made:
-                alike["planes"] = alike.get("planes", 1) + edge.planes
+            entry = {**ends, **self._link(edge, given)}
+            reversed_entry = {**entry, "a": ends["b"], "b": ends["a"]}
+            existing = next((own for own in wan if _without_planes(own) in (entry, reversed_entry)), None)
+            if existing is not None and "a_to_b" not in entry:
+                existing["planes"] = existing.get("planes", 1) + edge.planes
             else:
-                wan.append(made if edge.planes == 1 else {**made, "planes": edge.planes})
+                wan.append(entry if edge.planes == 1 else {**entry, "planes": edge.planes})
         mtu = {} if self.mtu is None else {"mtu": self.mtu}
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
 
     def _hosts(self, names: Mapping[str, str], given: ImportDefaults) -> dict[str, int]:
         """Return hosts per node where the file does not say, or `given` does by name. Raises BadInput."""
-        open_ = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
+        unset = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
         if isinstance(given.hosts, Mapping):
             keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
             for name in given.hosts:
@@ -150,15 +150,15 @@ class ImportedNetwork:
                         got=name,
                         expected=f"a building: {did_you_mean(name, _inverse(names))}",
                     )
-            return dict.fromkeys(open_, 0) | {keys[name]: count for name, count in given.hosts.items()}
+            return dict.fromkeys(unset, 0) | {keys[name]: count for name, count in given.hosts.items()}
         if given.hosts is not None:
-            return dict.fromkeys(open_, given.hosts)
-        if len(open_) == len(self.nodes):
-            return dict.fromkeys(open_, 1)
-        if open_:
-            shown = ", ".join(names[key] for key in open_)
+            return dict.fromkeys(unset, given.hosts)
+        if len(unset) == len(self.nodes):
+            return dict.fromkeys(unset, 1)
+        if unset:
+            shown = ", ".join(names[key] for key in unset)
             self.assumed.append(f"no hosts in {shown}, since the file does not say; set them with --hosts")
-        return dict.fromkeys(open_, 0)
+        return dict.fromkeys(unset, 0)
 
     def _link(self, edge: Edge, given: ImportDefaults) -> dict[str, Any]:
         ways = [self._settings(edge, way, given) for way in (edge.a_to_b, edge.b_to_a)]
@@ -190,7 +190,7 @@ class ImportedNetwork:
             settings["corrupt"] = format_fraction(way.corrupt)
         return settings
 
-    def _leave_out_what_is_apart(self) -> None:
+    def _keep_largest_part(self) -> None:
         """Keep only the largest connected part, and drop links from a node to itself."""
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
@@ -200,9 +200,9 @@ class ImportedNetwork:
         if not self.nodes:
             raise BadInput(where=str(self.path), got="no node", expected="a network")
         kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
-        apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
-        if apart:
-            self.left_out.append(f"nodes without a link to the largest part: {', '.join(apart)}")
+        unconnected = sorted({node.label for key, node in self.nodes.items() if key not in kept})
+        if unconnected:
+            self.left_out.append(f"nodes without a link to the largest part: {', '.join(unconnected)}")
         self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
         self.edges = [edge for edge in self.edges if edge.a in kept]
 
@@ -222,8 +222,8 @@ def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str,
         return {"hosts": 0, **{key: own[key] for key in TRANSIT_KEYS if key in own and key != "hosts"}}
     rate = given.nic_bps if node.nic_bps is None else node.nic_bps
     delay = {"delay": format_duration(node.nic_delay_s)} if node.nic_delay_s else {}
-    made = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
-    return {**made, **own, "hosts": count}
+    entry = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
+    return {**entry, **own, "hosts": count}
 
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:
@@ -245,11 +245,11 @@ def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[
     for key in nodes:
         if key in seen:
             continue
-        part, open_ = {key}, [key]
-        while open_:
-            more = near[open_.pop()] - part
+        part, unvisited = {key}, [key]
+        while unvisited:
+            more = near[unvisited.pop()] - part
             part |= more
-            open_.extend(more)
+            unvisited.extend(more)
         seen |= part
         if len(part) >= len(largest):
             largest = part

@@ -76,7 +76,7 @@ def run_metrics(result: Result, readings: Sequence[LinkReading] = ()) -> list[Me
         _add_variant(metrics, variant, {**run, "variant": variant.name})
     for reading in readings:
         labels = {**run, **_direction(reading.link.source, reading.link.target, reading.link.plane)}
-        for name, unit, help_, value, kind in _carried(reading):
+        for name, unit, help_, value, kind in _link_counters(reading):
             metrics.add(name, unit, help_, [Point(labels, value, reading.time_s)], kind)
     return list(metrics)
 
@@ -194,7 +194,7 @@ def _add_link(metrics: Metrics, link: LinkUse, labels: Labels) -> None:
         metrics.add(name, "", help_, [Point(own, count)], "counter")
 
 
-def _carried(reading: LinkReading) -> list[tuple[str, str, str, float, Kind]]:
+def _link_counters(reading: LinkReading) -> list[tuple[str, str, str, float, Kind]]:
     return [
         (
             "link_sent",

@@ -53,7 +53,7 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
     except ImportError:
         raise missing_package(form, "prometheus-client", "metrics") from None
     moments = (origin_s, ended_s) if form == "openmetrics" else None
-    families = [_family(metric, moments) for metric in metrics if moments or _of_the_whole(metric)]
+    families = [_family(metric, moments) for metric in metrics if moments or _has_run_figures(metric)]
 
     class Collected:
         """The collector interface of the library."""
@@ -66,7 +66,7 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
     return text.decode()
 
 
-def _of_the_whole(metric: Metric) -> bool:
+def _has_run_figures(metric: Metric) -> bool:
     return any(point.time_s is None for point in metric.points)
 
 

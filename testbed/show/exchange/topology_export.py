@@ -145,12 +145,12 @@ def list_losses(spec: TopologySpec) -> Iterator[str]:
         yield "hosts' accelerators"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "cut-through switching: routers store and forward"
-    ways = [way for link in topology.wan for _, _, way in link.ways]
-    if any(way.duplicate or way.reorder or way.corrupt for way in ways):
+    directions = [way for link in topology.wan for _, _, way in link.ways]
+    if any(way.duplicate or way.reorder or way.corrupt for way in directions):
         yield "duplication, reordering and corruption of packets"
-    if any(way.loss_bursts for way in ways):
+    if any(way.loss_bursts for way in directions):
         yield "bursts of loss: as many losses at random"
-    if any(way.ecn_bytes for way in ways):
+    if any(way.ecn_bytes for way in directions):
         yield "ECN marks"
     if topology.pauses:
         yield "pause frames of switches: queues drop instead"
@@ -161,14 +161,14 @@ def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
     return {
         (source, target): delay_s
         for source in (building.name for building in topology.buildings)
-        for target, (delay_s, _) in _from(topology, source).items()
+        for target, (delay_s, _) in _shortest_paths(topology, source).items()
     }
 
 
 def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
     """Return, per other building, the numbers of the links by which packets leave `source`, parallel ones together."""
     found: dict[str, list[int]] = {}
-    for target, (_, neighbour) in _from(topology, source).items():
+    for target, (_, neighbour) in _shortest_paths(topology, source).items():
         if target != source:
             found[target] = [
                 number for number, link in enumerate(topology.wan) if {link.a, link.b} == {source, neighbour}
@@ -176,22 +176,22 @@ def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
     return found
 
 
-def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
+def _shortest_paths(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
     """Return, per building, the shortest delay and the next hop; ties go to the first by name."""
-    ways: dict[str, dict[str, float]] = defaultdict(dict)
+    delays: dict[str, dict[str, float]] = defaultdict(dict)
     for link in topology.wan:
         for here, there, way in link.ways:
-            ways[here][there] = min(way.delay_s, ways[here].get(there, way.delay_s))
+            delays[here][there] = min(way.delay_s, delays[here].get(there, way.delay_s))
     found: dict[str, tuple[float, str]] = {}
-    open_ = [(0.0, 0, source, source)]
-    while open_:
-        delay_s, hops, here, first = heapq.heappop(open_)
+    heap = [(0.0, 0, source, source)]
+    while heap:
+        delay_s, hops, here, first = heapq.heappop(heap)
         if here in found:
             continue
         found[here] = delay_s, first
-        for there, own_s in ways[here].items():
+        for there, own_s in delays[here].items():
             if there not in found:
-                heapq.heappush(open_, (delay_s + own_s, hops + 1, there, there if here == source else first))
+                heapq.heappush(heap, (delay_s + own_s, hops + 1, there, there if here == source else first))
     return found
 
 
@@ -283,24 +283,24 @@ if __name__ == "__main__":
 
 def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
     """Write a Mininet script; return what it leaves out, in words. size_scale: None to fit TCLink's limit."""
-    made = build_routed_network(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
+    routed = build_routed_network(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
     network = {
-        "routers": made.routers,
-        "hosts": made.hosts,
-        "cables": [[_port(cable.a), _port(cable.b)] for cable in made.cables],
-        "commands": made.commands,
+        "routers": routed.routers,
+        "hosts": routed.hosts,
+        "cables": [[_port(cable.a), _port(cable.b)] for cable in routed.cables],
+        "commands": routed.commands,
     }
     text = SCRIPT.format(
-        name=made.name,
+        name=routed.name,
         file=path.name,
-        scale=made.size_scale,
+        scale=routed.size_scale,
         network=json.dumps(network, indent=1).replace("\\", "\\\\"),
     )
     path.write_text(text)
     path.chmod(0o755)
     notes = list(list_losses(spec))
-    if made.size_scale != 1:
-        notes.append(f"rates, which are divided by {made.size_scale:g}")
+    if routed.size_scale != 1:
+        notes.append(f"rates, which are divided by {routed.size_scale:g}")
     notes.append("packets of more than 1500 bytes")
     return notes
 
@@ -323,31 +323,31 @@ def export_containerlab(
 ) -> tuple[list[Path], list[str]]:
     """Write a lab; return its files and what they leave out. size_scale: None to fit CONTAINERLAB_MOST_BPS."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
-    nodes = {name: _node(made, name, HOST) for name in made.hosts}
-    nodes |= {name: _node(made, name, BUILDING) for name in made.routers}
-    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in made.cables]
-    defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{made.size_scale!r}"}}
-    document = {"name": made.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
-    path, netem = folder / f"{made.name}{ENDING}", folder / NETEM_FILE
+    network = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
+    nodes = {name: _node(network, name, HOST) for name in network.hosts}
+    nodes |= {name: _node(network, name, BUILDING) for name in network.routers}
+    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in network.cables]
+    defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{network.size_scale!r}"}}
+    document = {"name": network.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
+    path, netem = folder / f"{network.name}{ENDING}", folder / NETEM_FILE
     path.write_text(yaml.safe_dump(document, sort_keys=False, width=120))
-    netem.write_text("\n".join(_netem(made)) + "\n")
+    netem.write_text("\n".join(_netem(network)) + "\n")
     netem.chmod(0o755)
     notes = list(list_losses(spec))
-    if made.size_scale != 1:
-        notes.append(f"rates, which are divided by {made.size_scale:g}")
+    if network.size_scale != 1:
+        notes.append(f"rates, which are divided by {network.size_scale:g}")
     notes.append("queue sizes: netem's default applies")
     return [path, netem], notes
 
 
-def _node(made: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
-    ports = [port for cable in made.cables for port in (cable.a, cable.b) if port.node == name]
+def _node(network: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
+    ports = [port for cable in network.cables for port in (cable.a, cable.b) if port.node == name]
     interfaces = {port.number: f"eth{port.number}" for port in ports}
     commands = [
         re.sub(r"\{(\d+)\}", lambda found: interfaces[int(found[1])], command)
-        for command in made.commands[name]
+        for command in network.commands[name]
     ]
-    mtu = [f"ip link set {interface} mtu {made.mtu}" for interface in interfaces.values()]
+    mtu = [f"ip link set {interface} mtu {network.mtu}" for interface in interfaces.values()]
     return {"labels": {KIND_LABEL: kind}, "exec": [*mtu, *commands]}
 
 
@@ -355,11 +355,11 @@ def _end(port: Port) -> str:
     return f"{port.node}:eth{port.number}"
 
 
-def _netem(made: RoutedNetwork) -> Iterator[str]:
+def _netem(network: RoutedNetwork) -> Iterator[str]:
     yield "#!/bin/sh"
-    yield f"# Delays, losses and rates of {made.name}'s interfaces, each of what it sends; after `containerlab deploy`."
+    yield f"# Delays, losses and rates of {network.name}'s interfaces, on egress; run it after `containerlab deploy`."
     yield "set -eu"
-    for cable in made.cables:
+    for cable in network.cables:
         for port in (cable.a, cable.b):
             shape = shape_settings(port.shape)
             options = [f"--delay {shape['delay_us']}us", f"--rate {max(round(shape['rate_bps'] / 1e3), 1)}"]
@@ -367,5 +367,5 @@ def _netem(made: RoutedNetwork) -> Iterator[str]:
                 options.append(f"--jitter {shape['jitter_us']}us")
             if shape["loss_percent"]:
                 options.append(f"--loss {shape['loss_percent']:.6g}")
-            node, interface = f"clab-{made.name}-{port.node}", f"eth{port.number}"
+            node, interface = f"clab-{network.name}-{port.node}", f"eth{port.number}"
             yield f"containerlab tools netem set -n {node} -i {interface} {' '.join(options)}"

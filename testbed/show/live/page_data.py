@@ -41,19 +41,19 @@ class Readings:
         self.drops: list[list[int]] = [[] for _ in directions]
         self.losses: list[list[int]] = [[] for _ in directions]
         self._first: list[Counted] = []
-        self._before: tuple[float, list[float]] | None = None
+        self._previous: tuple[float, list[float]] | None = None
 
     def add(self, time_s: float, counted: Mapping[LinkKey, Counted]) -> None:
         """Add a reading of all links, at an emulated time."""
         rows = [counted.get(direction.key, (0.0, 0, 0.0, 0)) for direction in self.directions]
         sent = [row[0] for row in rows]
-        before, self._before = self._before, (time_s, sent)
-        if before is None or time_s <= before[0]:
+        previous, self._previous = self._previous, (time_s, sent)
+        if previous is None or time_s <= previous[0]:
             self._first = self._first or rows
             return
         self.times_s.append(round(self.scale.real_s(time_s), 6))
         for at, (direction, row) in enumerate(zip(self.directions, rows, strict=True)):
-            share = 8 * (row[0] - before[1][at]) / (time_s - before[0]) / direction.rate_bps
+            share = 8 * (row[0] - previous[1][at]) / (time_s - previous[0]) / direction.rate_bps
             self.used[at].append(round(max(share, 0.0), 5))
             self.drops[at].append(row[1] - self._first[at][1])
             self.losses[at].append(row[3] - self._first[at][3])
@@ -131,8 +131,8 @@ class PageData:
 
     def document(self) -> Json:
         """Return everything, including what never changes."""
-        still = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
-        return {**still, **self.head, **self.since()}
+        static = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
+        return {**static, **self.head, **self.since()}
 
 
 def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
@@ -206,26 +206,26 @@ class JsonlTail:
     def __init__(self, path: Path, only: bytes = b"") -> None:
         self.path = path
         self.only = only
-        self._place = 0
+        self._offset = 0
 
-    def new(self) -> list[Record]:
+    def read_new(self) -> list[Record]:
         """Return the new records."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._place)
+                file.seek(self._offset)
                 content = file.read()
         except OSError:
             return []
-        whole, _, _ = content.rpartition(b"\n")
-        if not whole:
+        lines, _, _ = content.rpartition(b"\n")
+        if not lines:
             return []
-        self._place += len(whole) + 1
-        return list(_records(whole, self.only))
+        self._offset += len(lines) + 1
+        return list(_records(lines, self.only))
 
 
 def records(path: Path, only: bytes = b"") -> list[Record]:
     """Return all records of a file; none if it does not exist."""
-    return JsonlTail(path, only).new()
+    return JsonlTail(path, only).read_new()
 
 
 def _records(content: bytes, only: bytes) -> Iterator[Record]:

@@ -55,21 +55,21 @@ class RunFollower:
         self.folder = folder
         self.partial = partial_path(folder)
         self._tail = JsonlTail(self.partial / LIVE)
-        self._failed_before = _stamp(folder)
-        self._parts: list[_Part] = []
+        self._old_failure = _failure_time(folder)
+        self._parts: list[_ShardFollower] = []
         self.view = PageData(folder.name, str(folder.resolve()), "")
         self.scale = Scale()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read what is new since the last call."""
-        for record in self._tail.new():
-            self._take(record)
+        for record in self._tail.read_new():
+            self._apply(record)
         for part in self._parts:
-            part.look(self.view)
+            part.update(self.view)
         if (self.folder / SUMMARY).exists() and not self.partial.exists():
             self.view.state = FINISHED
         elif not self.partial.exists():
-            self.view.state, self.view.words = FAILED, self._why()
+            self.view.state, self.view.words = FAILED, self._failure_text()
 
     def files(self, part: int) -> list[Path]:
         """Return the current files with the operations of a part's ranks."""
@@ -79,24 +79,24 @@ class RunFollower:
         """Return the emulated time in these files that is 0 on the page."""
         return self._parts[part].zero_s or 0.0
 
-    def _why(self) -> str:
-        stamp = _stamp(self.folder)
-        if stamp and stamp != self._failed_before:
+    def _failure_text(self) -> str:
+        stamp = _failure_time(self.folder)
+        if stamp and stamp != self._old_failure:
             return (failed_path(self.folder) / FAILURE).read_text().strip()
         return "it ended without a result"
 
-    def _take(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         view, kind = self.view, record["kind"]
         if kind == RUN:
             self.scale = Scale(**record["scale"])
             view.name = record["scenario"]
             view.head = {"variants": record["variants"], "ranks": record["ranks"]}
             folder = Path(record["folder"])
-            for number, told in enumerate(record["parts"]):
-                view.parts.append({"name": told["name"], "variant": told["variant"]})
+            for number, shard in enumerate(record["parts"]):
+                view.parts.append({"name": shard["name"], "variant": shard["variant"]})
                 view.readings.append(Readings([], self.scale))
-                own = folder / str(told["number"])
-                self._parts.append(_Part(number, own, told, record["ranks"], self.scale))
+                own = folder / str(shard["number"])
+                self._parts.append(_ShardFollower(number, own, shard, record["ranks"], self.scale))
         elif kind == PHASE:
             view.phases.append(record["words"])
         elif kind == STEP:
@@ -105,30 +105,30 @@ class RunFollower:
             view.progress = record["parts"]
 
 
-class _Part:
+class _ShardFollower:
     """One shard: its own log and the ranks' files during the run, then its final record."""
 
-    def __init__(self, number: int, folder: Path, told: Record, ranks: int, scale: Scale) -> None:
-        self.number, self.folder, self.told, self.ranks, self.scale = number, folder, told, ranks, scale
+    def __init__(self, number: int, folder: Path, shard: Record, ranks: int, scale: Scale) -> None:
+        self.number, self.folder, self.shard, self.ranks, self.scale = number, folder, shard, ranks, scale
         self.zero_s: float | None = None
         self._tail = JsonlTail(folder / LIVE)
         self._rank_tails: dict[Path, JsonlTail] = {}
         self._spans: dict[int, list[Record]] = defaultdict(list)
-        self._known: set[int] = set()
-        self._over = False
+        self._added_steps: set[int] = set()
+        self._is_finished = False
 
-    def look(self, view: PageData) -> None:
-        if self._over:
+    def update(self, view: PageData) -> None:
+        if self._is_finished:
             return
-        over = (self.folder / FIGURES).exists()  # written last
-        for record in self._tail.new():
-            self._take(record, view)
+        is_finished = (self.folder / FIGURES).exists()  # written last
+        for record in self._tail.read_new():
+            self._apply(record, view)
         for path in sorted(self.folder.glob(RANK_FILES)):
             tail = self._rank_tails.setdefault(path, JsonlTail(path, WHOLE_STEP))
-            self._keep(tail.new())
+            self._add_spans(tail.read_new())
         if self.zero_s is not None:
-            self._gather(view)
-        if over:
+            self._add_finished_steps(view)
+        if is_finished:
             self._finish(view)
 
     def files(self) -> list[Path]:
@@ -136,7 +136,7 @@ class _Part:
             return [self.folder / SAMPLES]
         return sorted(self.folder.glob(RANK_FILES))
 
-    def _take(self, record: Record, view: PageData) -> None:
+    def _apply(self, record: Record, view: PageData) -> None:
         if record["kind"] == NETWORK:
             network, directions = network_of(record, self.scale)
             view.network = view.network or network
@@ -150,41 +150,41 @@ class _Part:
             time_s = self.scale.real_s(record["time_s"] - (self.zero_s or 0.0))
             view.events.append({"part": self.number, "time_s": time_s, "words": event_text(record)})
 
-    def _keep(self, ended: Iterable[Record]) -> None:
+    def _add_spans(self, ended: Iterable[Record]) -> None:
         """Collect the ends of steps on single ranks."""
         for record in ended:
             self._spans[record["step"]].append(record)
 
-    def _gather(self, view: PageData) -> None:
+    def _add_finished_steps(self, view: PageData) -> None:
         """Add steps that all ranks have ended; with replicas that come and go, also those before a later step."""
         newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
-            ended = len(spans) >= self.ranks or self._over or newest > step + 1
-            if step not in self._known and ended:
-                self._add(step, spans, view)
+            ended = len(spans) >= self.ranks or self._is_finished or newest > step + 1
+            if step not in self._added_steps and ended:
+                self._add_step(step, spans, view)
 
-    def _add(self, step: int, spans: list[Record], view: PageData) -> None:
-        self._known.add(step)
-        variant, trial = self.told["variant"] or spans[0]["variant"], spans[0]["trial"]
+    def _add_step(self, step: int, spans: list[Record], view: PageData) -> None:
+        self._added_steps.add(step)
+        variant, trial = self.shard["variant"] or spans[0]["variant"], spans[0]["trial"]
         span_s = real_span(spans, self.zero_s or 0.0, self.scale)
-        view.steps.append(StepSpan(self.number, variant, self.told["first_trial"] + trial, step, *span_s))
+        view.steps.append(StepSpan(self.number, variant, self.shard["first_trial"] + trial, step, *span_s))
 
     def _finish(self, view: PageData) -> None:
         """Complete the data from the final record, whose times have another origin."""
-        self._over = True
+        self._is_finished = True
         self._spans.clear()
         moments = link_moments(self.folder)
         self.zero_s = next(iter(moments), 0.0)
-        self._keep(records(self.folder / SAMPLES, WHOLE_STEP))
-        self._gather(view)
+        self._add_spans(records(self.folder / SAMPLES, WHOLE_STEP))
+        self._add_finished_steps(view)
         if not view.readings[self.number].times_s and moments:  # it ended before the first look
             fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
-            self._take({"kind": NETWORK, **fabric}, view)
+            self._apply({"kind": NETWORK, **fabric}, view)
             for time_s, counted in moments.items():
                 view.readings[self.number].add(time_s - self.zero_s, counted)
 
 
-def _stamp(folder: Path) -> float | None:
+def _failure_time(folder: Path) -> float | None:
     """Return when the failure record of a run with this name was written."""
     try:
         return (failed_path(folder) / FAILURE).stat().st_mtime
@@ -204,7 +204,7 @@ class FinishedRun:
         self.scale = result.conversion
         self.view, self._zero_s = _view(result)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Do nothing: a finished run does not change."""
 
     def files(self, part: int) -> list[Path]:
@@ -224,8 +224,8 @@ def _view(result: Result) -> tuple[PageData, float]:
     readings = Readings(directions, scale)
     moments = link_moments(folder)
     zero_s = next(iter(moments), 0.0)
-    every = len(moments) // MOST_READINGS + 1  # thinning averages over longer intervals
-    for time_s in list(moments)[::every]:
+    stride = len(moments) // MOST_READINGS + 1  # thinning averages over longer intervals
+    for time_s in list(moments)[::stride]:
         readings.add(time_s - zero_s, moments[time_s])
     view = PageData(result.scenario, str(folder.resolve()), result.clock, FINISHED)
     view.network, view.readings = network, [readings]

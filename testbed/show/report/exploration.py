@@ -139,7 +139,7 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
 
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
 _RADIUS, _FONT, _LINE = 4.5, 12, 15.0
-_TOLD = 4  # points of a mark whose tooltips are shown
+MAX_TOOLTIPS = 4  # points of a mark whose tooltips are shown
 
 
 class Point(NamedTuple):
@@ -166,9 +166,9 @@ class _Mark:
 
     @property
     def tooltip(self) -> str:
-        more = len(self.points) - _TOLD
-        told = [point.tooltip for point in self.points[:_TOLD]]
-        return "\n".join([*told, *([f"and {more:,} more here"] if more > 0 else [])])
+        more = len(self.points) - MAX_TOOLTIPS
+        tooltips = [point.tooltip for point in self.points[:MAX_TOOLTIPS]]
+        return "\n".join([*tooltips, *([f"and {more:,} more here"] if more > 0 else [])])
 
 
 def scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:

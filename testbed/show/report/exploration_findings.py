@@ -40,8 +40,8 @@ def describe_results(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     queues = document.get("short_queues", [])  # older searches have none
     return [
         _best(document, best),
-        *_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
-        *_alone(rows),
+        *_describe_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
+        *_describe_dimensions(rows),
         *_indifferent(document["indifferent"], document.get("kept")),
         *_recorded(document.get("recorded")),
         *([describe_short_queues([ShortQueue(*one) for one in queues])] if queues else []),
@@ -64,9 +64,9 @@ def describe_accuracy(document: JsonObject, rows: Sequence[Row]) -> list[str]:
         by = f"`{command}`" if command else "--confirm"
         return [f"Nothing was measured yet; {by} runs the compared configurations on the emulated network."]
     return [
-        _error(errors),
-        *_too_little(document, best, float(errors["median"])),
-        f"{_near(document['near'], best)} `{command}` runs that on the emulated network.",
+        _describe_error(errors),
+        *_describe_small_gains(document, best, float(errors["median"])),
+        f"{_describe_near(document['near'], best)} `{command}` runs that on the emulated network.",
     ]
 
 
@@ -85,22 +85,22 @@ def _best(document: JsonObject, best: Row) -> str:
         work = StepWork(**document["work"])
         if rates := rates_of(work, whole_step_s(best)):
             told.append(rates_text(rates))
-        told.append(_least(work.computing_s))
+        told.append(_lower_bound_text(work.computing_s))
     elif recorded := document.get("recorded"):
-        told.append(_least(recorded["computing_s"]))
+        told.append(_lower_bound_text(recorded["computing_s"]))
     return f"The best: {best['configuration']}. {', '.join(told)}."
 
 
-def _least(computing_s: float) -> str:
+def _lower_bound_text(computing_s: float) -> str:
     return f"at least {time_text(computing_s)} for compute alone"
 
 
-def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
+def _describe_gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
     """Compare with the fastest baseline, tuned or not, and with each of the first one's forms."""
     if not baselines:
         return
     quickest = min(baselines, key=whole_step_s)
-    ratio, how = _ratio(best, quickest)
+    ratio, how = _speed_up(best, quickest)
     errors = document.get("model_errors")
     if how == BY_MODEL and errors and 1 < ratio < 1 + errors["median"]:
         how += ", less than its error"
@@ -114,7 +114,7 @@ def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterato
             "the search was not given."
         )
     first = [row for row in baselines if row["of"] == baselines[0]["of"] and row is not quickest]
-    each = [f"{_ratio(best, row)[0]:.2f}x over {_given(row)}" for row in first]
+    each = [f"{_speed_up(best, row)[0]:.2f}x over {_given(row)}" for row in first]
     if each:
         yield f"{' and '.join(each)}."
 
@@ -125,13 +125,13 @@ def _given(row: Row) -> str:
     return str(row["name"] if row["tuned"] else f"{row['of']} as given")
 
 
-def _alone(rows: Sequence[Row]) -> Iterator[str]:
+def _describe_dimensions(rows: Sequence[Row]) -> Iterator[str]:
     singles = [row for row in rows if row["kind"] == SINGLE]
     base = next((row for row in rows if row["kind"] == BASELINE and not row["tuned"]), None)
     worth: dict[str, list[str]] = {}
     for row in singles:
         if base is not None:
-            ratio, _ = _ratio(row, base)
+            ratio, _ = _speed_up(row, base)
             more = "with degrees " if row["tuned"] else ""
             worth.setdefault(row["of"].removeprefix("only "), []).append(f"{more}{ratio:.2f}x")
     if worth and base is not None:
@@ -178,7 +178,7 @@ def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
         yield f"{told}its number {place + 1}, {less} less time than its first."
 
 
-def _error(errors: JsonObject) -> str:
+def _describe_error(errors: JsonObject) -> str:
     """Describe the model's error at points like this one."""
     median, of = percent_text(errors["median"]), f"{errors['of']} that were measured"
     each = f"{median} off in the median of {of}"
@@ -189,7 +189,7 @@ def _error(errors: JsonObject) -> str:
     return f"At points like this one ({errors['what']}) the model was {told}"
 
 
-def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]:
+def _describe_small_gains(document: JsonObject, best: Row, median: float) -> Iterator[str]:
     """Name the best's choices that gain less than the model's error, by what giving them back alone costs."""
     found = document.get("sensitivity")
     if not found:
@@ -211,7 +211,7 @@ def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]
         )
 
 
-def _near(near: JsonObject, best: Row) -> str:
+def _describe_near(near: JsonObject, best: Row) -> str:
     """Name configurations within the model's error of the best, by how they differ from it."""
     first, count = near["first"], near["count"]
     if count == 1:
@@ -252,7 +252,7 @@ def whole_step_s(row: Row) -> float:
     return measured.done.step_s if measured else float(row["step_time_s"])
 
 
-def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
+def _speed_up(quick: Row, slow: Row) -> tuple[float, str]:
     """Return the speed-up, and how it is known."""
     one, other = quick["measured"], slow["measured"]
     if not (one and other):

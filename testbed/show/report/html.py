@@ -80,8 +80,8 @@ def _content(data: RunData) -> dict[str, Any]:
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
         "answer": opening_sentences(data.result.variants),
-        "reasons": (told := reasons(data.result.variants)),
-        "more_reasons": count_by_invariant(told[1]),
+        "reasons": (shown_reasons := reasons(data.result.variants)),
+        "more_reasons": count_by_invariant(shown_reasons[1]),
         "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
@@ -214,14 +214,14 @@ def _control(control: JsonObject) -> str:
 
 def _timelines(data: RunData) -> list[JsonObject]:
     """Return one entry per variant with samples, all on the same time axis so that lengths compare."""
-    chosen = []
+    shown = []
     for variant in data.variants:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
         step = median_step(own)
         if step is not None:
             start, end = step_spans(own)[step]
-            chosen.append((variant, step, end - start, len({sample.rank for sample in own})))
-    longest = max((duration for _, _, duration, _ in chosen), default=0.0)
+            shown.append((variant, step, end - start, len({sample.rank for sample in own})))
+    longest = max((duration for _, _, duration, _ in shown), default=0.0)
     return [
         {
             "name": variant["name"],
@@ -233,7 +233,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
             "shortened": ranks > TIMELINE_RANKS,
             "chart": draw_responsive(partial(timeline_chart, data, variant["name"], longest)),
         }
-        for variant, step, duration, ranks in chosen
+        for variant, step, duration, ranks in shown
     ]
 
 

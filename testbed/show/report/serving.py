@@ -89,7 +89,7 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
                 **serving,
                 "parts": parts,
                 "links": links,
-                "met": _met(serving),
+                "met": _meets_objective(serving),
             }
         )
     return found
@@ -100,13 +100,13 @@ def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
     found: dict[str, float] = {}
     for variant in variants:
         serving = variant.get("serving")
-        if serving and _met(serving):
+        if serving and _meets_objective(serving):
             name = curve_of(variant["name"])
             found[name] = max(found.get(name, 0.0), serving["offered_per_s"])
     return found
 
 
-def _met(serving: JsonObject) -> bool:
+def _meets_objective(serving: JsonObject) -> bool:
     """Whether the objective is met and the load sustainable: a step may end before growing queues show."""
     held: bool = serving["within"] >= serving["objective_share"]
     return held and serving["offered_per_s"] <= serving["capacity_per_s"]
@@ -155,7 +155,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
     drawing = Drawing(width, _HEIGHT, "99th percentile of latency against requests per second")
     wide = width >= CHART_WIDTH
     room = 140 if wide else 84  # for curves' names
-    said = [seconds for *_, variant in every if (seconds := _said(variant)) is not None]
+    said = [seconds for *_, variant in every if (seconds := _predicted_p99_s(variant)) is not None]
     shown = [*(p99 for _, p99, _, _ in every), *said]
     low, high = (pick(map(math.log10, shown)) for pick in (min, max))
     up = Axis(low - 0.05, high + 0.05, _HEIGHT - _AXIS_ROOM, _TOP)
@@ -175,7 +175,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
         model = [
             (across(load), up(math.log10(seconds)))
             for load, _, _, variant in by_load
-            if (seconds := _said(variant)) is not None
+            if (seconds := _predicted_p99_s(variant)) is not None
         ]
         for start, end in pairwise(model):
             drawing.line(start, end, "whisker by-model", parent=group)
@@ -187,7 +187,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
     return drawing.markup()
 
 
-def _said(variant: JsonObject) -> float | None:
+def _predicted_p99_s(variant: JsonObject) -> float | None:
     """Return the model's 99th percentile, if any."""
     predicted = variant["serving"].get("predicted")
     return None if predicted is None else float(predicted["p99"])

@@ -40,15 +40,15 @@ def port_rows(variants: Sequence[Variant]) -> list[JsonObject]:
 
 def _wan_words(variant: Variant) -> str:
     counts = {cause: sum(getattr(link, cause) for link in variant.wan_links) for cause in CAUSES}
-    said = [f"{counts[cause]:,} {words}" for cause, words in CAUSES.items() if counts[cause]]
-    if not said:
+    losses = [f"{counts[cause]:,} {words}" for cause, words in CAUSES.items() if counts[cause]]
+    if not losses:
         return ""
     worst = max(variant.wan_links, key=_lost)
     packets = sum(step.packets for link in variant.wan_links for step in link.steps)
     here, there = link_ends(worst.model_dump())
     return (
-        f"{variant.name}: of {packets:,} packets on WAN links {', '.join(said)} in all steps; most, {_lost(worst):,}, "
-        f"from {here} to {there}, plane {worst.plane}."
+        f"{variant.name}: of {packets:,} packets on WAN links {', '.join(losses)} in all steps; "
+        f"most, {_lost(worst):,}, from {here} to {there}, plane {worst.plane}."
     )
 
 
@@ -147,8 +147,8 @@ def replicas_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -
             high = _BAR * commit["replicas"] / found["replicas"]
             words = f"trial {commit['trial']}: {commit['replicas']} of {found['replicas']} replicas, "
             words += f"committed after {time_text(commit['time_s'])}"
-            own_group = drawing.group("", words, group)
-            drawing.rect(left + 0.5, bottom - high, right - left - 1, high, "bar", parent=own_group)
+            bar = drawing.group("", words, group)
+            drawing.rect(left + 0.5, bottom - high, right - left - 1, high, "bar", parent=bar)
             before_s = commit["time_s"]
         for loss in found["losses"]:
             x = axis(loss["time_s"])

@@ -23,34 +23,45 @@ def describe_sweep(sweep: Sweep) -> list[str]:
     """Return the findings as sentences; the first is the headline."""
     shown = arrange_series(sweep)
     found = list(
-        filter(None, _of_curves(shown, _off(sweep)) if isinstance(shown, Curves) else _of_maps(shown))
+        filter(
+            None,
+            _describe_curves(shown, _worst_error(sweep))
+            if isinstance(shown, Curves)
+            else _describe_maps(shown),
+        )
     )
-    return [*(found or ["No step time of this sweep can be used."]), *_misfits(sweep), _sure(sweep)]
+    return [
+        *(found or ["No step time of this sweep can be used."]),
+        *_misfits(sweep),
+        _describe_accuracy(sweep),
+    ]
 
 
-def _of_curves(curves: Curves, off: float) -> Iterator[str]:
-    """off: worst relative error of the model here, below which it cannot distinguish figures."""
+def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
+    """error: worst relative error of the model here, below which it cannot distinguish figures."""
     axis = curves.axis
     if axis.numbers is None:
-        yield from _of_words(axis, curves.series)
+        yield from _describe_points(axis, curves.series)
         return
     if len(curves.series) > 1:
-        yield _sentence("; ".join(_regions(axis, curves.series, off)))
-        if told := _widest(axis, curves.series):
-            yield told
+        yield _sentence("; ".join(_regions(axis, curves.series, error)))
+        if text := _describe_widest_gap(axis, curves.series):
+            yield text
     if 0 < len(curves.series) <= FEW:
         each = [
-            words for one in curves.series if (words := _change(axis, one, alone=len(curves.series) == 1))
+            words
+            for one in curves.series
+            if (words := _describe_change(axis, one, alone=len(curves.series) == 1))
         ]
         yield _sentence("; ".join(each))
 
 
-def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
+def _regions(axis: SweepAxis, series: Sequence[Series], error: float) -> list[str]:
     """Describe which line is the fastest over which range; where steps are unequal work, which gets most done."""
     found: list[tuple[str, list[int]]] = []
     equal = all(same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     for index in range(len(axis.texts)):
-        name = _quickest(series, index, off)
+        name = _fastest(series, index, error)
         if name is None:
             continue
         if found and found[-1][0] == name:
@@ -82,22 +93,22 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
 
 def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
     """Return the comparable work at one value by line; empty if the lines do different work."""
-    found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    found = _comparable({one.name: one.by_index[index] for one in series if index in one.by_index})
     return found if same_workload(found.values()) else {}
 
 
-def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
+def _fastest(series: Sequence[Series], index: int, error: float) -> str | None:
     """Return the name of the fastest line, or several if equally fast; only usable figures count."""
     there = _at(series, index)
     if not there:
         return None
     measured = all(one.by_index[index].measured for one in series if index in one.by_index)
-    within = SAME_WITHIN if measured else max(SAME_WITHIN, off)
+    within = SAME_WITHIN if measured else max(SAME_WITHIN, error)
     most = max(one.per_second for one in there.values())
     return " and ".join(name for name, one in there.items() if most <= one.per_second * (1 + within))
 
 
-def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
+def _describe_widest_gap(axis: SweepAxis, series: Sequence[Series]) -> str | None:
     """Describe where the fastest and the slowest line are farthest apart."""
     ratios = {}
     for index in range(len(axis.texts)):
@@ -124,12 +135,12 @@ def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
     return f"They are farthest apart at {axis.texts[index]}: {best} {how}."
 
 
-def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
+def _describe_change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
     """Describe the change from the first to the last value."""
     first, last = min(one.by_index, default=0), max(one.by_index, default=0)
     if first == last or any(one.by_index[end].untrusted for end in (first, last)):
         return ""
-    begin, end = _alike({end: one.by_index[end] for end in (first, last)}).values()
+    begin, end = _comparable({end: one.by_index[end] for end in (first, last)}).values()
     steps = f"{time_text(begin.step_s)} at {axis.texts[first]}, {time_text(end.step_s)} at {axis.texts[last]}"
     words = f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end.step_s / begin.step_s:.2f}x)"
     if same_steps((begin, end)):
@@ -140,8 +151,8 @@ def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
     return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
 
 
-def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
-    works = _alike(
+def _describe_points(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
+    works = _comparable(
         {
             f"{one.name}, {axis.texts[index]}" if len(series) > 1 else axis.texts[index]: figure
             for one in series
@@ -155,14 +166,14 @@ def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
         each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
         yield f"A step takes {each}; they are different work, so not compared."
         return
-    (name, best), *behind = ordered
+    (name, best), *others_sorted = ordered
     if same_steps(works.values()):
         yield f"{name} is the quickest: {time_text(best.step_s)} a step."
-        others = [f"{other} {time_text(work.step_s)}" for other, work in behind[:FEW]]
+        others = [f"{other} {time_text(work.step_s)}" for other, work in others_sorted[:FEW]]
     else:
         yield f"{name} gets most done in the same time: {_rate(best)}."
-        others = [f"{other} {_rate(work)}" for other, work in behind[:FEW]]
-    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in behind[:FEW]]
+        others = [f"{other} {_rate(work)}" for other, work in others_sorted[:FEW]]
+    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in others_sorted[:FEW]]
     if others:
         yield f"Behind it {', '.join(map(' '.join, zip(others, ratios, strict=True)))}."
 
@@ -171,9 +182,9 @@ def _rate(work: Work) -> str:
     return f"{per_second_text(work.per_second)} {work.unit}/s"
 
 
-def _of_maps(maps: Maps) -> Iterator[str]:
+def _describe_maps(maps: Maps) -> Iterator[str]:
     places = sorted({place for panel in maps.panels for place in panel.figures})
-    every = _alike(
+    every = _comparable(
         {(panel.name, at): figure for panel in maps.panels for at, figure in panel.figures.items()}
     )
     if not every:
@@ -182,14 +193,14 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         wins: Counter[str] = Counter()
         equal = True
         for place in places:
-            works = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
+            works = _comparable({one.name: one.figures[place] for one in maps.panels if place in one.figures})
             if works and same_workload(works.values()):
                 wins.update([max(works, key=lambda name: works[name].per_second)])
                 equal = equal and same_steps(works.values())
-        told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
-        if told:
+        text = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
+        if text:
             most = "The quickest" if equal else "Most work in the same time,"
-            yield f"{most} of {len(places)} points: {told}."
+            yield f"{most} of {len(places)} points: {text}."
     ends = [pick(every, key=lambda key: every[key].step_s) for pick in (min, max)]
     words = [
         f"{time_text(every[name, place].step_s)}{f' with {name}' if len(maps.panels) > 1 else ''} at "
@@ -200,7 +211,7 @@ def _of_maps(maps: Maps) -> Iterator[str]:
     yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
 
 
-def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
+def _comparable(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
     """Return comparable figures: measured if all are, without untrusted ones; else all by the model."""
     if all(figure.measured for figure in figures.values()):
         return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
@@ -215,7 +226,7 @@ def _misfits(sweep: Sweep) -> Iterator[str]:
         yield f"{len(missing)} {points} not fit: {one}."
 
 
-def _sure(sweep: Sweep) -> str:
+def _describe_accuracy(sweep: Sweep) -> str:
     """Describe what was measured, its verdict, and the model's error."""
     pairs = _measured(sweep)
     if not pairs:
@@ -223,12 +234,12 @@ def _sure(sweep: Sweep) -> str:
     runs = sum(point.run is not None for point in sweep.points)
     there = sum(point.misfit is None for point in sweep.points)
     some = f"all {there}" if runs == there else f"{runs} of {there}"
-    told = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
+    text = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
     errors = _errors(sweep)
     if not errors:
-        return f"{told}."
-    off = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
-    return f"{told}; the model was {off}."
+        return f"{text}."
+    error = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
+    return f"{text}; the model was {error}."
 
 
 def _errors(sweep: Sweep) -> list[float]:
@@ -240,7 +251,7 @@ def _errors(sweep: Sweep) -> list[float]:
     ]
 
 
-def _off(sweep: Sweep) -> float:
+def _worst_error(sweep: Sweep) -> float:
     return max(_errors(sweep), default=0.0)
 
 

@@ -107,7 +107,7 @@ def network_drawing(
     taken = list(boxes.values())
     if narrow and len(hosts) > 2:
         return drawing
-    for bundle in [[route] for route in routes] if one_label_each else _alike(scale, routes):
+    for bundle in [[route] for route in routes] if one_label_each else _group_alike(scale, routes):
         link = bundle[0].link
         siblings = len(pairs[frozenset((link["a"], link["b"]))]) > len(bundle)
         taken.append(_draw_label(drawing, scale, bundle, used, taken, name_planes=siblings))
@@ -245,7 +245,7 @@ def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> l
     return routes
 
 
-def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
+def _group_alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
     """Group routes between the same buildings with the same figures, to be labelled together."""
     bundles: dict[tuple[str, str, str, str], list[_Route]] = defaultdict(list)
     for route in routes:
@@ -321,8 +321,8 @@ def _label_lines(
         for direction in (arrows if used else ())
     }
     if figures["a_to_b"] == figures["b_to_a"]:
-        said = " · ".join(f"{arrows[direction]} {share}" for direction, share in shares.items())
-        return [which + figures["a_to_b"], *([said] if said else [])]
+        shares_text = " · ".join(f"{arrows[direction]} {share}" for direction, share in shares.items())
+        return [which + figures["a_to_b"], *([shares_text] if shares_text else [])]
     lines = [
         " · ".join([f"{arrow} {figures[direction]}", *([shares[direction]] if used else [])])
         for direction, arrow in arrows.items()

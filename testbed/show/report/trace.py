@@ -58,10 +58,10 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
                 key = sample.variant, sample.trial, sample.step, sample.message
                 ends[key][sample.operation == RECEIVE].append(event)
     arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
-    for number, (sent, came) in enumerate(arrows):
-        into = came
-        if came["ts"] < sent["ts"]:
-            into = _arriving(came, sent["ts"])
+    for number, (sent, received) in enumerate(arrows):
+        into = received
+        if received["ts"] < sent["ts"]:
+            into = _arriving_part(received, sent["ts"])
             events.append(into)
         events.append(_arrow("s", number, sent))
         events.append(_arrow("f", number, into))
@@ -89,11 +89,11 @@ def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
     return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": {"name": name}}
 
 
-def _arriving(came: JsonObject, sent_us: float) -> JsonObject:
+def _arriving_part(received: JsonObject, sent_us: float) -> JsonObject:
     """Return the part of a receive after its message was sent."""
-    end = came["ts"] + came["dur"]
+    end = received["ts"] + received["dur"]
     start = min(sent_us, end)
-    return {**came, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
+    return {**received, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
 
 
 def _arrow(phase: str, number: int, event: JsonObject) -> JsonObject:

@@ -57,10 +57,10 @@ def comparisons(variants: Sequence[Variant]) -> list[str]:
             continue
         best, *others = sorted(own, key=lambda variant: -variant.done.per_second)
         found += [_comparison(best, other) for other in others]
-    return found if len(by_workload) == 1 else [*found, _unlike(by_workload)]
+    return found if len(by_workload) == 1 else [*found, _explain_not_compared(by_workload)]
 
 
-def _unlike(by_workload: Mapping[str, Sequence[Variant]]) -> str:
+def _explain_not_compared(by_workload: Mapping[str, Sequence[Variant]]) -> str:
     """Explain that variants are not compared because their steps work on different things."""
     each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
     return f"Not compared, since their steps are different work: {each}."
@@ -83,8 +83,8 @@ def _latencies(variants: Sequence[Variant]) -> list[str]:
     for other, own in others:
         if abs(own.offered_per_s / least.offered_per_s - 1) > _SAME_LOAD_WITHIN:
             continue
-        if forbidden := _forbidden(best, other):
-            found.append(forbidden)
+        if refusal := _refusal(best, other):
+            found.append(refusal)
             continue
         late, later = _p99_s(least), _p99_s(own)
         if math.isinf(later):
@@ -101,7 +101,7 @@ def _p99_s(found: Serving) -> float:
     return math.inf if found.lost > 0.01 * (found.requests + found.lost) else found.latency.p99
 
 
-def _forbidden(one: Variant, other: Variant) -> str:
+def _refusal(one: Variant, other: Variant) -> str:
     """Explain why two variants cannot be compared; empty if they can."""
     untrusted = [variant.name for variant in (one, other) if variant.verdict.status == "untrusted"]
     if not untrusted:
@@ -117,8 +117,8 @@ def speedup(one: Variant, other: Variant) -> float:
 
 def _comparison(best: Variant, other: Variant) -> str:
     """Compare two variants in one sentence; the best does no less in the same time."""
-    if forbidden := _forbidden(best, other):
-        return forbidden
+    if refusal := _refusal(best, other):
+        return refusal
     ratio = speedup(best, other)
     if same_steps((best.done, other.done)):
         return _same_steps_words(best, other, ratio)
@@ -132,7 +132,7 @@ def _comparison(best: Variant, other: Variant) -> str:
     if here.with_stalls or there.with_stalls:
         return f"{words}, stalls included."
     each = " against ".join(f"{round(one.per_step):,}" for one in (here, there))
-    return f"{words} ({each} {here.unit} a step{_sure(best, other)}"
+    return f"{words} ({each} {here.unit} a step{_confidence_text(best, other)}"
 
 
 def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
@@ -142,10 +142,10 @@ def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
     by_median = other.step_time_s.median / best.step_time_s.median
     if not 1 - _LIKE_MEDIAN < by_median / ratio < 1 + _LIKE_MEDIAN:
         less += f", by the median step {by_median:.2f}x"
-    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_sure(best, other)}"
+    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_confidence_text(best, other)}"
 
 
-def _sure(best: Variant, other: Variant) -> str:
+def _confidence_text(best: Variant, other: Variant) -> str:
     """Return the confidence in the ratio, from both variants' steps: the end of a sentence with an open bracket."""
     here, there = (
         [seconds / variant.done.per_step for seconds in variant.step_time_s.samples]
@@ -203,10 +203,10 @@ def deviation_text(share: float) -> str:
 
 def rates_text(rates: Rates) -> str:
     """Format rates, such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
-    said = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
+    parts = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
     if rates.sequences_per_s:  # older searches did not count them
-        said.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
-    return ", ".join([*said, f"MFU {percent_text(rates.mfu)}"])
+        parts.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
+    return ", ".join([*parts, f"MFU {percent_text(rates.mfu)}"])
 
 
 def describe_rates(variant: Variant) -> str:
@@ -224,8 +224,10 @@ def elapsed_text(done: Work) -> str:
     """Name the time that a variant's rates cover, if it is more than its steps."""
     if not done.with_stalls:
         return ""
-    lacking = f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
-    return f", over {time_text(done.elapsed_s)} with all stalls{lacking}"
+    without_replicas = (
+        f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
+    )
+    return f", over {time_text(done.elapsed_s)} with all stalls{without_replicas}"
 
 
 def predicted_rates_text(name: str, work: StepWork | None, step_time_s: float) -> str:
