@@ -114,7 +114,7 @@ def test_a_length_in_degrees_is_not_taken_for_kilometres(tmp_path: Path) -> None
     ]
     _, notes = imported(tmp_path / "net.gml", zoo_like(4.75), ImportDefaults(1e9, units={"length": "km"}))
     assert notes == [
-        "left out: length of 1 edge (4.75): impossible, for a link is not shorter than the great circle between "
+        "left out: length of 1 edge (4.75): impossible: shorter than the great circle between "
         "its ends; the great circle stands"
     ]
 
@@ -142,7 +142,7 @@ def test_no_signal_is_faster_than_light(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path / "net.gml", zoo_like(600, latency="1 ms"))
     assert ways(spec)[0][2][1] == pytest.approx(600 * FIBRE_S_PER_KM)
     assert notes == [
-        "left out: latency of 1 edge (1 ms): impossible, for a link is not shorter than the great circle between "
+        "left out: latency of 1 edge (1 ms): impossible: shorter than the great circle between "
         "its ends; length stands"
     ]
 

@@ -261,7 +261,7 @@ NETEM = "clab tools netem set -n clab-lab-a -i e1-1"
             5,
             [
                 "left out: 1 command of netem.sh that set no link (line 4: slow))",
-                "assumed: each line of netem.sh counts once, though it has case",
+                "assumed: each line of netem.sh is read once, though it has case",
             ],
         ),
         (
@@ -269,7 +269,7 @@ NETEM = "clab tools netem set -n clab-lab-a -i e1-1"
             1,
             [
                 f"left out: netem.sh:3: {NETEM} --delay $D: its variables are unknown",
-                "assumed: each line of netem.sh counts once, though it has if",
+                "assumed: each line of netem.sh is read once, though it has if",
             ],
         ),
         (
@@ -277,18 +277,18 @@ NETEM = "clab tools netem set -n clab-lab-a -i e1-1"
             1,
             [
                 f"left out: netem.sh:1: do {NETEM} --delay $d: its variables are unknown",
-                "assumed: each line of netem.sh counts once, though it has for",
+                "assumed: each line of netem.sh is read once, though it has for",
             ],
         ),
         (
             f"{NETEM} --delay 5ms\n{NETEM} --loss 1",
             1,
-            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 2 sets the same interface anew"],
+            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 2 sets the same interface"],
         ),
         (
             f"{NETEM} --delay 5ms && {NETEM.replace(' set ', ' reset ')}",
             1,
-            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 1 sets the same interface anew"],
+            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 1 sets the same interface"],
         ),
         (
             f"{NETEM} --delay 5ms\n{NETEM.replace('e1-1', 'ethernet-1/1')} --delay 6ms",

@@ -158,7 +158,7 @@ def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -
     made, notes = import_topology(tmp_path / "Tiny.graphml", ImportDefaults(delay_s=0.03))
     assert [one["hosts"] for one in yaml.safe_load(made)["buildings"].values()] == [0, 0, 0, 2]
     without = "sanfrancisco, sanfrancisx2, newyork"
-    assert f"assumed: no hosts in {without}, of which the file says nothing; --hosts says it" in notes
+    assert f"assumed: no hosts in {without}, since the file does not say; set them with --hosts" in notes
 
 
 def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:

@@ -691,7 +691,7 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
     ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
     assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
-    assert "Nothing of it was measured" not in ran.stdout
+    assert "Nothing was measured" not in ran.stdout
     first, second = (line for line in ran.stdout.splitlines() if line.startswith("The best: "))
     assert "a step by the model" in first
     assert "a step by the model" not in second  # measured

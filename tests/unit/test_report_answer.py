@@ -56,7 +56,7 @@ def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect()
         "2.00x over production as given and 1.30x over production tuned.",
         "Alone, against production as given: network 1.25x and with degrees 1.60x.",
         "No effect on the best, by the model: wan_send_tokens false.",
-        "Nothing of it was measured yet; --confirm runs what is compared on the emulated network.",
+        "Nothing was measured yet; --confirm runs the compared configurations on the emulated network.",
     ]
 
 
@@ -122,8 +122,8 @@ def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equ
     )
     unknown = describe_findings({**SURE, "model_errors": None}, ROWS)
     assert unknown[-1] == (
-        "Nothing of it was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs what is "
-        "compared on the emulated network."
+        "Nothing was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs the "
+        "compared configurations on the emulated network."
     )
 
 
@@ -131,7 +131,7 @@ def test_what_was_measured_says_no_more_of_other_points() -> None:
     some = [{**one, "measured": measured_variant(one["name"], one["step_time_s"])} for one in ROWS]
     said = describe_findings(SURE, some)
     assert said[-1] == "Measured on the emulated network."
-    assert not any(words in " ".join(said) for words in ("At such points", "To confirm next", "gains less"))
+    assert not any(words in " ".join(said) for words in ("At points like this one", "To confirm next", "gains less"))
 
 
 def test_a_baseline_that_is_quicker_is_told_as_such() -> None:

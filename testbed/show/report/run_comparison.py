@@ -192,7 +192,7 @@ def describe_unequal_work(held: ComparedVariant) -> str:
     """Describe what step times do not show: the ratio of work per time; empty if all steps are the same work."""
     one, other = held.work
     if held.speedup is None:
-        return f"{held.name}: a step is not the same work: {one.workload}; {other.workload}."
+        return f"{held.name}: the steps are different work: {one.workload}; {other.workload}."
     if same_steps(held.work):
         return ""
     rates = f"{per_second_text(one.per_second)} and {per_second_text(other.per_second)} {one.unit}/s"
