@@ -51,7 +51,7 @@ def test_a_variant_goes_out_with_a_scenario_that_takes_as_long(tmp_path: Path) -
 
 def test_what_traces_have_no_place_for_is_said(tmp_path: Path) -> None:
     done = called("export", "crosspipe", "--to", "chakra", "-o", tmp_path)
-    assert "left out: receives in order: that a message leaves only once" in done.stderr
+    assert "left out: in-order receives: a message leaves only once" in done.stderr
     with pytest.raises(BadInput, match="variant: got ringg, expected ring, hierarchical; did you mean ring"):
         load_job(Path("quickstart"), variant="ringg")
 
