@@ -131,7 +131,9 @@ def test_what_was_measured_says_no_more_of_other_points() -> None:
     some = [{**one, "measured": measured_variant(one["name"], one["step_time_s"])} for one in ROWS]
     said = describe_findings(SURE, some)
     assert said[-1] == "Measured on the emulated network."
-    assert not any(words in " ".join(said) for words in ("At points like this one", "To confirm next", "gains less"))
+    assert not any(
+        words in " ".join(said) for words in ("At points like this one", "To confirm next", "gains less")
+    )
 
 
 def test_a_baseline_that_is_quicker_is_told_as_such() -> None:

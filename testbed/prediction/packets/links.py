@@ -111,7 +111,7 @@ class ClassfulLinkQueue:
 
     def take(self, events: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
         """Enqueue a frame into the class with this number; return whether there was room."""
-        if self._queues.enter(number, QueuedItem(events.now_s, size_bytes, leave)) is None:
+        if self._queues.enqueue(number, QueuedItem(events.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
         if self._wakes_s > self._wire.free_s:  # else a wake-up is due when the wire is free
