@@ -176,11 +176,8 @@ class _Simulation(CollectiveDriver):
         """Return the median step after the warm-up, once windows have opened or losses have settled."""
         step = self._warmed_up(lateness, before)
         steps = [step.run()]
-        while (
-            len(steps) < before.most_steps
-            and not lateness.draw
-            and (step.differs or len(steps) < before.trials)
-        ):
+        limit = 1 if lateness.draw else before.most_steps
+        while len(steps) < limit and (step.differs or len(steps) < before.trials):
             step = step.restart(MEAN)
             steps.append(step.run())
             same = SAME if step.differs else SETTLED
@@ -222,11 +219,8 @@ class _Simulation(CollectiveDriver):
         self.run_until_idle()
         if any(tracker.open for tracker in self.trackers):
             raise Deadlock(self._describe_waits())
-        spans = (
-            tuple(zip(started, ended, strict=True))
-            for started, ended in zip(self.started, self.ended, strict=True)
-        )
-        timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
+        spans = tuple(tuple(zip(*own, strict=True)) for own in zip(self.started, self.ended, strict=True))
+        timeline = Timeline(spans, None if self.serving is None else self.serving.carried())
         # like `clear_references`, for the large containers
         self.trackers, self.started, self.ended = [], [], []
         self.gathered.clear()
@@ -394,9 +388,8 @@ class _Simulation(CollectiveDriver):
             one.connections.shift(took_s[-1])
             simulations.append(one)
             state = one.connections.state
-        result = Isolated(
-            mean(took_s) if drawn else took_s[-1], simulations[0].worked_s, simulations[0].burst_bytes
-        )
+        first = simulations[0]
+        result = Isolated(mean(took_s) if drawn else took_s[-1], first.worked_s, first.burst_bytes)
         clear_references(simulations)
         return result
 

@@ -178,7 +178,7 @@ def test_the_command_says_what_it_is_held_against_and_goes_on_where_it_was(tmp_p
     assert "x as fast as the job as given" in done.stdout
     assert "at least 10 ms for compute alone" in done.stdout
     assert "Alone, against the job as given: placement" in done.stdout
-    assert "planners of parallelism (production, atlas, crosspipe, arnold) are not among" in done.stdout
+    assert "parallelism planners (production, atlas, crosspipe, arnold) are not among" in done.stdout
     assert "memory" not in done.stdout
     document = json.loads((tmp_path / "out/exploration.json").read_text())
     assert document["recorded"] == {"source": str(tmp_path / "job.json.gz"), "computing_s": 0.01}
