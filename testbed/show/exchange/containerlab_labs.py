@@ -167,7 +167,7 @@ class _Lab:
         return str(next((kind for kind in candidates if kind), ""))
 
     def _report_other_keys(self) -> None:
-        """Name what the file says beside its nodes and links."""
+        """Report what the file contains besides its nodes and links."""
         others = [key for key in self.document.data if key not in ("name", "prefix", "topology")]
         for key in self.topology:
             if key in ("kinds", "groups"):
