@@ -100,7 +100,7 @@ def simulated(messages: int = 60) -> None:
     for recovery in RECOVERIES:
         for packets, loss in ((64, 0.01), (640, 0.001), (1280, 0.01)):
             took = [
-                Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).carry(packets)
+                Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).transfer(packets)
                 for seed in range(messages)
             ]
             form = RecoveryForm(recovery, packets, 1e-4, 0.0101, loss)

@@ -79,7 +79,7 @@ def token_times(ranks: int, way: Way, **options: Any) -> list[float]:
     job = job_of(loaded, Scale())
     calibration = find_calibration(VIRTUAL)
     software = calibration.software(loaded.transport, Scale())
-    plan = job.workload.plan.using("ring")
+    plan = job.workload.plan.with_algorithm("ring")
     spans = simulate(plan, route_network(job, "ring", calibration), job.workload.itemsize, software).spans
     return times_of(tokens_of(plan), spans)
 

@@ -116,7 +116,7 @@ def predicted_s(own: testbed.Scenario) -> float:
     """Of a step at its real size, with every message played: these are more than `testbed predict` plays one by one."""
     training = job_of(own, Scale()).workload.training
     assert training is not None
-    plan = training.plan.using(own.algorithms[0])
+    plan = training.plan.with_algorithm(own.algorithms[0])
     at_once = own.transport.congestion_control != "bbr"  # which paces
     network = replace(training.network, sends_at_once=at_once)
     return simulate(plan, network, training.itemsize, training.software).step_time_s

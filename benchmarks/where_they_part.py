@@ -64,7 +64,7 @@ def main() -> None:
     job = job_of(scenario, scale, calibration.link_engine)
     algorithm = scenario.algorithms[0]
     timeline = predict_step(job, algorithm, calibration, packets=options.packets)
-    plan = job.workload.start.using(algorithm)
+    plan = job.workload.start.with_algorithm(algorithm)
     by_model = {
         (rank, index): span for rank, own in enumerate(timeline.spans) for index, span in enumerate(own)
     }
@@ -117,7 +117,7 @@ def together(job: Job, plan: JobPlan, algorithm: str) -> Iterator[Together]:
         operation = plan.ranks[rank][index]
         if isinstance(operation, GroupCollective):
             members = plan.groups[operation.group][1]
-            near = plan.near_of(operation.group)
+            near = plan.locality_of(operation.group)
             pairs = group_traffic(operation, members, job.workload.itemsize, near, plan.tuning)
             beginners = own
         else:

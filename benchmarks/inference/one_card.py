@@ -21,7 +21,7 @@ from pathlib import Path
 from measuring import measured
 
 from testbed.measure.results.result import Variant
-from testbed.workload.serving import drawn_arrivals
+from testbed.workload.serving import draw_arrivals
 from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s
 
 SERVICE_S = 100e-6
@@ -55,7 +55,7 @@ def run(folder: Path, load: float, requests: int, seed: int) -> Variant:
 
 def with_known(load: float, requests: int, seed: int, wait_s: float) -> float:
     """A run's mean wait with the part of its draw taken out whose mean is known."""
-    arrivals_s = drawn_arrivals("poisson", load / SERVICE_S, requests, seed)
+    arrivals_s = draw_arrivals("poisson", load / SERVICE_S, requests, seed)
     own = recent_waits_s(arrivals_s, SERVICE_S, RECENT[load])[NOT_COUNTED:]
     return wait_s - statistics.mean(own) + recent_wait_s(load / SERVICE_S, SERVICE_S, RECENT[load])
 

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.contrib.capture.session import Captured, Request, capture
+from testbed.contrib.capture.session import CaptureResult, Request, capture
 from testbed.errors import BadInput, did_you_mean
 from testbed.spec.catalogue import accelerators
 from testbed.spec.units import size_text, time_text
@@ -81,7 +81,7 @@ def capture_script(
     _print(found, path)
 
 
-def _print(found: Captured, output: Path) -> None:
+def _print(found: CaptureResult, output: Path) -> None:
     console = Console(highlight=False)
     console.print(table_of(found.trace))
     ran = len(found.ran)

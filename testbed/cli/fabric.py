@@ -34,7 +34,7 @@ from testbed.net.fabric.fabric_state import (
     find_fabric,
     load_live,
 )
-from testbed.net.fabric.flow_trace import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
+from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace_flow
 from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
 from testbed.net.links.link_engine import direction_to_json
@@ -237,11 +237,9 @@ def probe(
     source: Annotated[str, typer.Argument(help="The host that sends, for example east1.")],
     target: Annotated[str, typer.Argument(help="The host that receives, for example west1.")],
     protocol: Annotated[str, typer.Option(help="udp or tcp.")] = "udp",
-    source_port: Annotated[int, typer.Option("--sport", min=1, max=LARGEST_PORT)] = 40_000,
-    destination_port: Annotated[int, typer.Option("--dport", min=1, max=LARGEST_PORT)] = 40_001,
-    dscp: Annotated[
-        int, typer.Option(min=0, max=LARGEST_DSCP, help="Traffic class that it is sent with.")
-    ] = 0,
+    source_port: Annotated[int, typer.Option("--sport", min=1, max=MAX_PORT)] = 40_000,
+    destination_port: Annotated[int, typer.Option("--dport", min=1, max=MAX_PORT)] = 40_001,
+    dscp: Annotated[int, typer.Option(min=0, max=MAX_DSCP, help="Traffic class that it is sent with.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=10_000, help="How many packets.")] = 10,
     fabric: FabricOption = None,
     as_json: JsonOption = False,

@@ -18,7 +18,7 @@ from typing import Any
 from testbed.comm.transport import Software
 from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import NETEM
-from testbed.net.paths.losses import USUAL, find_control
+from testbed.net.paths.losses import FALLBACK_CONTROL, find_control
 from testbed.net.virtual.kernel_image import kernel_folders
 from testbed.spec.scale import Scale
 from testbed.spec.transport import TransportSpec
@@ -66,7 +66,7 @@ class Calibration:
         if (measured := self.losses.get(congestion_control)) is not None:
             return measured
         own = find_control(model or congestion_control).response
-        return own or self.losses.get(USUAL) or LossResponse()
+        return own or self.losses.get(FALLBACK_CONTROL) or LossResponse()
 
     def software(self, transport: TransportSpec, scale: Scale) -> Software:
         """Return the software costs per message and per operation; emulated."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from testbed.net.paths.losses import FIRST_PACKETS, LossyWindow
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyWindow
 from testbed.net.paths.network import Ends, Network, PartShares, Path
 from testbed.prediction.events import Action, Clock, Event, EventQueue, SendBuffer
 from testbed.prediction.fluid import AT_ONCE, Fluid
@@ -245,7 +245,7 @@ class SlowStartRamp:
     gain: float
     round_trip_s: float
     rate: float
-    packets: float = FIRST_PACKETS
+    packets: float = INITIAL_WINDOW_PACKETS
     until_s: float = -math.inf
     since_s: float = -math.inf
     delivered: float = 0.0

@@ -24,7 +24,7 @@ from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, Parallelis
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.intra_node import IntraNodeModel
-from testbed.workload.job.rank_hardware import slowdowns_of, slowest_ranks, within_of
+from testbed.workload.job.rank_hardware import intra_node_models, slowdowns_of, slowest_ranks
 from testbed.workload.job.rank_placement import leaves_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
@@ -255,7 +255,7 @@ class Screener:
         except ParallelismError:
             return None
         within: Sequence[IntraNodeModel | None] = [None] * len(stages)
-        if of_ranks := within_of(workload, self._hosts, Scale(), mesh):
+        if of_ranks := intra_node_models(workload, self._hosts, Scale(), mesh):
             first, positions = dict.fromkeys(mesh.order, 0), mesh.outside[PIPELINE]
             firsts = [mesh.rank({**first, PIPELINE: number % positions}) for number in range(len(stages))]
             within = [of_ranks[rank] for rank in firsts]
@@ -295,12 +295,16 @@ def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeM
         if within is not None:
             inner = part.inner
             within_s += within.blocking_s(inner.tensor, inner.expert)
-            replicated = within.own_bytes(inner.reduced, inner.expert_reduced)
-            inner_gather_s = within.around(SHARD, "all_gather", inner.gathered).alone_s
-            inner_gather_s += within.around(EXPERT_SHARD, "all_gather", inner.expert_gathered).alone_s
-            inner_reduce_s = within.around(SHARD, "reduce_scatter", inner.reduced).alone_s
-            inner_reduce_s += within.around(EXPERT_SHARD, "reduce_scatter", inner.expert_reduced).alone_s
-            inner_reduce_s += within.around(REPLICATE, "all_reduce", replicated).alone_s
+            replicated = within.replicated_bytes(inner.reduced, inner.expert_reduced)
+            inner_gather_s = within.collective_time(SHARD, "all_gather", inner.gathered).alone_s
+            inner_gather_s += within.collective_time(
+                EXPERT_SHARD, "all_gather", inner.expert_gathered
+            ).alone_s
+            inner_reduce_s = within.collective_time(SHARD, "reduce_scatter", inner.reduced).alone_s
+            inner_reduce_s += within.collective_time(
+                EXPERT_SHARD, "reduce_scatter", inner.expert_reduced
+            ).alone_s
+            inner_reduce_s += within.collective_time(REPLICATE, "all_reduce", replicated).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * costs[CONTEXT].seconds(part.context)
         gather_s = costs[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s

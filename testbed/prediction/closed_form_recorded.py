@@ -176,7 +176,7 @@ class RecordedScreener:
 
     @cached_property
     def _pairs(self) -> Pairs:
-        plan = self._plan.using(self._scenario.algorithms[0])
+        plan = self._plan.with_algorithm(self._scenario.algorithms[0])
         return plan_traffic(plan, self._scenario.workload.itemsize)
 
     def _network(self, seen: Changes) -> tuple[Network, Sequence[str]]:

@@ -51,8 +51,8 @@ class CollectiveFlow:
 
 def isolated_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
     """Return a key that is equal for collectives with the same isolated time, in any group number and any plan."""
-    _, *sending = operation.sending
-    return *sending, members, plan.near_of(operation.group), plan.tuning, dscp
+    _, *sending = operation.exchange_key
+    return *sending, members, plan.locality_of(operation.group), plan.tuning, dscp
 
 
 def isolated_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
@@ -82,14 +82,14 @@ class FlowBuilder:
 
     def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
         """Return the flow of a collective of one of the plan's groups; None where nothing is sent."""
-        key = operation.sending, plan.dscp(operation)
+        key = operation.exchange_key, plan.dscp(operation)
         if key not in self._known:
             self._known[key] = self._fold(operation, plan)
         return self._known[key]
 
     def _fold(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
         _, members = plan.groups[operation.group]
-        near, dscp = plan.near_of(operation.group), plan.dscp(operation)
+        near, dscp = plan.locality_of(operation.group), plan.dscp(operation)
         pairs = group_traffic(operation, members, self.itemsize, near, plan.tuning)
         if not any(pairs.values()):
             return None

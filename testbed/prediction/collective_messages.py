@@ -25,13 +25,13 @@ from testbed.prediction.channels import NO_STATE, ConnectionState
 from testbed.prediction.events import Event
 from testbed.prediction.protocols import MEAN, Key, Messaging
 from testbed.workload.plan import GroupCollective, JobPlan, Message
-from testbed.workload.plan_volume import algorithm_taken
+from testbed.workload.plan_volume import resolve_algorithm
 
 
 def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
     """Return one member's plan, by its number in the group, and the number of elements in the whole array."""
-    groups = plan.near_of(operation.group)
-    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    groups = plan.locality_of(operation.group)
+    algorithm = resolve_algorithm(operation, groups, itemsize, plan.tuning)
     return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
 
 
@@ -83,18 +83,18 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
     chunk_bytes: messages are cut into chunks of this size, which are counted instead.
     """
     what = "messages", itemsize, most, chunk_bytes
-    return plan.remembered(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
+    return plan.cached(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
 
 
 def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
     known: dict[tuple[object, int], int] = {}
     found = 0
-    for rank, operations in enumerate(plan.exchanged):
+    for rank, operations in enumerate(plan.exchanges):
         for operation, many in operations:
             if isinstance(operation, Message):
                 found += many * operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
             elif isinstance(operation, GroupCollective):
-                key = operation.sending, plan.groups[operation.group][1].index(rank)
+                key = operation.exchange_key, plan.groups[operation.group][1].index(rank)
                 if key not in known:
                     known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
                 found += many * known[key]
@@ -106,10 +106,10 @@ def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) 
 def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
     if operation.uneven:  # a count and the elements for each other member
         sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
-        told = rows_algorithm_of(operation.collective, operation.algorithm).told
+        told = rows_algorithm_of(operation.collective, operation.algorithm).counts_known
         return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
-    named, groups = operation.collective, plan.near_of(operation.group)
-    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    named, groups = operation.collective, plan.locality_of(operation.group)
+    algorithm = resolve_algorithm(operation, groups, itemsize, plan.tuning)
     count = _sent.__wrapped__ if is_file_name(named) or is_file_name(algorithm) else _sent
     return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
 
@@ -213,16 +213,16 @@ class CollectiveDriver(Messaging):
             to, back = call.ends(own, target), call.ends(source, own)
             waits, data = [], []
             back_bytes = rows[source][own] * self.itemsize
-            if not how.told:
+            if not how.counts_known:
                 waits = [self.receive((*call.key, "count", *back), back, COUNT_BYTES, call.dscp)]
-            if rows[source][own] and how.ahead:
+            if rows[source][own] and how.posts_ahead:
                 data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
-            if not how.told:
+            if not how.counts_known:
                 sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
                 sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
             yield waits
-            if rows[source][own] and not how.ahead:
+            if rows[source][own] and not how.posts_ahead:
                 data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
             yield data
         yield sends

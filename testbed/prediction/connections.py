@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from testbed.comm.transport.channels import StripeSettings
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.losses import FIRST_PACKETS, LossyConnection, LossyWindow, Sent
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyConnection, LossyWindow, Sent
 from testbed.net.paths.network import Ends, LossDelay, Network, Path
 from testbed.prediction.channels import (
     NO_STATE,
@@ -85,7 +85,7 @@ class Connections:
         """
         network, key = self._network, (ends, dscp)
         if (channel := self._channels.get(key)) is None:
-            paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
+            paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
             if stripes is not None:
                 self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
                 accepted.and_then(on_sent)
@@ -143,7 +143,7 @@ class Connections:
             own = path.lossy
             if own is None:
                 continue
-            if self._lateness.draw and isinstance(own, LossyConnection) and own.begins:
+            if self._lateness.draw and isinstance(own, LossyConnection) and own.simulates_window:
                 packets = math.ceil(each_bytes / own.packet_bytes)
                 lossy_sends.append(self._lossy_window((key, number), path, own).send(packets, clock.now_s))
                 until_s = max(until_s, lossy_sends[-1].left_s)
@@ -166,7 +166,10 @@ class Connections:
         if key not in self._ramps:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, transfer)
-            gain, packets = network.first_pace / FIRST_PACKETS, self._previous.paces.get(key, FIRST_PACKETS)
+            gain, packets = (
+                network.first_pace / INITIAL_WINDOW_PACKETS,
+                self._previous.paces.get(key, INITIAL_WINDOW_PACKETS),
+            )
             ramp = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
             self._ramps[key] = ramp if slow else None
@@ -221,7 +224,7 @@ class Connections:
                 on_arrival()
 
         for loss in {loss for own in lossy_sends for loss in own.losses}:
-            loss.told.append(check)
+            loss.on_earlier.append(check)
         check()
 
     def open(self, ranks: int, before: Warmup) -> None:
@@ -230,9 +233,13 @@ class Connections:
             self._open_window((rank, (rank + 1) % ranks), before)
 
     def _open_window(self, ends: Ends, before: Warmup) -> None:
-        paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
+        paths, stripes = self._network.paths_of(ends, 0), self._network.stripe_settings.get(ends)
         for number, path in enumerate(paths):
-            if path.lossy is None or not isinstance(path.lossy, LossyConnection) or not path.lossy.begins:
+            if (
+                path.lossy is None
+                or not isinstance(path.lossy, LossyConnection)
+                or not path.lossy.simulates_window
+            ):
                 continue
             key = ((ends, 0), number) if stripes is None else ((ends, 0, number), 0)
             window, at_s = self._lossy_window(key, path, path.lossy), 0.0
@@ -251,7 +258,7 @@ class Connections:
         window = self._lossy_windows.get(key)
         if window is None:
             assert self._lateness.draw is not None
-            window = lossy.begun(path.latency_s(lossy.packet_bytes), self._lateness.draw)
+            window = lossy.open_window(path.latency_s(lossy.packet_bytes), self._lateness.draw)
             self._lossy_windows[key] = window
         return window
 
@@ -265,7 +272,7 @@ class Connections:
             until_s = begins_s + lossy.least_s(size_bytes, begins_s - now_s, self._lateness.draw)
         else:
             open_bytes, then_s = self._window_open.get(key, (lossy.window_bytes, now_s))
-            open_bytes = lossy.opened_bytes(open_bytes, now_s - then_s)
+            open_bytes = lossy.open_bytes_after(open_bytes, now_s - then_s)
             self._window_open[key] = open_bytes - size_bytes, now_s
             until_s = max(
                 now_s + lossy.least_s(size_bytes, open_bytes), begins_s + size_bytes / lossy.path_rate

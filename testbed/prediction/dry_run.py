@@ -17,7 +17,7 @@ from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import Workload, workload_of
-from testbed.workload.job.kinds import WORKLOADS, is_added, source_of
+from testbed.workload.job.kinds import WORKLOADS, is_plugin, source_of
 from testbed.workload.job.training import Training
 from testbed.workload.schedules import write_csv
 
@@ -37,7 +37,7 @@ def dry_run(training: Training) -> Timeline:
     """Simulate a training plan on shortest paths. Raises ConfigError if it never completes."""
     if training not in _known:
         try:
-            plan = training.plan.using(training.algorithm)
+            plan = training.plan.with_algorithm(training.algorithm)
             _known[training] = simulate(
                 plan, training.network, training.itemsize, training.software, folded=True
             )
@@ -78,7 +78,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
     network = network_of(topology, scenario.rank_hosts(topology))
-    plan, dispatching = workload.start.using(algorithm), workload.dispatching
+    plan, dispatching = workload.start.with_algorithm(algorithm), workload.dispatching
     software = modelled_software(scenario.transport, scale)
     try:
         return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
@@ -105,7 +105,7 @@ def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> Non
     if workload.training is not None:
         dry_run(workload.training)
         check_memory(workload)
-    elif is_added(scenario.workload.kind):
+    elif is_plugin(scenario.workload.kind):
         dry_run_of(scenario, workload, scenario.algorithms[0], scale)
 
 
@@ -129,7 +129,7 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
         for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
             timeline = dry_run_of(own, workload, algorithm, scale)
             carried = timeline.carried
-            done = workload if carried is None else workload.as_carried(carried)
+            done = workload if carried is None else workload.as_executed(carried)
             found[label if several else name] = DryRun(done, algorithm, timeline)
     return found
 

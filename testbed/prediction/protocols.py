@@ -91,7 +91,7 @@ class Messaging(EventQueue):
         self.fluid.continue_on(self)
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
-        self.sending: dict[Ends, int] = {}
+        self.exchange_key: dict[Ends, int] = {}
         self.burst_bytes = 0.0
         self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
         self.mailboxes: dict[Key, Mailbox] = {}
@@ -247,16 +247,16 @@ class Messaging(EventQueue):
                 arrived()
 
         def on_sent() -> None:
-            self.sending[ends] -= size_bytes
+            self.exchange_key[ends] -= size_bytes
 
         def transmit() -> None:
-            self.sending[ends] = burst_bytes = self.sending.get(ends, 0) + size_bytes
+            self.exchange_key[ends] = burst_bytes = self.exchange_key.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, burst_bytes)
             self.connections.send(ends, dscp, size_bytes, accepted, on_sent, deliver)
 
         if note and not worked:  # sent by the NIC itself
             transmit()
-        elif self.network.asks:
+        elif self.network.needs_grants:
             # the pair's earlier data would delay it for as long anyway
             self._work(
                 source, size_bytes, lambda: self.call_later(self._request_s(ends, dscp), transmit), note

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from testbed.workload.dependency_tracker import DependencyTracker
-from testbed.workload.dispatch import Carried, Dispatching, Growing, Sending
+from testbed.workload.dispatch import Dispatching, ExecutedPlan, GrowingPlan, Sending
 from testbed.workload.plan import JobPlan, Operation
 
 
@@ -30,7 +30,7 @@ class RequestDispatcher:
 
     def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching
-        self.dispatcher, self.growing = dispatching.dispatcher(), Growing(dispatching)
+        self.dispatcher, self.growing = dispatching.dispatcher(), GrowingPlan(dispatching)
 
     def ended(self, rank: int, index: int) -> None:
         """Handle the end of an operation: a closed batch or an answer."""
@@ -55,8 +55,8 @@ class RequestDispatcher:
         for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):
             self._dispatch(sending)
 
-    def carried(self) -> Carried:
+    def carried(self) -> ExecutedPlan:
         """Return the plan and decisions of the finished step."""
         simulation = self.simulation
         plan = replace(simulation.plan, ranks=tuple(tuple(own.plan) for own in simulation.trackers))
-        return Carried(plan, self.dispatcher.found, self.growing.answers)
+        return ExecutedPlan(plan, self.dispatcher.found, self.growing.answers)

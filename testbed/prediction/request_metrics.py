@@ -15,7 +15,7 @@ from testbed.spec.serving import InferenceSpec
 from testbed.spec.topology import Topology
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.job.job import Job
-from testbed.workload.job.traffic_matrix import Pairs, total
+from testbed.workload.job.traffic_matrix import Pairs, sum_pairs
 from testbed.workload.plan import Computing, JobPlan, Message
 from testbed.workload.plans import Mark
 from testbed.workload.serving import Serving, card_of
@@ -81,7 +81,7 @@ def served_step(
     serving, scale = job.workload.serving, job.scale
     assert serving is not None
     times = request_times(serving, spans, scale)
-    pairs = total(job.workload.pairs(algorithm).values())
+    pairs = sum_pairs(job.workload.pairs(algorithm).values())
     return ServedStep(
         tuple(times),
         len(serving.arrivals_s),

@@ -11,8 +11,8 @@ from testbed.comm.flight_recorder import NetworkPaths, PairPath
 from testbed.comm.transport import TrafficClass
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.net.controller import Flow, PolicyChoice, View, compute
-from testbed.net.controller.table_simulator import Journey, wires
 from testbed.net.controller.table_simulator import Network as Switches
+from testbed.net.controller.table_simulator import PacketTrace, wires
 from testbed.net.fabric.namespace_setup import receive_window_bytes
 from testbed.net.fabric.plan import make_plan
 from testbed.net.paths import Ends, LossyConnection, Network, Path, network_of, payload_per_bit
@@ -27,7 +27,7 @@ from testbed.net.paths.hops import (
     packet_hops,
     packet_payload_bytes,
 )
-from testbed.net.paths.losses import USUAL, find_control, is_known_control
+from testbed.net.paths.losses import FALLBACK_CONTROL, find_control, is_known_control
 from testbed.net.paths.network import ANY
 from testbed.prediction.calibration import Calibration
 from testbed.spec.buildings import Host
@@ -125,7 +125,9 @@ class Routes:
     ) -> PacketPath | None:
         wiring = self.job.wiring
         settings = wiring.settings(*ends, wiring.connection(*ends, TrafficClass(dscp), channel))
-        named = model_of(self.job, settings.congestion_control or wiring.congestion_control or USUAL)
+        named = model_of(
+            self.job, settings.congestion_control or wiring.congestion_control or FALLBACK_CONTROL
+        )
         if (
             not (is_plain(there) and is_plain(back) and is_known_control(named))
             or settings.pacing_bps is not None
@@ -156,7 +158,7 @@ class Routes:
             for hop in hops
         )
 
-    def journey(self, flow: Flow, one: Host) -> Journey:
+    def journey(self, flow: Flow, one: Host) -> PacketTrace:
         """Trace a flow from a host to another building through the edge switches."""
         edge = self.edges[one.building]
         return self.switches.forward(self.view.packet(flow), edge.entry)
@@ -196,7 +198,11 @@ class Routes:
         packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
-            most = find_control(USUAL).window_packets(loss, path[0]) if mends.reacts_to_loss else math.inf
+            most = (
+                find_control(FALLBACK_CONTROL).window_packets(loss, path[0])
+                if mends.reacts_to_loss
+                else math.inf
+            )
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -206,11 +212,11 @@ class Routes:
                 most,
                 timeout_s=mends.timeout_s,
                 blind_packets=mends.blind_packets,
-                standing_bytes=mends.excess_window_bytes(path[0] / step.beta_s),
+                excess_window_bytes=mends.excess_window_bytes(path[0] / step.beta_s),
                 factor=self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
-        control = settings.congestion_control or wiring.congestion_control or USUAL
+        control = settings.congestion_control or wiring.congestion_control or FALLBACK_CONTROL
         model = model_of(self.job, control)
         response = self.calibration.response(control, model)
         return LossyConnection(model, loss, *path, response)
@@ -301,23 +307,23 @@ def _build_network(routes: Routes, algorithm: str) -> Network:
         for ends, _ in parallel
         if (stripes := wiring.transport.stripe_settings(wiring.distance(*ends))) is not None
     }
-    control = find_control(model_of(job, wiring.congestion_control or USUAL))
+    control = find_control(model_of(job, wiring.congestion_control or FALLBACK_CONTROL))
     at_once = granted is None and not control.paces
     startup = control.startup if granted is None and packet is None else 0.0
     return replace(
         network,
         capacities=capacities,
         parallel=parallel,
-        dealing=dealing,
+        stripe_settings=dealing,
         queues=queues,
         classes=classes,
         overheads=overheads,
-        written_above=written,
+        write_threshold_bytes=written,
         # granted data is interleaved, a few packets each
         sends_at_once=at_once,
         routed=True,
         first_pace=startup,
-        asks=granted is not None,
+        needs_grants=granted is not None,
     )
 
 

@@ -31,7 +31,7 @@ from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
 from testbed.prediction.request_dispatch import RequestDispatcher
 from testbed.prediction.timeline import Deadlock, Timeline
-from testbed.workload.dependency_tracker import DependencyTracker, orders_of
+from testbed.workload.dependency_tracker import DependencyTracker, dependency_orders
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
@@ -75,7 +75,7 @@ def simulate(
         NoServerError: No server can take a request.
     """
     simulation = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
-    simulation.isolated_draws = len(draws) if network.mends or network.begins else 0
+    simulation.isolated_draws = len(draws) if network.recovers_losses or network.simulates_window else 0
     simulation.isolated = {} if isolated is None else isolated
     try:
         return _choose_step(simulation, draws, before)
@@ -140,7 +140,7 @@ class _Simulation(CollectiveDriver):
         super().__init__(network, len(plan.ranks), itemsize, software, lateness, state)
         self.plan = plan
         self.trackers = (
-            list(map(DependencyTracker, plan.ranks, orders_of(plan)))
+            list(map(DependencyTracker, plan.ranks, dependency_orders(plan)))
             if dispatching is None
             else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
@@ -197,7 +197,7 @@ class _Simulation(CollectiveDriver):
     def _warmed_up(self, lateness: LossDelay, before: Warmup) -> _Simulation:
         """Return the simulation of the first step after the warm-up."""
         step = self.restart(lateness, NO_STATE._replace(fluid=self.connections.state.fluid))
-        if self.network.begins or self.network.first_pace or self.network.packets:
+        if self.network.simulates_window or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
                 step.run_until_idle()
@@ -211,7 +211,7 @@ class _Simulation(CollectiveDriver):
     @property
     def differs(self) -> bool:
         """Whether consecutive steps can differ: rates or round trips are probed, or losses drive the windows."""
-        return self.network.looks_for_rates or self.connections.overflowed
+        return self.network.paces_by_measured_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
@@ -231,7 +231,7 @@ class _Simulation(CollectiveDriver):
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
-                names = [tracker.plan[index].name for index in tracker.under_way()]
+                names = [tracker.plan[index].name for index in tracker.unfinished()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
         return f"never completes: {'; '.join(waits[:8])}"
 
@@ -282,7 +282,7 @@ class _Simulation(CollectiveDriver):
             at_s += plan[after].duration_s
 
         def on_done() -> None:
-            tracker.done_on_the_way(first, count)
+            tracker.done_chain(first, count)
             self._finish(rank, index)
 
         if at_s > self.now_s:
@@ -408,7 +408,7 @@ class _Simulation(CollectiveDriver):
             how = rows_algorithm_of(operation.collective, operation.algorithm)
             yield from self.exchange(Call(members, own, key, dscp), operation.sent_rows(), how)
             return
-        alike = operation.sending, own
+        alike = operation.exchange_key, own
         if alike not in self.sized:
             self.sized[alike] = list_messages(self.plan, operation, own, self.itemsize)
         channels = self.sized[alike]

@@ -22,7 +22,7 @@ from testbed.prediction.simulation import simulate, simulate_steps
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import likeness
+from testbed.workload.plan_columns import plan_key
 
 REMEMBERED = 20_000  # cached steps, a few numbers each
 NETWORKS = 16  # networks with cached isolated collective times
@@ -92,7 +92,7 @@ class PreparedStep:
         """
         if self.dispatching is not None:
             return None
-        plan = likeness(self.plan), self.plan.groups, tuple(self.plan.dscps.items())
+        plan = plan_key(self.plan), self.plan.groups, tuple(self.plan.dscps.items())
         rest = self.plan.holds_receivers, self.plan.buildings, self.plan.near, self.plan.tuning
         return (
             plan,

@@ -83,7 +83,7 @@ def prepare_step(
     software = calibration.software(job.scenario.transport, job.scale)
     routes = Routes(job, calibration) if packets else None
     network, seed = route_network(job, algorithm, calibration, routes), job.scenario.seed
-    plan, lossy = workload.start.using(algorithm), job.topology.lossy
+    plan, lossy = workload.start.with_algorithm(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, _warmup(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
@@ -91,10 +91,10 @@ def prepare_step(
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
-        most = MAX_DRAWN_MESSAGES if network.begins else MAX_MESSAGES
+        most = MAX_DRAWN_MESSAGES if network.simulates_window else MAX_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
-        folded = messages > most or (lossy and not network.begins)
-        if network.begins and messages:  # short steps see few losses, and more draws cost little
+        folded = messages > most or (lossy and not network.simulates_window)
+        if network.simulates_window and messages:  # short steps see few losses, and more draws cost little
             draws = max(draws, min(MORE * draws, most // messages))
     return PreparedStep(
         plan,
@@ -125,7 +125,7 @@ def _by_packet(
     transport = job.wiring.transport
     if transport.mends is not None or transport.packet(job.topology.mtu) is not None:
         return nothing  # it is not TCP
-    plan = workload.start.using(algorithm)
+    plan = workload.start.with_algorithm(algorithm)
     messages = message_count(plan, workload.itemsize, MOST_PACKETS_MESSAGES, chunk_bytes)
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
     payload_bytes = packet_payload_bytes(job.topology)
@@ -274,7 +274,7 @@ def predict_variants(
         step_s = scale.real_s(timeline.step_time_s)
         served = None
         if job.workload.serving:
-            own = served_step(job.as_carried(timeline.carried), algorithm, timeline.spans)
+            own = served_step(job.as_executed(timeline.carried), algorithm, timeline.spans)
             served = serving_figures(job.workload.serving.spec, [own])
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = () if by_packets else tuple(short_queues(job.scenario.topology.resolve()))

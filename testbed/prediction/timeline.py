@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from testbed.errors import TestbedError
 from testbed.workload.dependency_tracker import waits
-from testbed.workload.dispatch import Carried
+from testbed.workload.dispatch import ExecutedPlan
 from testbed.workload.plan import (
     COMPUTE,
     Computing,
@@ -34,7 +34,7 @@ class Timeline:
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
-    carried: Carried | None = None
+    carried: ExecutedPlan | None = None
 
     @property
     def plan(self) -> JobPlan | None:
@@ -241,7 +241,7 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
 
 def _allocating(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
     """Return, for each rank, the compute operations that allocate or free activations, with their indices."""
-    return [own.remembered("keeping", partial(_find_allocating, own)) for own in plan.alike.patterns]
+    return [own.cached("keeping", partial(_find_allocating, own)) for own in plan.symmetric.patterns]
 
 
 def _find_allocating(pattern: Pattern) -> list[tuple[int, Computing]]:

@@ -1,1 +1,1 @@
-"""What every rank does in a step: models, parallelism, schedules, serving, traces, and the plans made of them."""
+"""What ranks do in a step: models, parallelism, schedules, plans, traces and serving."""

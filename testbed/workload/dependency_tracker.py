@@ -1,4 +1,4 @@
-"""What of a rank's plan may start when, by what its operations wait for."""
+"""Which operations of a rank's plan may start, given what has finished."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from testbed.workload.plan_patterns import Pattern
 
 
 class DependencyOrder(NamedTuple):
-    """How operations of a rank wait for each other. before: what each waits for; later: what waits for each.
+    """Dependencies among a rank's operations.
 
-    following: of each that takes its time whatever else goes on, the one of those that waits for it alone, and that
-    alone waits for it; -1 where there is none. queued: whether a stream is a queue.
+    Attributes:
+        before: What each operation depends on.
+        later: What depends on each operation.
+        following: For each operation of fixed duration, its only dependent if that has a fixed duration and depends on
+            nothing else; -1 otherwise.
+        queued: Whether any stream is a queue.
     """
 
     before: list[tuple[int, ...]]
@@ -25,9 +29,9 @@ class DependencyOrder(NamedTuple):
 
 
 def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
-    """What each operation of a rank waits for: what it says, and the one before it on its stream.
+    """Return what each operation of a rank depends on: its `after`, and the previous operation of its stream.
 
-    On a queue it is not known beforehand which one that is.
+    On a queue the previous operation is not known in advance.
     """
     last: dict[str, int | None] = {}
     found: list[tuple[int, ...]] = []
@@ -43,8 +47,8 @@ def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
     return found
 
 
-def order_of(plan: Sequence[Operation]) -> DependencyOrder:
-    """Of a rank's operations."""
+def dependency_order(plan: Sequence[Operation]) -> DependencyOrder:
+    """Return the dependencies among a rank's operations."""
     before = waits(plan)
     later: list[list[int]] = [[] for _ in before]
     for index, own in enumerate(before):
@@ -62,22 +66,27 @@ def _is_timed(operation: Operation) -> bool:
     return isinstance(operation, (Computing, Pause)) and not operation.stream.startswith(QUEUE)
 
 
-def orders_of(plan: JobPlan) -> Sequence[DependencyOrder]:
-    """Of all ranks, found once."""
-    return [pattern_order(own) for own in plan.alike.patterns]
+def dependency_orders(plan: JobPlan) -> Sequence[DependencyOrder]:
+    """Return the dependencies of all ranks, cached by pattern."""
+    return [pattern_order(own) for own in plan.symmetric.patterns]
 
 
 def pattern_order(pattern: Pattern) -> DependencyOrder:
-    """Of all ranks that go by it, found once."""
-    return pattern.remembered("order", lambda: order_of(pattern.operations))
+    """Return the dependencies of a pattern, cached."""
+    return pattern.cached("order", lambda: dependency_order(pattern.operations))
 
 
 @dataclass
 class DependencyTracker:
-    """What of a rank's plan may start, what is done. order: how its operations wait for each other, if that is known.
+    """Tracks which operations of a rank's plan are ready, and which are done.
 
-    before: what each operation waits for. Of a queue's operations one may start at a time; the one before it is known
-    then, and is in `before`.
+    Of a queue's operations one runs at a time. Its predecessor is known once it starts, and is then in `before`.
+
+    Attributes:
+        plan: The rank's operations.
+        order: Dependencies among them, where already known.
+        ready: Indices of operations that may start; the caller removes what it starts.
+        open: Number of operations that are not done.
     """
 
     plan: Sequence[Operation]
@@ -87,19 +96,19 @@ class DependencyTracker:
 
     def __post_init__(self) -> None:
         self.open = len(self.plan)
-        before, self._next, self.following, self._queued = self.order or order_of(self.plan)
+        before, self._next, self.following, self._queued = self.order or dependency_order(self.plan)
         self.before = list(before)
         self._done: set[int] = set()
         self._missing = list(map(len, before))
-        self._queues: dict[str, deque[int]] = {}  # of those that are busy: what waits for them
+        self._queues: dict[str, deque[int]] = {}  # by busy queue: its waiting operations
         for index, count in enumerate(self._missing):
             if not count:
-                self._offer(index)
+                self._mark_ready(index)
 
     def extend(self, operations: Sequence[Operation]) -> None:
-        """Add operations to the plan, a list, behind those that are there.
+        """Append operations to the plan, which must be a list.
 
-        Each waits for what it says, and on no stream but a queue for what is there already.
+        Each depends on its `after`; only on a queue does it also wait for operations that are already in the plan.
         """
         assert isinstance(self.plan, list)
         for operation in operations:
@@ -113,10 +122,10 @@ class DependencyTracker:
             self._missing.append(sum(earlier not in self._done for earlier in self.before[index]))
             self.open += 1
             if not self._missing[index]:
-                self._offer(index)
+                self._mark_ready(index)
 
-    def _offer(self, index: int) -> None:
-        """What waits for nothing any more may start, unless its queue is busy."""
+    def _mark_ready(self, index: int) -> None:
+        """Mark an operation without open dependencies as ready, unless its queue is busy."""
         if not self._queued:
             self.ready.append(index)
             return
@@ -128,8 +137,8 @@ class DependencyTracker:
             self._queues[stream] = deque()
         self.ready.append(index)
 
-    def _leave(self, index: int) -> None:
-        """Let the next one of its queue start, if it has one."""
+    def _release_queue(self, index: int) -> None:
+        """Let the next operation of the queue start, if there is one."""
         stream = self.plan[index].stream
         if stream not in self._queues:
             return
@@ -141,26 +150,26 @@ class DependencyTracker:
         self.ready.append(following)
 
     def done(self, index: int) -> None:
-        """Note that an operation is over; what it kept waiting is put in `ready`."""
+        """Mark an operation as done and add what it unblocks to `ready`."""
         self.open -= 1
         self._done.add(index)
         if self._queues:
-            self._leave(index)
+            self._release_queue(index)
         missing = self._missing
         for later in self._next[index]:
             missing[later] -= 1
             if missing[later]:
                 continue
             if self._queued:
-                self._offer(later)
+                self._mark_ready(later)
             else:
                 self.ready.append(later)
 
-    def done_on_the_way(self, index: int, many: int) -> None:
-        """Note that so many are over, from this one on, each but the first `following` the one before."""
+    def done_chain(self, index: int, many: int) -> None:
+        """Mark `many` operations as done: `index` and its successors by `following`, except the last of them."""
         self.open -= many
         self._done.add(index)
 
-    def under_way(self) -> list[int]:
-        """What could start and is not done."""
+    def unfinished(self) -> list[int]:
+        """Return operations that could have started and are not done."""
         return [index for index, count in enumerate(self._missing) if not count and index not in self._done]

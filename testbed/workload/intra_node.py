@@ -1,9 +1,9 @@
-"""What a rank's accelerators take to send each other what no network carries: NCCL's own model of a ring. Real figures.
+"""Time of collectives among a rank's own accelerators, by NCCL's cost model of a ring. Real figures.
 
-A collective takes its launch, a hop's latency for each step of the ring, those between domains that links of their own
-join (scale-up) being longer, and its bytes at the pace of the slowest link (NVIDIA/nccl, src/graph/tuning.cc,
-`ncclTopoTuneModel`). A ring through a domain goes in and out by each of its members' cards, a share of the array each.
-An all-to-all is one step, of what stays in the domain and what leaves it at the same time.
+A collective takes its launch, a hop latency for each step of the ring, and its bytes at the rate of the slowest link
+(NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`). Hops between scale-up domains take longer than hops within one.
+A ring enters and leaves a domain through the NICs of all its members, each with an equal share of the array. An
+all-to-all is one step, in which the traffic within the domain and the traffic that leaves it overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, SHARD, T
 
 @dataclass(frozen=True)
 class Tiers:
-    """Accelerators of a domain, bytes/s of each to others in it and out of it, one way; seconds of hops, a launch."""
+    """The scale-up and scale-out links of an accelerator.
+
+    Attributes:
+        scale_up: Accelerators of a scale-up domain.
+        up_rate: Bytes/s of an accelerator to others of its domain, one direction.
+        out_rate: Bytes/s of an accelerator out of its domain, one direction.
+        up_latency_s: Latency of a hop within a domain.
+        out_latency_s: Latency of a hop between domains.
+        launch_s: Launch of a collective.
+    """
 
     scale_up: int
     up_rate: float
@@ -28,57 +37,77 @@ class Tiers:
 
 
 @dataclass(frozen=True)
-class Members:
-    """Of a group within a rank: how many, and how many of those share a domain."""
+class GroupSpread:
+    """How a group of accelerators within a rank is spread over scale-up domains.
+
+    Attributes:
+        count: Members of the group.
+        together: Members that share a domain.
+    """
 
     count: int
     together: int
 
     @property
     def domains(self) -> int:
-        """Over how many domains they are spread; the last may have more of the group in another rank."""
+        """The number of domains; in another rank the last may have more members of the group."""
         return math.ceil(self.count / self.together)
 
 
 @dataclass(frozen=True)
 class IntraNodeTime:
-    """Seconds within a rank before and after what a collective does over the network; alone_s: where it has no more."""
+    """Seconds of traffic within a rank that goes with a collective.
+
+    Attributes:
+        before_s: Before the collective on the network.
+        after_s: After the collective on the network.
+        alone_s: In total, where there is no collective on the network.
+    """
 
     before_s: float = 0.0
     after_s: float = 0.0
     alone_s: float = 0.0
 
     def __add__(self, other: IntraNodeTime) -> IntraNodeTime:
-        """One after the other."""
+        """Return the time of both, one after the other."""
         return IntraNodeTime(
             self.before_s + other.before_s, self.after_s + other.after_s, self.alone_s + other.alone_s
         )
 
 
-NOTHING = IntraNodeTime()
+NO_TIME = IntraNodeTime()
 
 
 @dataclass(frozen=True)
 class IntraNodeModel:
-    """Says what collectives take within a rank.
+    """Predicts how long collectives within a rank take.
 
-    members: by kind of traffic; none of kinds that no rank has inside. shards: of how many accelerators, in all ranks,
-    each has its part of what is sharded; expert_shards: of an expert.
+    Attributes:
+        tiers: Links of the accelerators.
+        members: Spread of the group of each kind of traffic, for kinds that a rank has inside.
+        shards: Accelerators, of all ranks, over which parameters are sharded.
+        expert_shards: Accelerators over which an expert's parameters are sharded.
     """
 
     tiers: Tiers
-    members: Mapping[str, Members]
+    members: Mapping[str, GroupSpread]
     shards: int
     expert_shards: int
 
-    def around(self, kind: str, collective: str, size: float) -> IntraNodeTime:
-        """size: bytes of the array of one accelerator, as large as it is where it is whole.
+    def collective_time(self, kind: str, collective: str, size: float) -> IntraNodeTime:
+        """Return the time within the rank for a collective.
 
-        Over the network goes what ranks have together: an all-reduce is a reduce-scatter before, an all-gather after.
+        The network carries what a rank's accelerators have together: an all-reduce becomes a reduce-scatter within the
+        rank before, and an all-gather after.
+
+        Args:
+            kind: Kind of traffic.
+            collective: Name of the collective.
+            size: Bytes of the larger array of one accelerator.
         """
         own = self.members.get(kind)
         if own is None or not size:
-            return NOTHING
+            return NO_TIME
         if collective.startswith("all_to_all"):
             turn_s = self._exchange_s(own, size)
             return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
@@ -89,20 +118,28 @@ class IntraNodeModel:
             return IntraNodeTime(before_s=turn_s, alone_s=turn_s)
         return IntraNodeTime(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
 
-    def own_bytes(self, dense: float, experts: float) -> float:
-        """What an accelerator keeps of a layer's gradients, and replicas reduce. Of an array of all but experts, and of
-        those that it works on."""
+    def replicated_bytes(self, dense: float, experts: float) -> float:
+        """Return the bytes of a layer's gradients that an accelerator keeps and that replicas reduce.
+
+        Args:
+            dense: Bytes of one accelerator's gradients, experts aside.
+            experts: Bytes of the gradients of its experts.
+        """
         return dense / self.shards + experts / self.expert_shards
 
     def blocking_s(self, tensor: float, expert: float) -> float:
-        """Of a layer in one direction, what its computing waits for: two partial sums, tokens to experts and back.
+        """Return the time within the rank that blocks a layer's computation in one direction.
 
-        tensor, expert: bytes of one accelerator's arrays.
+        This is two sums of partial results, and tokens to their experts and back.
+
+        Args:
+            tensor: Bytes of one accelerator's array of partial sums.
+            expert: Bytes of one accelerator's tokens on their way to experts.
         """
-        sums_s = self.around(TENSOR, "all_reduce", tensor).alone_s
-        return 2 * (sums_s + self.around(EXPERT, "all_to_all", expert).alone_s)
+        sums_s = self.collective_time(TENSOR, "all_reduce", tensor).alone_s
+        return 2 * (sums_s + self.collective_time(EXPERT, "all_to_all", expert).alone_s)
 
-    def _ring_s(self, own: Members, size: float) -> float:
+    def _ring_s(self, own: GroupSpread, size: float) -> float:
         tiers = self.tiers
         outer = own.domains - 1
         rates = [tiers.up_rate] if own.together > 1 else []
@@ -110,7 +147,7 @@ class IntraNodeModel:
         hops_s = (own.count - 1 - outer) * tiers.up_latency_s + outer * tiers.out_latency_s
         return tiers.launch_s + hops_s + size * (own.count - 1) / own.count / min(rates)
 
-    def _exchange_s(self, own: Members, size: float) -> float:
+    def _exchange_s(self, own: GroupSpread, size: float) -> float:
         tiers = self.tiers
         inner = size * (own.together - 1) / own.count / tiers.up_rate
         outer = size * (own.count - own.together) / own.count / tiers.out_rate
@@ -119,31 +156,36 @@ class IntraNodeModel:
 
 
 def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
-    """Of a mesh: a dimension's members are as far apart as those inside of it take. A sequence's share data, too."""
-    found: dict[str, Members] = {}
+    """Return the model for a mesh.
+
+    The stride between members of a dimension is the number of accelerators of all dimensions inside it.
+    Context-parallel ranks shard parameters, too.
+    """
+    found: dict[str, GroupSpread] = {}
     stride = 1
     for name in reversed(mesh.order):
         inside = mesh.inside[name]
         if name == SHARD and (experts := math.gcd(mesh.degrees[EXPERT], inside)) > 1:
-            found[EXPERT] = _members(experts, stride, tiers, mesh.degrees[EXPERT] > experts)
+            found[EXPERT] = _spread(experts, stride, tiers, mesh.degrees[EXPERT] > experts)
         if inside > 1:
-            found[name] = _members(inside, stride, tiers, mesh.degrees[name] > inside)
+            found[name] = _spread(inside, stride, tiers, mesh.degrees[name] > inside)
         stride *= inside
     if (context := found.get(CONTEXT)) is not None:
-        shard = found.get(SHARD, Members(1, 1))
-        found[SHARD] = Members(context.count * shard.count, context.together * shard.together)
+        shard = found.get(SHARD, GroupSpread(1, 1))
+        found[SHARD] = GroupSpread(context.count * shard.count, context.together * shard.together)
     shards, experts = mesh.degrees[SHARD] * mesh.degrees[CONTEXT], mesh.degrees[EXPERT]
-    # each next accelerator with the same experts is as many away as share them out
-    apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, Members(1, 1))
+    # accelerators with the same experts are `apart` apart
+    apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, GroupSpread(1, 1))
     if sharing.count > apart:
-        found[EXPERT_SHARD] = Members(sharing.count // apart, max(1, sharing.together // apart))
+        found[EXPERT_SHARD] = GroupSpread(sharing.count // apart, max(1, sharing.together // apart))
     return IntraNodeModel(tiers, found, shards, max(1, shards // experts))
 
 
-def _members(count: int, stride: int, tiers: Tiers, beyond: bool) -> Members:
-    """Of neighbours that are `stride` accelerators apart; as many in each domain.
+def _spread(count: int, stride: int, tiers: Tiers, beyond: bool) -> GroupSpread:
+    """Return the spread of `count` accelerators that are `stride` apart, with equally many in each domain.
 
-    beyond: whether the group goes on in other ranks, which have the rest of a domain that is not whole in this one.
+    `beyond` says that the group continues in other ranks, which have the rest of a domain that is not whole in this
+    one.
     """
     most = max(1, tiers.scale_up // stride)
-    return Members(count, most if beyond and count > most else math.gcd(count, most))
+    return GroupSpread(count, most if beyond and count > most else math.gcd(count, most))

@@ -1,11 +1,13 @@
-"""What one rank computes and sends for a layer, in its plan: tensor, context, expert and data parallelism.
+"""What one rank computes and sends for a layer: tensor, context, expert and data parallelism.
 
-tensor_parallel: two all-reduces per block and direction (Megatron-LM, arXiv:1909.08053). context_parallel: keys and
-values round a ring, as often as there are other ranks; backward with their gradients (Ring Attention,
-arXiv:2310.01889). expert_parallel: tokens to their experts and back, each an all-to-all. data_parallel_shard:
-parameters of a layer gathered some layers ahead, gradients reduce-scattered after the last microbatch (FSDP,
-arXiv:2304.11277); with a pipeline they stay gathered for the whole step, as in torchtitan. data_parallel_replicate:
-gradients, or this rank's shard of them, all-reduced in buckets; or, once in some steps, what weights have changed.
+- tensor_parallel: two all-reduces per block and direction (Megatron-LM, arXiv:1909.08053).
+- context_parallel: keys and values travel around a ring, one hop for each other rank; in backward together with their
+  gradients (Ring Attention, arXiv:2310.01889).
+- expert_parallel: tokens go to their experts and back, each time an all-to-all.
+- data_parallel_shard: a layer's parameters are gathered some layers ahead, gradients reduce-scattered after the last
+  microbatch (FSDP, arXiv:2304.11277). With a pipeline, parameters stay gathered for the whole step, as in torchtitan.
+- data_parallel_replicate: gradients, or this rank's shard of them, are all-reduced in buckets; or, once in several
+  steps, the change of the weights is exchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from testbed.comm.collectives import AUTO, collective_of
-from testbed.workload.intra_node import NOTHING, IntraNodeTime
-from testbed.workload.layer_compute import LayerComputing, computing_s
+from testbed.workload.intra_node import NO_TIME, IntraNodeTime
+from testbed.workload.layer_compute import LayerComputations, compute_s
 from testbed.workload.local_sgd import WHOLE_BITS
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
 from testbed.workload.plan import GroupCollective, IntraRankTransfer, Message, Operation, replace_fields
@@ -31,7 +33,12 @@ _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
 
 class LayerPlanner:
-    """One rank's plan on its way. order: its actions; pipelined: whether it has a part of the layers only."""
+    """Builds the plan of one rank, layer by layer.
+
+    Attributes:
+        order: Actions of the rank.
+        pipelined: Whether the rank has only a part of the layers.
+    """
 
     def __init__(
         self,
@@ -46,31 +53,29 @@ class LayerPlanner:
         self.pipelined = pipelined
         self.within = options.within[rank] if options.within else None
         self.plan: list[Operation] = []
-        self.chains: list[Chain] = []  # of it
-        self.gate: list[int] = []  # what the next computing waits for
-        self.computed: list[int] = []  # computing so far, in its order
+        self.chains: list[Chain] = []
+        self.gate: list[int] = []  # dependencies of the next computation
+        self.computed: list[int] = []  # computations so far, in order
         self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
         self.sharded = FSDP in groups or self.has_inside(SHARD)
-        self._gathers: dict[
-            int, list[tuple[str, float, IntraNodeTime]]
-        ] = {}  # of layers, by the numbers of these
-        # that others are alike but for name and turn
+        self._gathers: dict[int, list[tuple[str, float, IntraNodeTime]]] = {}  # by id of the layer's part
+        # by group, collective and size: one of which others differ only in name and dependencies
         self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
-        self.gathered: set[int] = set()  # stages whose parameters are there for the whole step
-        self._bare: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
+        self.gathered: set[int] = set()  # stages whose parameters are gathered for the rest of the step
+        self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
-        self._own_bytes = 0.0  # of gradients of what replicas have alike
+        self._replicated_bytes = 0.0  # of gradients of parameters that replicas share
         self._last = self._last_microbatches()
-        self._computing = LayerComputing(options.scale, options.slowdowns.get(rank, 1.0))
+        self._computing = LayerComputations(options.scale, options.slowdowns.get(rank, 1.0))
         self._tensor_blocks: BlockPlanner | None = None
         if options.blocks is not None and TENSOR in groups:
             self._tensor_blocks = BlockPlanner(self, options.blocks, *groups[TENSOR])
 
     def layer(self, action: Action, number: int, part: Part) -> None:
-        """All of an action's work on its layer of that number."""
+        """Add all work of an action on one of its layers."""
         self._gather(action, number, part)
         name = f"{action} layer {number}"
-        seconds = computing_s(part, action.kind)
+        seconds = compute_s(part, action.kind)
         if action.kind is Kind.BACKWARD_WEIGHT or not (part.tensor or part.context or part.expert):
             self.compute(name, action.kind, seconds)
         elif part.tensor and self._tensor_blocks is not None:
@@ -78,51 +83,60 @@ class LayerPlanner:
             for half in ("attention", "feed-forward"):
                 self._tensor_blocks.plan(f"{name} {half}", action.kind, seconds / 2, part.rows, size)
         else:
-            # attention, then what comes after it
+            # attention, then the rest of the layer
             scores_s = part.scores_s if action.kind is Kind.FORWARD else part.scores_input_s
             after_s = (seconds - scores_s) * (part.routed or 0.5)
-            self._attention(name, action.kind, seconds - after_s, part)
-            self._tensor(name, "attention", part.tensor)
+            self._add_attention(name, action.kind, seconds - after_s, part)
+            self._sum_partials(name, "attention", part.tensor)
             after_s *= self._route(name, action, number, part)
             self.compute(name, action.kind, after_s)
             self._route(name, action, number, part, returns=True)
-            self._tensor(name, "feed-forward", part.tensor)
+            self._sum_partials(name, "feed-forward", part.tensor)
         self.inner_traffic(name, action, [part])
-        if self.gives_weights(action):
+        if self.completes_weights(action):
             self.reduce(action, number, part)
 
-    def is_bare(self, action: Action, parts: Sequence[Part]) -> bool:
-        """Whether there is no more than computing to it: parameters are there, and gradients stay for now."""
-        if self.gives_weights(action):
+    def is_compute_only(self, action: Action, parts: Sequence[Part]) -> bool:
+        """Return whether an action is computation alone.
+
+        Its parameters are present, and its gradients stay local for now.
+        """
+        if self.completes_weights(action):
             return False
         if action.kind is Kind.BACKWARD_WEIGHT:
             return True
         if self.sharded and action.stage not in self.gathered:
             return False
-        if action.stage not in self._bare:
+        if action.stage not in self._compute_only:
             talks = any(part.tensor or part.context or part.expert for part in parts)
-            self._bare[action.stage] = not (talks or self._inner_s(parts))
-        return self._bare[action.stage]
+            self._compute_only[action.stage] = not (talks or self._inner_s(parts))
+        return self._compute_only[action.stage]
 
     def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
-        """What `layer` does for each of them, where there is no more to it. kept: bytes, until backward is over."""
+        """Add an action that is computation alone.
+
+        Args:
+            action: The action.
+            parts: Its layers.
+            kept: Bytes of activations kept from forward to the end of backward.
+        """
         first, after = len(self.plan), tuple(self.gate)
         self.gate = []
-        made = self._computing.layers_of(action, parts, kept)
-        self.plan += made
+        computations = self._computing.layers_of(action, parts, kept)
+        self.plan += computations
         if after:
             self.plan[first] = replace_fields(self.plan[first], after=after)
-        if len(parts) > 2:  # the first one waits, the last one may give back what was kept
-            durations_s = [computing.duration_s for computing in made[1:-1]]
+        if len(parts) > 2:  # the first may have dependencies, and the last may free activations
+            durations_s = [computing.duration_s for computing in computations[1:-1]]
             self.chains.append(Chain(first + 1, durations_s))
         self.computed += range(first, len(self.plan))
 
     def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
-        """What the next computing waits for of what the rank's accelerators send each other, of all these layers."""
+        """Add traffic among the rank's own accelerators that blocks the next computation, for all these layers."""
         if action.kind is Kind.BACKWARD_WEIGHT or not (seconds := self._inner_s(parts)):
             return
         after = tuple({*self.gate, self.computed[-1]})
-        index = self._inside(
+        index = self._add_inside(
             name, TENSOR if self.has_inside(TENSOR) else EXPERT, after, seconds / action.parts
         )
         if index is not None:
@@ -134,11 +148,15 @@ class LayerPlanner:
         return sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
 
     def has_inside(self, kind: str) -> bool:
-        """Whether ranks have traffic of that kind inside that takes time."""
+        """Return whether ranks have traffic of this kind among their own accelerators that takes time."""
         return self.within is not None and kind in self.within.members
 
     def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
-        """Tokens to their experts, or back. Returns how much this rank's experts have to do, even shares being 1."""
+        """Send tokens to their experts, or back.
+
+        Returns:
+            The load of this rank's experts, relative to an even share.
+        """
         skew = self.options.routing_skew
         if EXPERT not in self.groups or not (skew or part.expert):
             return 1.0
@@ -154,16 +172,16 @@ class LayerPlanner:
         self._collective(name, EXPERT, "all_to_all_v", part.expert, counts, returns)
         return len(shares) * shares[group.members.index(self.rank)]
 
-    def _tensor(self, name: str, half: str, size: float) -> None:
-        """Partial sums of all tensor ranks put together."""
+    def _sum_partials(self, name: str, half: str, size: float) -> None:
+        """Sum the partial results of all tensor-parallel ranks."""
         if TENSOR not in self.groups or not size:
             return
-        ways = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
-        for collective in ways:
+        collectives = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
+        for collective in collectives:
             self._collective(f"{name} {half}", TENSOR, collective, size)
 
-    def _attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
-        """Own keys and values first; then, while they are worked on, those of one rank after the other."""
+    def _add_attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
+        """Compute on this rank's keys and values first, then on each other rank's as they arrive."""
         if not part.context:
             self.compute(name, kind, seconds)
             return
@@ -183,22 +201,25 @@ class LayerPlanner:
         self.compute(f"{name} {size - 1}", kind, seconds / size)
 
     def _gather(self, action: Action, number: int, part: Part) -> None:
-        """Have the next computing wait for a layer's parameters; needed anew by each microbatch without a pipeline."""
+        """Make the next computation wait for a layer's parameters.
+
+        Without a pipeline each microbatch gathers them anew.
+        """
         key = (action.stage, number)
         if key not in self._gathering:
             self._begin_gather(action, number, part, self.options.prefetch)
         self.gate += self._gathering.pop(key, ())
         if self.pipelined:
-            self._gathering[key] = []  # there for the whole step
+            self._gathering[key] = []  # stays gathered for the whole step
 
-    def gather_ahead(self, action: Action, coming: Sequence[tuple[int, Part]]) -> None:
-        """Begin to gather the layers that an action comes to next, so that they go before gradients of this one."""
-        for ahead, (number, part) in enumerate(coming[: self.options.prefetch], start=1):
+    def gather_ahead(self, action: Action, next_layers: Sequence[tuple[int, Part]]) -> None:
+        """Start to gather the next layers' parameters, so that they are sent before the gradients of this layer."""
+        for ahead, (number, part) in enumerate(next_layers[: self.options.prefetch], start=1):
             if (action.stage, number) not in self._gathering:
                 self._begin_gather(action, number, part, self.options.prefetch - ahead)
 
     def _begin_gather(self, action: Action, number: int, part: Part, prefetch: int) -> None:
-        """After all computing but the last `prefetch` parts of it."""
+        """Start a gather after all computations but the last `prefetch`."""
         if not self.sharded or action.kind is Kind.BACKWARD_WEIGHT:
             return
         after = tuple(self.computed[-1 - prefetch : -prefetch or None])
@@ -206,42 +227,44 @@ class LayerPlanner:
         if id(part) not in self._gathers:
             inner = part.inner.gathered, part.inner.expert_gathered
             self._gathers[id(part)] = [
-                (group, size, self._sharded(group, "all_gather", *inner))
-                for group, size, _ in self._shares(part)
+                (group, size, self._sharded_time(group, "all_gather", *inner))
+                for group, size, _ in self._sharding_groups(part)
             ]
-        begun = [
+        gathers = [
             self._start(name, group, "all_gather", size, after, inner=inner)
             for group, size, inner in self._gathers[id(part)]
         ]
-        self._gathering[action.stage, number] = [index for index in begun if index is not None]
+        self._gathering[action.stage, number] = [index for index in gathers if index is not None]
 
     def reduce(self, action: Action, number: int, part: Part) -> None:
-        """A layer's gradients, which are whole now."""
+        """Reduce a layer's gradients, which are complete."""
         computed = self.computed[-1]
-        left, last = 0.0, computed
-        for group, _, size in self._shares(part):
+        local_bytes, last = 0.0, computed
+        for group, _, size in self._sharding_groups(part):
             name = f"{action} layer {number} gradients"
-            inner = self._sharded(group, "reduce_scatter", part.inner.reduced, part.inner.expert_reduced)
+            inner = self._sharded_time(group, "reduce_scatter", part.inner.reduced, part.inner.expert_reduced)
             index = self._start(name, group, "reduce_scatter", size, (computed,), inner=inner)
-            left += size / (len(self.groups[group].members) if group in self.groups else 1)
+            local_bytes += size / (len(self.groups[group].members) if group in self.groups else 1)
             last = last if index is None else index
-        self._own_bytes += left
+        self._replicated_bytes += local_bytes
         replicated = REPLICATE in self.groups or self.has_inside(REPLICATE)
         if replicated and self.options.outer is None:
-            self._bucket += left
+            self._bucket += local_bytes
             if self.within is not None:
-                self._inner_bucket += self.within.own_bytes(part.inner.reduced, part.inner.expert_reduced)
+                self._inner_bucket += self.within.replicated_bytes(
+                    part.inner.reduced, part.inner.expert_reduced
+                )
             self._bucket_after = last
             if self._bucket >= self.options.bucket_cap:
                 self.close_bucket()
 
     @property
     def _experts_apart(self) -> bool:
-        """Whether parameters of experts are gathered, and their gradients reduced, by themselves."""
+        """Whether experts' parameters and gradients have their own collectives."""
         return EXPERT in self.groups or EXPERT_SHARD in self.groups
 
-    def _shares(self, part: Part) -> list[tuple[str, float, float]]:
-        """Who shares parameters of a layer, bytes of those and of their gradients; experts may be shared by others."""
+    def _sharding_groups(self, part: Part) -> list[tuple[str, float, float]]:
+        """Return the groups that shard a layer's parameters, with bytes of parameters and of gradients."""
         if not self._experts_apart:
             gathered, reduced = part.gathered + part.expert_gathered, part.reduced + part.expert_reduced
             return [(FSDP, gathered, reduced)]
@@ -249,28 +272,32 @@ class LayerPlanner:
         return [(FSDP, part.gathered, part.reduced), experts]
 
     def close_bucket(self) -> None:
-        """Have replicas reduce what gradients there are."""
+        """Start the replicas' all-reduce of the pending gradients."""
         if self._bucket:
-            inner, after = self._around(REPLICATE, "all_reduce", self._inner_bucket), (self._bucket_after,)
+            inner = self._inner_time(REPLICATE, "all_reduce", self._inner_bucket)
+            after = (self._bucket_after,)
             self._start("gradients", REPLICATE, "all_reduce", self._bucket, after, inner=inner)
             self._bucket = self._inner_bucket = 0.0
 
     def exchange(self) -> GroupCollective | None:
-        """What replicas do when it is a part's turn; None where they reduce gradients. Of a step that is planned."""
+        """Return the replicas' exchange of one part of the weights' changes, once the step is planned.
+
+        Returns None where replicas reduce gradients in every step.
+        """
         outer, group = self.options.outer, self.groups.get(REPLICATE)
         if outer is None or group is None:
             return None
-        whole_bytes = self._own_bytes * WHOLE_BITS / 8 / self.options.itemsize
-        collective, size = outer.exchanged(whole_bytes, len(group.members))
+        whole_bytes = self._replicated_bytes * WHOLE_BITS / 8 / self.options.itemsize
+        collective, size = outer.collective(whole_bytes, len(group.members))
         parts = collective_of(collective).parts(len(group.members))
         numel = self.numel(size / parts) * parts
-        algorithm = self.options.algorithms.get(REPLICATE, "" if outer.added_up else AUTO)
+        algorithm = self.options.algorithms.get(REPLICATE, "" if outer.is_summable else AUTO)
         return GroupCollective(
             "outer gradients", REPLICATE, REPLICATE, (), group.number, collective, numel, algorithm
         )
 
-    def gives_weights(self, action: Action) -> bool:
-        """Whether this action, one of the order's, ends the gradients of its stage's weights."""
+    def completes_weights(self, action: Action) -> bool:
+        """Return whether this action completes the gradients of its stage's weights."""
         return self._last.get(action.stage) is action
 
     def _last_microbatches(self) -> dict[int, Action]:
@@ -280,16 +307,16 @@ class LayerPlanner:
     # ---- operations
 
     def add(self, operation: Operation) -> int:
-        """Returns its index in the plan."""
+        """Append an operation and return its index in the plan."""
         self.plan.append(operation)
         return len(self.plan) - 1
 
     def compute(self, name: str, kind: Kind, seconds: float) -> None:
-        """Compute for so long, in real seconds, once the gate is open."""
+        """Compute for this many real seconds, once the gate is open."""
         after, self.gate = tuple(self.gate), []
-        like = self._computing.like(kind, seconds)
+        template = self._computing.template(kind, seconds)
         self.computed.append(len(self.plan))
-        self.plan.append(replace_fields(like, name=name, after=after))
+        self.plan.append(replace_fields(template, name=name, after=after))
 
     def _collective(
         self,
@@ -300,7 +327,7 @@ class LayerPlanner:
         counts: tuple[int, ...] = (),
         returns: bool = False,
     ) -> None:
-        """One that the next computing waits for, of what was computed last."""
+        """Start a collective on the last computation's result that blocks the next computation."""
         after = tuple({*self.gate, *self.computed[-1:]})
         index = self._start(name, group, collective, size, after, counts, returns)
         if index is not None:
@@ -315,53 +342,63 @@ class LayerPlanner:
         after: tuple[int, ...],
         counts: tuple[int, ...] = (),
         returns: bool = False,
-        inner: IntraNodeTime = NOTHING,
+        inner: IntraNodeTime = NO_TIME,
     ) -> int | None:
-        """None where the rank is in no such group, or there is nothing to send. inner: what goes on within ranks."""
+        """Add a collective and return the index of its last operation.
+
+        Returns None where the rank is in no such group, or there is nothing to send. `inner` is the traffic among the
+        accelerators of a rank that goes with it.
+        """
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         if group not in self.groups or not size:
-            return self._inside(name, kind, after, inner.alone_s)
-        before = None if inner is NOTHING else self._inside(name, kind, after, inner.before_s)
+            return self._add_inside(name, kind, after, inner.alone_s)
+        before = None if inner is NO_TIME else self._add_inside(name, kind, after, inner.before_s)
         if before is not None:
             after = (before,)
         key = group, collective, size
-        if (like := self._collectives.get(key)) is None or counts:
+        if (template := self._collectives.get(key)) is None or counts:
             own = self.groups[group]
             parts = collective_of(collective).parts(len(own.members))
             numel = (max(counts) if counts else self.numel(size / parts)) * parts
             usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
             algorithm = self.options.algorithms.get(kind, usual)
-            like = self._collectives[key] = GroupCollective(
+            template = self._collectives[key] = GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
-        index = self.add(replace_fields(like, name=name, after=after))
-        within = None if inner is NOTHING else self._inside(name, kind, (index,), inner.after_s)
+        index = self.add(replace_fields(template, name=name, after=after))
+        within = None if inner is NO_TIME else self._add_inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 
-    def _around(self, kind: str, collective: str, inner: float) -> IntraNodeTime:
-        return NOTHING if self.within is None else self.within.around(kind, collective, inner)
+    def _inner_time(self, kind: str, collective: str, inner: float) -> IntraNodeTime:
+        return NO_TIME if self.within is None else self.within.collective_time(kind, collective, inner)
 
-    def _sharded(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
-        """Of a layer's arrays, of one accelerator: where no ranks share its experts these go with all else."""
-        of_experts = self._around(EXPERT_SHARD, collective, experts)
+    def _sharded_time(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
+        """Return the traffic within ranks for a layer's arrays, given bytes of one accelerator.
+
+        Where no ranks share its experts, these go with all other parameters.
+        """
+        of_experts = self._inner_time(EXPERT_SHARD, collective, experts)
         if group == EXPERT_SHARD:
             return of_experts
-        found = self._around(SHARD, collective, dense)
+        found = self._inner_time(SHARD, collective, dense)
         return found if self._experts_apart else found + of_experts
 
-    def _inside(self, name: str, kind: str, after: tuple[int, ...], seconds: float) -> int | None:
-        """Traffic within the rank, on a stream of its kind's own; None of none. seconds: real."""
+    def _add_inside(self, name: str, kind: str, after: tuple[int, ...], seconds: float) -> int | None:
+        """Add traffic within the rank, on a stream of its kind; None for none."""
         if not seconds:
             return None
         duration_s = self.options.scale.emulated_s(seconds)
         return self.add(IntraRankTransfer(f"{name} within", f"within {kind}", kind, after, duration_s))
 
     def numel(self, size_bytes: float) -> int:
-        """Elements that travel for so many real bytes."""
+        """Return the number of elements that represent this many real bytes."""
         return max(1, round(self.options.scale.emulated_bytes(size_bytes) / self.options.itemsize))
 
 
 def routing_weights(rng: Random, count: int, skew: float) -> list[float]:
-    """What part of tokens each of so many gets, relative to the others: log-normal, their spread `skew` of the mean."""
+    """Return relative token counts of `count` receivers.
+
+    They are log-normal, with a standard deviation of `skew` times the mean.
+    """
     width = math.sqrt(math.log(1 + skew**2))
     return [rng.lognormvariate(0.0, width) for _ in range(count)]

@@ -1,7 +1,7 @@
-"""Training steps in a row, and what replicas exchange between them now and then: local SGD and what came of it.
+"""Training steps in a row, and the exchanges among replicas between them: local SGD and its successors.
 
-DiLoCo (arXiv:2311.08105): once in so many steps what the weights have changed is averaged over replicas. Streaming
-DiLoCo (arXiv:2501.18512): in parts that take turns, while steps go on, and in few bits.
+DiLoCo (arXiv:2311.08105): once in several steps, the change of the weights is averaged over replicas. Streaming DiLoCo
+(arXiv:2501.18512): in parts that take turns, overlapped with steps, and in fewer bits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from testbed.workload.dependency_tracker import waits
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause, RankPlan
 
 WHOLE_BITS = 32
-ADDED_UP = (WHOLE_BITS, 16)  # bits of types that can be added up on their way: float32, bfloat16
+SUMMABLE_BITS = (WHOLE_BITS, 16)  # of types that an all-reduce can sum: float32, bfloat16
 
 
 class Turn(NamedTuple):
-    """A part's exchange: begins once so many steps are over, and is waited for before the step of number `due`."""
+    """The exchange of one part.
+
+    Attributes:
+        part: Number of the part.
+        begins: Steps that are over when it starts.
+        due: Number of the step that waits for it.
+    """
 
     part: int
     begins: int
@@ -28,7 +34,14 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class OuterSchedule:
-    """period: steps from one part's exchange to the next one's. overlap: steps that go on meanwhile, up to as many."""
+    """When and how parts of the weights' change are exchanged.
+
+    Attributes:
+        period: Steps from one part's exchange to the next one's.
+        parts: Number of parts.
+        overlap: Steps that run while a part is exchanged, at most `period`.
+        bits: Bits of a value in the exchange.
+    """
 
     period: int
     parts: int = 1
@@ -36,26 +49,28 @@ class OuterSchedule:
     bits: int = WHOLE_BITS
 
     def turns(self, steps: int) -> list[Turn]:
-        """Of so many steps, a multiple of the period, as they repeat.
+        """Return the turns of a number of steps that repeats; it is a multiple of the period.
 
-        What goes on beside steps begins with the first, so that no turn goes beyond the last.
+        With overlap the first turn begins with the first step, so that no turn extends beyond the last step.
         """
         lead = 0 if self.overlap else self.period
         begins = range(lead, steps + lead, self.period)
         return [Turn(number % self.parts, at, at + self.overlap) for number, at in enumerate(begins)]
 
     @property
-    def added_up(self) -> bool:
-        """Whether sums are what travels; else everybody gets everybody's."""
-        return self.bits in ADDED_UP
+    def is_summable(self) -> bool:
+        """Whether the network sums values on the way (all-reduce); else every member gathers all others' values."""
+        return self.bits in SUMMABLE_BITS
 
-    def exchanged(self, whole_bytes: float, members: int) -> tuple[str, float]:
-        """The collective of a part, and the bytes of a member's larger array.
+    def collective(self, whole_bytes: float, members: int) -> tuple[str, float]:
+        """Return the collective of one part, and the bytes of a member's larger array.
 
-        whole_bytes: of all the parameters of a member, in 32 bits each.
+        Args:
+            whole_bytes: Bytes of all parameters of a member at 32 bits each.
+            members: Number of replicas.
         """
         own = whole_bytes / self.parts * self.bits / WHOLE_BITS
-        return ("all_reduce", own) if self.added_up else ("all_gather", own * members)
+        return ("all_reduce", own) if self.is_summable else ("all_gather", own * members)
 
 
 def repeat_steps(
@@ -64,7 +79,14 @@ def repeat_steps(
     outer: OuterSchedule | None = None,
     exchanges: Sequence[GroupCollective | None] = (),
 ) -> list[RankPlan]:
-    """All ranks' plans of a step so many times. exchanges: of each rank, at its turns by `outer`."""
+    """Return all ranks' plans of a step, repeated.
+
+    Args:
+        plans: Every rank's plan of one step.
+        steps: Number of repetitions.
+        outer: Schedule of exchanges among replicas.
+        exchanges: Every rank's exchange, started at the turns of `outer`.
+    """
     if steps == 1 and outer is None:
         return list(plans)
     turns = outer.turns(steps) if outer else []
@@ -72,16 +94,16 @@ def repeat_steps(
     found = []
     for rank, plan in enumerate(plans):
         exchange = exchanges[rank] if exchanges else None
-        found.append(_repeated(plan, steps, tags, turns, exchange))
+        found.append(_repeat_plan(plan, steps, tags, turns, exchange))
     return found
 
 
-def _repeated(
+def _repeat_plan(
     plan: RankPlan, steps: int, tags: int, turns: Sequence[Turn], exchange: GroupCollective | None
 ) -> RankPlan:
-    """One rank's: a step begins once all of the one before is over, as an optimizer is between them.
+    """Repeat one rank's plan. A step starts once the previous one is over, as an optimizer runs between them.
 
-    tags: of a step's messages, for all ranks alike.
+    `tags` is the number of message tags of a step, the same for all ranks.
     """
     first, last = _ends(plan)
     found: list[Operation] = []
@@ -108,10 +130,11 @@ def _repeated(
 
 
 def _ends(plan: RankPlan) -> tuple[set[int], list[int]]:
-    """Operations that begin a step, or end it: those that wait for none, and those that none waits for.
+    """Return the operations that start a step (no dependencies) and the ones that end it (no dependents).
 
-    Beside these, so that it is plain what time goes to: the first computing, as all waiting before it is for the step
-    before; and all communication that only what comes after it on its stream waits for.
+    To attribute waiting time correctly, the first ones include the first computation, so that all waiting before it is
+    for the previous step. The last ones include all communication that only later operations of its own stream wait
+    for.
     """
     before, awaited = waits(plan), {earlier for operation in plan for earlier in operation.after}
     in_turn = {earlier for own in before for earlier in own}

@@ -1,9 +1,9 @@
-"""What a training step keeps in an accelerator's memory: weights, gradients, optimizer, activations. Real figures.
+"""Accelerator memory of a training step: weights, gradients, optimizer state and activations. Real figures.
 
-Adam in mixed precision keeps 2 bytes per parameter of weights, those of a gradient, and 12 of its own: weights in 32
-bits, momentum and variance (Rajbhandari et al. 2020, "ZeRO", section 3.1, arXiv:1910.02054). Sharded parameters (FSDP)
-are shared by all in the group, but for one layer that is gathered at a time. Activations: the input of each block, from
-which the rest is computed again.
+Adam in mixed precision keeps 2 bytes of weights per parameter, the gradient's bytes, and 12 bytes of its own: 32-bit
+weights, momentum and variance (Rajbhandari et al. 2020, "ZeRO", section 3.1, arXiv:1910.02054). Sharded parameters
+(FSDP) are divided among all ranks of the group, except one layer that is gathered at a time. Activations are the inputs
+of each block, from which the rest is recomputed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,23 @@ def accelerator_bytes(
     positions: Sequence[int],
     counts: Sequence[int] = (),
 ) -> list[float]:
-    """Of one of each rank's accelerators. owners: of each stage, positions: of each rank, in the pipeline.
+    """Return the bytes of memory of one accelerator of each rank.
 
-    counts: of each stage's blocks, where they are not shared out evenly.
-
-    peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
+    Args:
+        model: The model.
+        mesh: The mesh of ranks.
+        owners: Pipeline position of each stage.
+        peaks: Peak bytes of activations of each rank, over all its accelerators.
+        gradient_bytes: Bytes of a gradient value.
+        positions: Pipeline position of each rank.
+        counts: Blocks of each stage, where they are not divided evenly.
     """
     degrees = tuple((name, mesh.degrees[name]) for name in (TENSOR, EXPERT, SHARD, CONTEXT))
     states = _by_position(model, degrees, tuple(owners), gradient_bytes, tuple(counts))
     return [states[position] + peak / mesh.per_rank for position, peak in zip(positions, peaks, strict=True)]
 
 
-@lru_cache(256)  # searches ask for the same ones again and again
+@lru_cache(256)  # searches ask for few distinct ones, many times
 def _by_position(
     model: str | ModelSpec,
     degrees: tuple[tuple[str, int], ...],
@@ -57,12 +62,12 @@ def _by_position(
 
 
 def _states(layers: Sequence[Layer], degrees: Mapping[str, int], gradient_bytes: int) -> float:
-    """Bytes of weights, gradients and optimizer of one accelerator with these layers."""
+    """Return the bytes of weights, gradients and optimizer state of one accelerator with these layers."""
     tensor, expert = degrees[TENSOR], degrees[EXPERT]
     shards = degrees[SHARD] * degrees[CONTEXT]
     each = VALUE_BYTES + gradient_bytes + OPTIMIZER_BYTES
     whole = sum((layer.parameters - layer.experts) / tensor for layer in layers)
-    # experts are spread within the shards, and what is left of those shares each expert
+    # experts are spread over the shards; the remaining degree shards each expert
     routed = sum(layer.experts / tensor for layer in layers)
     gathered = 0.0
     if shards > 1:

@@ -1,7 +1,7 @@
 """Parameters of published transformer models, computed from their published architecture (`data/models.yaml`).
 
-Names and order of registration are those of the publishers' own code: Meta's `llama/model.py` (whose names torchtitan
-keeps), OpenAI's and Hugging Face's GPT-2, Mixtral and DeepSeek-V3 of Hugging Face's transformers.
+Names and order of registration are those of the publishers' own code: Meta's `llama/model.py` (torchtitan uses the same
+names), OpenAI's and Hugging Face's GPT-2, Mixtral and DeepSeek-V3 of Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING
 
 from testbed.spec.catalogue import models
 
-if TYPE_CHECKING:  # the names only: counting needs none of what checks files
+if TYPE_CHECKING:  # counting parameters does not need the file models
     from testbed.spec.transformer import ModelSpec
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder-only transformer by its dimensions; those that a `ModelSpec` lacks are 0 where there is none.
+    """The dimensions of a decoder-only transformer; 0 where a model lacks one that `ModelSpec` does not have.
 
-    positions: learned ones. experts: routed ones in a layer, of which `experts_per_token` work on a token, beside
-    `shared_experts`; expert_ffn_dim: their width, 0 for `ffn_dim`; dense_layers: layers before the first with experts.
-    q_rank, kv_rank, head_dim, rope_dim, value_dim: of multi-head latent attention.
+    Attributes:
+        positions: Learned positions.
+        experts: Routed experts of a layer.
+        experts_per_token: Routed experts that a token uses.
+        shared_experts: Experts that every token uses in addition.
+        expert_ffn_dim: Hidden width of an expert; 0 for `ffn_dim`.
+        dense_layers: Layers before the first with experts.
+        q_rank: Rank of the queries in multi-head latent attention, as are `kv_rank`, `head_dim`, `rope_dim` and
+            `value_dim`.
     """
 
     dim: int
@@ -49,8 +55,11 @@ class Architecture:
 class Parameter:
     """A trained tensor.
 
-    matmul: whether it multiplies tokens, as all but look-ups, biases and norms do. share: part of all tokens that it
-    works on; below 1 for experts.
+    Attributes:
+        name: Name in the publishers' code.
+        shape: Shape of the tensor.
+        matmul: Whether tokens are multiplied by it, unlike look-up tables, biases and norms.
+        share: Share of all tokens that use it; below 1 for experts.
     """
 
     name: str
@@ -60,17 +69,17 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def active(self) -> float:
-        """Elements that work on a token, on average."""
+        """The number of elements that a token uses, on average."""
         return self.numel * self.share
 
 
 def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
-    """All parameters in the order of registration. KeyError for a model that is not known."""
+    """Return all parameters in order of registration. Raises KeyError for an unknown model."""
     if isinstance(model, str):
         entry = models()[model]
         family, model = entry["family"], Architecture(**entry["dimensions"])
@@ -80,12 +89,12 @@ def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
 
 
 def dimensions(model: str | ModelSpec) -> Architecture | ModelSpec:
-    """Of a published model by name; others are dimensions already. KeyError for a model that is not known."""
+    """Return the dimensions of a model; only a published model's name has to be looked up. Raises KeyError."""
     return Architecture(**models()[model]["dimensions"]) if isinstance(model, str) else model
 
 
 def key_value_dim(model: str | ModelSpec) -> int:
-    """Values that a token's keys and values have together in one layer."""
+    """Return the number of values of a token's key and value in one layer."""
     spec = dimensions(model)
     if isinstance(spec, Architecture) and spec.kv_rank:
         return spec.kv_rank + spec.rope_dim
@@ -93,7 +102,7 @@ def key_value_dim(model: str | ModelSpec) -> int:
 
 
 def score_products(model: str | ModelSpec) -> int:
-    """Multiplications of a token with one key and its value, of all heads of a layer together."""
+    """Return the multiplications of a token with one key and its value, over all heads of a layer."""
     spec = dimensions(model)
     if isinstance(spec, Architecture) and spec.kv_rank:
         return spec.n_heads * (spec.head_dim + spec.rope_dim + spec.value_dim)
@@ -101,7 +110,7 @@ def score_products(model: str | ModelSpec) -> int:
 
 
 def experts_per_token(model: str | ModelSpec) -> int:
-    """Routed experts that work on a token, 0 where there are none."""
+    """Return the number of routed experts that a token uses; 0 where there are none."""
     return dimensions(model).experts_per_token
 
 
@@ -119,7 +128,7 @@ def _norm(prefix: str, dim: int) -> Iterator[Parameter]:
 
 
 def _affine(prefix: str, into: int, out: int) -> Iterator[Parameter]:
-    """A matrix as GPT-2 keeps it (inputs first), and its bias."""
+    """Yield a matrix in GPT-2's layout (inputs first), and its bias."""
     yield _matrix(prefix, into, out)
     yield _vector(f"{prefix}.bias", out)
 
@@ -127,7 +136,7 @@ def _affine(prefix: str, into: int, out: int) -> Iterator[Parameter]:
 def _attention(
     prefix: str, spec: Architecture | ModelSpec, names: tuple[str, str, str, str]
 ) -> Iterator[Parameter]:
-    """Queries, keys, values (of which several heads share one) and output."""
+    """Yield queries, keys, values (which several heads may share) and output."""
     kv_dim = spec.dim // spec.n_heads * spec.n_kv_heads
     for name, wide in zip(names, (spec.dim, kv_dim, kv_dim, spec.dim), strict=True):
         yield _matrix(f"{prefix}.{name}", wide, spec.dim)
@@ -150,7 +159,7 @@ def _llama(spec: Architecture | ModelSpec) -> Iterator[Parameter]:
 
 def _gpt2(spec: Architecture) -> Iterator[Parameter]:
     dim, ffn = spec.dim, spec.ffn_dim
-    # the output layer is the embeddings once more, so they multiply tokens as well
+    # the output layer reuses the embeddings, so that tokens are multiplied by them
     yield _matrix("wte", spec.vocab_size, dim)
     yield _vector("wpe.weight", spec.positions, dim)
     for number in range(spec.n_layers):
@@ -167,13 +176,13 @@ def _gpt2(spec: Architecture) -> Iterator[Parameter]:
 def _experts(
     prefix: str, spec: Architecture | ModelSpec, width: int, names: tuple[str, str, str]
 ) -> Iterator[Parameter]:
-    """The routed experts of a layer: `names` of the matrices into, out of and beside the hidden layer."""
+    """Yield a layer's routed experts. `names` are the matrices into, out of and parallel to the hidden layer."""
     share = spec.experts_per_token / spec.experts
-    into, out, beside = names
+    into, out, gate = names
     for number in range(spec.experts):
         yield _matrix(f"{prefix}.experts.{number}.{into}", width, spec.dim, share=share)
         yield _matrix(f"{prefix}.experts.{number}.{out}", spec.dim, width, share=share)
-        yield _matrix(f"{prefix}.experts.{number}.{beside}", width, spec.dim, share=share)
+        yield _matrix(f"{prefix}.experts.{number}.{gate}", width, spec.dim, share=share)
 
 
 def _mixtral(spec: Architecture | ModelSpec) -> Iterator[Parameter]:

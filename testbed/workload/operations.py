@@ -1,4 +1,4 @@
-"""What a rank does: operations on streams, with what they wait for."""
+"""Operations of a rank's plan: computation, pauses, messages and collectives, with their dependencies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from testbed.comm.collectives.algorithms.all_to_all_v import sent_rows
 
 COMPUTE = "compute"
 COMPUTING = (COMPUTE, "forward", "backward", "full_backward", "backward_input", "backward_weight")
-"""Kinds of Computing that count as a rank's computing in figures and drawings."""
+"""Kinds of `Computing` that count as compute time in results and figures."""
 
 QUEUE = "queue"
-"""How a stream's name begins whose operations come one at a time in the order in which they can begin."""
+"""Prefix of the names of queues: streams whose operations run one at a time, in the order in which they get ready."""
 
-EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traffic, which need not be made
+EVERYBODY = "all"  # name of the groups of all ranks, one per traffic class, which need not be set up
 
 
 @dataclass(frozen=True)
 class Operation:
-    """name: for records. stream: of its rank. kind: what time waited for it is booked as.
+    """One operation of a rank.
 
-    after: indices in the rank's plan of what must be done before it starts, beside what is before it on its stream.
+    Attributes:
+        name: Label for records.
+        stream: Stream of the rank that runs it.
+        kind: Category under which waiting time is accounted.
+        after: Indices in the rank's plan of further dependencies, in addition to the previous operation of its stream.
     """
 
     name: str
@@ -34,7 +38,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Computing(Operation):
-    """duration_s: emulated. holds: real bytes of activations that it begins to keep; gives: those freed at its end."""
+    """Computation on the rank's accelerator.
+
+    Attributes:
+        duration_s: Emulated seconds.
+        holds: Bytes of activations, real, allocated when it starts.
+        gives: Bytes of activations, real, freed when it ends.
+    """
 
     duration_s: float = 0.0
     holds: float = 0.0
@@ -43,19 +53,26 @@ class Computing(Operation):
 
 @dataclass(frozen=True)
 class Pause(Operation):
-    """Time that passes on a stream, whatever the rank does: duration_s, emulated."""
+    """Time that passes on a stream without occupying the rank; `duration_s` is emulated."""
 
     duration_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class IntraRankTransfer(Pause):
-    """What a rank's accelerators send each other, which no network carries."""
+    """Traffic among a rank's own accelerators, which the emulated network does not carry."""
 
 
 @dataclass(frozen=True)
 class Message(Operation):
-    """One end of a message of `numel` elements; `sends`: which one. tag: tells messages of a pair apart."""
+    """One end of a message.
+
+    Attributes:
+        peer: Rank at the other end.
+        numel: Number of elements.
+        tag: Distinguishes messages of a pair of ranks.
+        sends: Whether this is the sending end.
+    """
 
     peer: int = 0
     numel: int = 0
@@ -68,11 +85,16 @@ GATHERED, REDUCED = "gathered", "reduced"
 
 @dataclass(frozen=True)
 class Block(Message):
-    """One end of a block's way into a window of a group's member: put there, and signalled, by the one that `sends`.
+    """One end of a one-sided put of a block into a window of a group member; the sender writes and signals.
 
-    window: GATHERED, for blocks of members, each in its place; REDUCED, for partial sums of a block, to which whoever
-    sends one adds its own and all that came for it. numel: of a block. block: whose, by place in the group. slot: in
-    the receiver's window, in blocks. call: of the group's gathers, or reductions, in a step, from 0.
+    Attributes:
+        numel: Elements of a block.
+        group: Index of the group in the plan.
+        window: GATHERED for members' blocks, each at its own place; REDUCED for partial sums of a block, to which each
+            sender adds its own and all that it received for the block.
+        block: Owner of the block, as index in the group.
+        slot: Position in the receiver's window, in blocks.
+        call: Number of the group's gather, or reduction, in the step, from 0.
     """
 
     group: int = 0
@@ -84,11 +106,16 @@ class Block(Message):
 
 @dataclass(frozen=True)
 class GroupCollective(Operation):
-    """A collective of one of the plan's groups; numel: elements of a rank's larger array.
+    """A collective of one of the plan's groups. All members start a group's collectives in the same order.
 
-    Members start a group's collectives in one and the same order. counts: of an all_to_all_v, by member: elements that
-    it gets from each, or, where the operation `returns` them, gives to each; `table`: or those from each, in rows.
-    algorithm: "" for the variant's.
+    Attributes:
+        group: Index of the group in the plan.
+        collective: Name of the collective.
+        numel: Elements of a rank's larger array.
+        algorithm: Name of the algorithm; "" for the variant's.
+        counts: For an all_to_all_v, by member: elements that it receives from each member.
+        returns: Whether `counts` are instead the elements that a member sends to each member.
+        table: For an all_to_all_v, instead of `counts`: elements from each member (rows) to each member (columns).
     """
 
     group: int = 0
@@ -101,17 +128,17 @@ class GroupCollective(Operation):
 
     @property
     def uneven(self) -> bool:
-        """Whether every pair of members has a count of its own."""
+        """Whether every pair of members has its own element count."""
         return bool(self.counts or self.table)
 
     @cached_property
-    def alike(self) -> GroupCollective:
-        """The same for all that send the same in the same group."""
+    def anonymous(self) -> GroupCollective:
+        """A copy without name, stream, kind and dependencies; equal for members' parts of the same collective."""
         return replace(self, name="", stream="", kind="", after=())
 
     @property
-    def sending(self) -> tuple[object, ...]:
-        """What `alike` is equal by, which is made much sooner."""
+    def exchange_key(self) -> tuple[object, ...]:
+        """A key that is equal exactly when `anonymous` is, and much cheaper to build."""
         return (
             self.group,
             self.collective,
@@ -123,7 +150,7 @@ class GroupCollective(Operation):
         )
 
     def rows(self) -> list[list[int]]:
-        """Elements of an all_to_all_v from each member, in rows, to each."""
+        """Return the elements of an all_to_all_v from each member (rows) to each member (columns)."""
         if self.table:
             return list(map(list, self.table))
         if self.returns:
@@ -131,7 +158,7 @@ class GroupCollective(Operation):
         return [list(self.counts)] * len(self.counts)
 
     def sent_rows(self) -> list[list[int]]:
-        """The same as they are sent, which is more where they are padded."""
+        """Return `rows` as sent, which is more than `rows` where the algorithm pads."""
         rows = self.rows()
         return sent_rows(self.algorithm, rows, self.numel // len(rows))
 
@@ -140,17 +167,19 @@ Kind = TypeVar("Kind", bound=Operation)
 
 
 def replace_fields(operation: Kind, **values: Any) -> Kind:
-    """As `dataclasses.replace`, in a fifth of its time: a step has tens of thousands."""
-    own = operation.__dict__ | values
-    if "alike" in own:  # which goes by what may be another now
-        del own["alike"]
-    made = object.__new__(type(operation))
-    object.__setattr__(made, "__dict__", own)
-    return made
+    """Return a copy with other field values, as `dataclasses.replace` does, in a fifth of its time.
+
+    A step has tens of thousands of operations.
+    """
+    fields = operation.__dict__ | values
+    fields.pop("anonymous", None)  # cached from the old values
+    copy = object.__new__(type(operation))
+    object.__setattr__(copy, "__dict__", fields)
+    return copy
 
 
 RankPlan = tuple[Operation, ...]
-"""A rank's operations, which wait for each other by their places here."""
+"""A rank's operations; dependencies are indices into it."""
 
 _TYPES: dict[str, type[Operation]] = {
     "compute": Computing,
@@ -160,20 +189,19 @@ _TYPES: dict[str, type[Operation]] = {
     "block": Block,
     "collective": GroupCollective,
 }
-_NAMES = {made: name for name, made in _TYPES.items()}
+_NAMES = {operation_type: name for name, operation_type in _TYPES.items()}
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:
-    """Ready for JSON."""
+    """Return an operation as JSON-ready values."""
     return {"type": _NAMES[type(operation)], **asdict(operation)}
 
 
-def operation_of(document: Mapping[str, Any]) -> Operation:
-    """The inverse, after a way through JSON."""
+def operation_from_document(document: Mapping[str, Any]) -> Operation:
+    """Rebuild an operation from `operation_document`, after a round trip through JSON."""
     values = {name: _tuples(value) for name, value in document.items() if name != "type"}
     return _TYPES[document["type"]](**values)
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples, within each other too."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

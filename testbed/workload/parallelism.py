@@ -1,4 +1,4 @@
-"""Which rank has which part of the work: degrees of parallelism as a mesh of ranks. Names are torchtitan's."""
+"""Degrees of parallelism as a mesh of ranks. Names are torchtitan's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONTEXT, TENSOR, PIPELINE, EXPERT = (
     "pipeline_parallel",
     "expert_parallel",
 )
-# ranks that share an expert's parameters: of `data_parallel_shard`, those with that one
+# the ranks of `data_parallel_shard` that share an expert's parameters
 EXPERT_SHARD = "expert_shard"
 DIMENSIONS = (REPLICATE, PIPELINE, SHARD, CONTEXT, TENSOR)
-"""Those that ranks are numbered by, outermost first as usual. Experts are spread within `data_parallel_shard`."""
+"""Dimensions in the default order of rank numbers, outermost first; experts are within `data_parallel_shard`."""
 
 _TRAFFIC = {
     REPLICATE: "all-reduces of gradients",
@@ -32,15 +32,19 @@ _TRAFFIC = {
 
 
 class ParallelismError(BadInput, ValueError):
-    """Degrees that do not fit; the message says which."""
+    """Degrees of parallelism that do not fit together."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks by their coordinates. order: dimensions, outermost first. degrees: of all dimensions, over accelerators.
+    """Ranks by their coordinates.
 
-    A rank stands for `per_rank` accelerators, the innermost ones: `inside` is how many of a dimension's are in one
-    rank, `outside` over how many ranks it goes. ranks: at the mesh's coordinates, in their order.
+    Attributes:
+        order: Dimensions, outermost first.
+        degrees: Degree of every dimension, over accelerators.
+        per_rank: Accelerators of a rank, the innermost ones.
+        inside: How many of a dimension's accelerators are in one rank.
+        ranks: Rank at each coordinate, in mesh order.
     """
 
     order: tuple[str, ...]
@@ -54,29 +58,29 @@ class Mesh:
 
     @cached_property
     def outside(self) -> dict[str, int]:
-        """Over how many ranks each dimension goes."""
+        """The number of ranks that each dimension spans."""
         return {name: self.degrees[name] // self.inside[name] for name in self.order}
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(self.outside.values())
 
     @property
     def within_ranks(self) -> list[str]:
-        """What each rank's accelerators send each other, which no network carries: dimension, degree, traffic."""
+        """Traffic among each rank's own accelerators, which no network carries, as "dimension degree (traffic)"."""
         inside = {**self.inside, EXPERT: math.gcd(self.degrees[EXPERT], self.inside[SHARD])}
         return [f"{name} {inside[name]} ({what})" for name, what in _TRAFFIC.items() if inside[name] > 1]
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """The rank with these coordinates."""
+        """Return the rank at these coordinates."""
         number = 0
         for name in self.order:
             number = number * self.outside[name] + coordinate[name]
         return self.ranks[number]
 
     def coordinates(self) -> Sequence[Mapping[str, int]]:
-        """Coordinates by rank."""
+        """Return the coordinates of each rank."""
         return self._coordinates
 
     @cached_property
@@ -88,19 +92,22 @@ class Mesh:
         return [found[rank] for rank in range(self.size)]
 
     def mappings(self) -> list[list[int]]:
-        """Ranks of coordinates as they are, and as they would be with one or another dimension outermost."""
+        """Return the rank at each coordinate for the current order, and with each dimension outermost."""
         coordinates = self.coordinates()
         found = []
         for name in self.order:
-            turned = sorted(range(self.size), key=lambda number: (coordinates[number][name], number))
+            by_dimension = sorted(range(self.size), key=lambda number: (coordinates[number][name], number))
             ranks = [0] * self.size
-            for rank, coordinate in enumerate(turned):
+            for rank, coordinate in enumerate(by_dimension):
                 ranks[coordinate] = rank
             found.append(ranks)
         return found
 
     def groups(self, *names: str) -> list[tuple[int, ...]]:
-        """Ranks that differ in these dimensions alone, in the order of the mesh; none if they are in one rank."""
+        """Return the groups of ranks that differ in these dimensions only, in mesh order.
+
+        Returns none where each group would be a single rank.
+        """
         if names not in self._groups:
             self._groups[names] = self._grouped(names)
         return self._groups[names]
@@ -119,7 +126,10 @@ class Mesh:
 def check_product(
     degrees: Mapping[str, int], ranks: int, per_rank: int, order: Sequence[str] = DIMENSIONS
 ) -> None:
-    """ParallelismError unless degrees multiply to the accelerators of all ranks; order: as the message names them."""
+    """Raise ParallelismError unless the degrees multiply to the number of accelerators of all ranks.
+
+    `order` is the order of dimensions in the message.
+    """
     world = math.prod(degrees[name] for name in order)
     if world != ranks * per_rank:
         product = " x ".join(f"{name} {degrees[name]}" for name in order if degrees[name] > 1) or "1"
@@ -136,30 +146,37 @@ def make_mesh(
     order: Sequence[str] = DIMENSIONS,
     mapping: Sequence[int] = (),
 ) -> Mesh:
-    """The mesh over so many ranks. ParallelismError when degrees, ranks and accelerators per rank do not multiply.
+    """Return the mesh over this many ranks; recent meshes are cached.
 
-    mapping: the rank at each coordinate of the mesh, in its order; by default rank 0 at the first, and so on. The same
-    mesh for the same, of late.
+    Args:
+        degrees: Degree of every dimension, over accelerators.
+        ranks: Number of ranks.
+        per_rank: Accelerators of a rank.
+        order: Dimensions, outermost first.
+        mapping: Rank at each coordinate, in mesh order; by default 0, 1, 2 and so on.
+
+    Raises:
+        ParallelismError: Degrees, ranks and accelerators per rank do not multiply.
     """
-    return _made(tuple(degrees.items()), ranks, per_rank, tuple(order), tuple(mapping))
+    return _make_mesh(tuple(degrees.items()), ranks, per_rank, tuple(order), tuple(mapping))
 
 
-@lru_cache(256)  # searches ask for the same ones again and again
-def _made(
-    of_degrees: tuple[tuple[str, int], ...],
+@lru_cache(256)  # searches ask for few distinct ones, many times
+def _make_mesh(
+    degree_items: tuple[tuple[str, int], ...],
     ranks: int,
     per_rank: int,
     order: tuple[str, ...],
     mapping: tuple[int, ...],
 ) -> Mesh:
-    degrees = dict(of_degrees)
+    degrees = dict(degree_items)
     check_product(degrees, ranks, per_rank, order)
     inside, left = {}, per_rank
     for name in reversed(order):
         inside[name] = math.gcd(degrees[name], left)
         if inside[name] < min(degrees[name], left):
             raise ParallelismError(
-                got=f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}",
+                got=f"a rank has {per_rank} accelerators, of which {left} remain for {name} {degrees[name]}",
                 expected="one to divide the other",
             )
         left //= inside[name]

@@ -1,7 +1,7 @@
-"""From a schedule to every rank's plan: its actions in order, and pipeline_parallel's messages between stages.
+"""From a pipeline schedule to every rank's plan: the rank's actions in order, and messages between stages.
 
-Activations go forward, their gradients back. What goes on within an action is in `layers`; how replicas take turns at
-sending to another building in `turns`.
+Activations travel forward, their gradients back. `layers` plans what happens within an action, `send_tokens` how
+replicas take turns to send to another building.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import permutations
 
 from testbed.caches import IdentityCache
-from testbed.workload.layer_compute import accounted, computing_s
+from testbed.workload.layer_compute import compute_s, with_memory
 from testbed.workload.layers import FSDP, LayerPlanner
 from testbed.workload.local_sgd import repeat_steps
 from testbed.workload.parallelism import (
@@ -28,30 +28,36 @@ from testbed.workload.parallelism import (
     Mesh,
 )
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, replace_fields
-from testbed.workload.plan_options import Group, Options, SendToken, in_places, likeness, move_of
+from testbed.workload.plan_options import (
+    Group,
+    Options,
+    SendToken,
+    localize_groups,
+    relocation_of,
+    symmetry_key,
+)
 from testbed.workload.plan_patterns import Pattern, Relocation, SymmetricPlans
 from testbed.workload.schedules import Action, Kind, Schedule
-from testbed.workload.send_tokens import TokenPattern, turns_of
+from testbed.workload.send_tokens import TokenPattern, find_turns
 from testbed.workload.stages import Part, Stage
 
-# plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
-REMEMBERED, MOST_OPERATIONS = 8, 500_000
-_known: OrderedDict[Hashable, JobPlan] = OrderedDict()
+# a search often asks for a plan again, as much of what it varies does not change the plan
+MAX_CACHED_PLANS, MAX_CACHED_OPERATIONS = 8, 500_000
+_plans: OrderedDict[Hashable, JobPlan] = OrderedDict()
 
 
-class _Patterns:
-    """Those that were made last, of no more operations than that."""
+class _PatternCache:
+    """An LRU cache of patterns, bounded by their total number of operations."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Pattern] = OrderedDict()
         self._operations = 0
 
     def of(self, key: Hashable, planner: Callable[[], _RankPlanner]) -> Pattern:
-        """What all ranks of this key do, in places."""
         if (pattern := self._known.get(key)) is None:
             pattern = self._known[key] = planner().pattern()
             self._operations += len(pattern)
-            while self._operations > MOST_OPERATIONS and len(self._known) > 1:
+            while self._operations > MAX_CACHED_OPERATIONS and len(self._known) > 1:
                 _, oldest = self._known.popitem(last=False)
                 self._operations -= len(oldest)
         else:
@@ -59,7 +65,7 @@ class _Patterns:
         return pattern
 
 
-_patterns = _Patterns()
+_patterns = _PatternCache()
 
 
 def plan_job(
@@ -67,107 +73,125 @@ def plan_job(
     schedule: Schedule,
     stages: Sequence[Stage],
     options: Options,
-    of_replicas: Sequence[Schedule] = (),
+    replica_schedules: Sequence[Schedule] = (),
 ) -> JobPlan:
-    """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ.
+    """Return the plan of every rank of the mesh; recent plans are cached.
 
-    The same one for what comes to the same, of late.
+    Args:
+        mesh: The mesh of ranks.
+        schedule: Every pipeline rank's order of actions.
+        stages: The pipeline's stages.
+        options: Options of the plan.
+        replica_schedules: Each replica's schedule, where replicas differ.
     """
     groups = tuple(groups_of(mesh, apart=bool(options.within)))
-    lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
+    pipelines = {rank: pipeline for pipeline in mesh.groups(PIPELINE) for rank in pipeline}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
-    others = [
-        tuple(lines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
+    replica_pipelines = [
+        tuple(pipelines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
         for rank in range(mesh.size)
     ]
     kinds = {SHARD if name in (FSDP, EXPERT_SHARD) else name for name, _ in groups}
     options = replace(
         options,
         algorithms={kind: own for kind, own in options.algorithms.items() if kind in kinds},
-        send_tokens=_shared(options.send_tokens, set(others)) if options.send_tokens else {},
+        send_tokens=_contended_tokens(options.send_tokens, set(replica_pipelines)),
     )
     places = [
-        (coordinate[PIPELINE], coordinate[REPLICATE] if of_replicas else 0)
+        (coordinate[PIPELINE], coordinate[REPLICATE] if replica_schedules else 0)
         for coordinate in mesh.coordinates()
     ]
-    schedules = [own.hashed for own in of_replicas or [schedule]]
-    # what is in it takes a while to hash, and is hashed anew each time that it is looked up
-    common = hash((_hashed(stages), options.likeness))
+    schedules = [own.content_hash for own in replica_schedules or [schedule]]
+    # hashed once here: a tuple would hash its parts anew at each look-up
+    common = hash((_hash_stages(stages), options.key))
     tokens = tuple(options.send_tokens.items())
-    key = hash((groups, tuple(others), tuple(places), tuple(schedules), common, tokens))
-    plan = _known.pop(key, None)
-    plan = plan or _plan(groups, others, places, of_replicas or [schedule], stages, options, common)
-    _known[key] = plan
-    while len(_known) > REMEMBERED or sum(one.operations for one in _known.values()) > MOST_OPERATIONS:
-        _known.popitem(last=False)
+    key = hash((groups, tuple(replica_pipelines), tuple(places), tuple(schedules), common, tokens))
+    plan = _plans.pop(key, None)
+    plan = plan or _make_plan(
+        groups, replica_pipelines, places, replica_schedules or [schedule], stages, options, common
+    )
+    _plans[key] = plan
+    while (
+        len(_plans) > MAX_CACHED_PLANS
+        or sum(one.operations for one in _plans.values()) > MAX_CACHED_OPERATIONS
+    ):
+        _plans.popitem(last=False)
     return plan
 
 
-def _hashed(stages: Sequence[Stage]) -> int:
-    """In place of the stages, which have thousands of figures."""
+def _hash_stages(stages: Sequence[Stage]) -> int:
+    """Return a cached hash of the stages, which hold thousands of numbers."""
     own = tuple(stages)
-    return _stages.of(own, partial(hash, own))
+    return _stage_hashes.of(own, partial(hash, own))
 
 
-_stages: IdentityCache[int] = IdentityCache(256)
+_stage_hashes: IdentityCache[int] = IdentityCache(256)
 
 
-Line = tuple[int, ...]  # the ranks of a pipeline
+Pipeline = tuple[int, ...]  # the ranks of a pipeline
 
 
-def _plan(
+def _make_plan(
     groups: tuple[tuple[str, tuple[int, ...]], ...],
-    lines: Sequence[tuple[Line, ...]],
+    pipelines: Sequence[tuple[Pipeline, ...]],
     places: Sequence[tuple[int, int]],
     schedules: Sequence[Schedule],
     stages: Sequence[Stage],
     options: Options,
     common: int,
 ) -> JobPlan:
-    """lines, by rank: of its pipeline's replicas. places: its position in that, and which of the schedules is its.
+    """Make the plan that `plan_job` caches.
 
-    common: in place of stages and options, but for tokens.
+    Args:
+        groups: Name and members of each group.
+        pipelines: By rank, the pipelines of its replicas.
+        places: By rank, its position in the pipeline, and the index of its schedule.
+        schedules: Distinct schedules.
+        stages: The pipeline's stages.
+        options: Options of the plan.
+        common: Key for stages and options, send tokens aside.
     """
-    of_rank: list[dict[str, Group]] = [{} for _ in places]
+    rank_groups: list[dict[str, Group]] = [{} for _ in places]
     for number, (name, members) in enumerate(groups):
         for rank in members:
-            of_rank[rank][name] = Group(number, members)
+            rank_groups[rank][name] = Group(number, members)
     patterns: list[Pattern] = []
-    moves: list[Relocation | None] = []
+    relocations: list[Relocation | None] = []
     exchanges: list[GroupCollective | None] = []
-    for rank, (position, which) in enumerate(places):
-        line, own = next(line for line in lines[rank] if rank in line), schedules[which]
+    for rank, (position, schedule_index) in enumerate(places):
+        pipeline = next(pipeline for pipeline in pipelines[rank] if rank in pipeline)
+        own = schedules[schedule_index]
         planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
-        same = likeness(rank, of_rank[rank], options)
-        move: Relocation | None = None
+        symmetry = symmetry_key(rank, rank_groups[rank], options)
+        relocation: Relocation | None = None
         exchange: GroupCollective | None = None
-        if same is None or options.outer:
-            one = planner(line, of_rank[rank])
-            pattern = one.pattern()
-            exchange = one.exchange()
+        if symmetry is None or options.outer:
+            rank_planner = planner(pipeline, rank_groups[rank])
+            pattern = rank_planner.pattern()
+            exchange = rank_planner.exchange()
         else:
-            move = move_of(of_rank[rank], line)
-            like = partial(planner, range(len(line)), in_places(of_rank[rank]))
-            pattern = _patterns.of((common, own.hashed, position, same), like)
-        if turns := tuple(turns_of(rank, lines[rank], options.send_tokens, options.itemsize)):
-            pattern, move = TokenPattern.of(pattern, move, turns), None
+            relocation = relocation_of(rank_groups[rank], pipeline)
+            make_planner = partial(planner, range(len(pipeline)), localize_groups(rank_groups[rank]))
+            pattern = _patterns.of((common, own.content_hash, position, symmetry), make_planner)
+        if turns := tuple(find_turns(rank, pipelines[rank], options.send_tokens, options.itemsize)):
+            pattern, relocation = TokenPattern.of(pattern, relocation, turns), None
         patterns.append(pattern)
-        moves.append(move)
+        relocations.append(relocation)
         exchanges.append(exchange)
-    ranks: Sequence[RankPlan] = SymmetricPlans(patterns, moves)
+    ranks: Sequence[RankPlan] = SymmetricPlans(patterns, relocations)
     if options.training_steps > 1 or options.outer:
         ranks = tuple(repeat_steps(ranks, options.training_steps, options.outer, exchanges))
     return JobPlan(ranks, groups, not options.early_receives, options.jitter, options.seed, options.dscps)
 
 
-def _shared(
-    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Line, ...]]
+def _contended_tokens(
+    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Pipeline, ...]]
 ) -> dict[tuple[int, int], SendToken]:
-    """Those that several replicas would use: where one sends alone it need not wait for its turn."""
+    """Return the tokens that several replicas would use; a lone sender need not wait for its turn."""
     found: dict[tuple[int, int], SendToken] = {}
-    for lines in replicas:
-        for own, there in permutations(range(len(lines[0])), 2):
-            pairs = [(line[own], line[there]) for line in lines]
+    for pipelines in replicas if tokens else ():
+        for own, there in permutations(range(len(pipelines[0])), 2):
+            pairs = [(pipeline[own], pipeline[there]) for pipeline in pipelines]
             directions = Counter(tokens[pair].direction for pair in pairs if pair in tokens)
             found |= {
                 pair: tokens[pair]
@@ -178,9 +202,11 @@ def _shared(
 
 
 def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...]]]:
-    """Ranks that do collectives together, by what those are about.
+    """Return the groups of ranks that run collectives together, by purpose.
 
-    apart: parameters of experts that are spread within ranks go by themselves, as their accelerators have it.
+    Args:
+        mesh: The mesh of ranks.
+        apart: Whether parameters of experts that are spread within ranks get their own groups.
     """
     found = [(name, members) for name in (REPLICATE, TENSOR, CONTEXT) for members in mesh.groups(name)]
     found += [(FSDP, members) for members in mesh.groups(SHARD, CONTEXT)]
@@ -189,61 +215,62 @@ def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...
         for members in mesh.groups(SHARD):
             found += [(EXPERT, members[first : first + ranks]) for first in range(0, len(members), ranks)]
         for members in mesh.groups(SHARD, CONTEXT):
-            same = [members[first::ranks] for first in range(ranks)]
-            found += [(EXPERT_SHARD, others) for others in same if len(others) > 1]
+            same_experts = [members[first::ranks] for first in range(ranks)]
+            found += [(EXPERT_SHARD, sharing) for sharing in same_experts if len(sharing) > 1]
     elif apart and mesh.degrees[EXPERT] > 1:
         found += [(EXPERT_SHARD, members) for members in mesh.groups(SHARD, CONTEXT)]
     return found
 
 
 class _RankPlanner(LayerPlanner):
-    """One rank's plan: the pipeline, action by action.
+    """Plans one rank, action by action.
 
-    own: its position in the pipeline. line: the ranks of that.
+    Attributes:
+        position: Position of the rank in the pipeline.
+        pipeline: Ranks of the pipeline.
     """
 
     def __init__(
         self,
         rank: int,
-        own: int,
-        line: Sequence[int],
+        position: int,
+        pipeline: Sequence[int],
         groups: dict[str, Group],
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(line) > 1)
-        self.own, self.line, self.schedule, self.stages = own, line, schedule, stages
+        super().__init__(rank, groups, schedule.orders[position], options, pipelined=len(pipeline) > 1)
+        self.position, self.pipeline, self.schedule, self.stages = position, pipeline, schedule, stages
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self._known_seconds: dict[tuple[int, Kind], float] = {}
-        # to a stage, from another, that others are alike but for their microbatch
+        self._compute_s: dict[tuple[int, Kind], float] = {}
+        # by receiving stage, sending stage and end: a message of which others differ only in their microbatch
         self._messages: dict[tuple[int, int, bool], Message] = {}
 
     def pattern(self) -> Pattern:
-        """What the rank does."""
         if self.options.early_receives:
-            self._post_all()
+            self._post_receives()
         for action in self.order:
-            self._act(action)
+            self._add_action(action)
         self.close_bucket()
         return Pattern(tuple(self.plan), self.chains)
 
     # ---- the pipeline
 
-    def _post_all(self) -> None:
-        """Receives in the order in which their senders send."""
-        for action, target in self.schedule.arrivals[self.own]:
+    def _post_receives(self) -> None:
+        """Post all receives in the order in which their senders send."""
+        for action, target in self.schedule.arrivals[self.position]:
             self._receive(target, action, ())
 
     def _receive(self, stage: int, source: Action, after: tuple[int, ...]) -> None:
         kind = Kind.FORWARD if source.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
-        peer = self.line[self.schedule.owners[source.stage]]
+        peer = self.pipeline[self.schedule.owners[source.stage]]
         self.received[stage, kind, source.microbatch] = self._message(stage, source, peer, after, sends=False)
 
     def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
-        """One end of what `source` gives to a stage."""
+        """Add one end of the message that carries the result of `source` to a stage."""
         key = stage, source.stage, sends
-        if (like := self._messages.get(key)) is None:
+        if (template := self._messages.get(key)) is None:
             forward = source.kind is Kind.FORWARD
             what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
             size, shown = self.stages[min(stage, source.stage)].activation, source.stage if sends else stage
@@ -256,41 +283,42 @@ class _RankPlanner(LayerPlanner):
                 tag=stage * self.schedule.microbatches * 2 + (not forward),
                 sends=sends,
             )
-            like = self._messages[key] = message
+            template = self._messages[key] = message
         number = source.microbatch
         return self.add(
-            replace_fields(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number)
+            replace_fields(
+                template, name=f"{template.name}{number}", after=after, tag=template.tag + 2 * number
+            )
         )
 
-    def _act(self, action: Action) -> None:
+    def _add_action(self, action: Action) -> None:
         stage = self.stages[action.stage]
         source = _source_stage(action, len(self.stages))
-        if source is not None and self.schedule.owners[source] != self.own:
+        if source is not None and self.schedule.owners[source] != self.position:
             kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
             if not self.options.early_receives:
                 sender = Action(source, kind, action.microbatch)
                 self._receive(action.stage, sender, tuple(self.computed[-1:]))
             self.gate.append(self.received[action.stage, kind, action.microbatch])
         first = len(self.plan)
-        if self._whole(action):
+        if self._is_whole(action):
             self.compute(str(action), action.kind, self._seconds(action))
             self.inner_traffic(str(action), action, stage.parts)
-            if self.gives_weights(action):
+            if self.completes_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
                     self.reduce(action, number, part)
-            self._account(action, first, stage.kept)
-        elif self.is_bare(action, stage.parts):
+            self._record_memory(action, first, stage.kept)
+        elif self.is_compute_only(action, stage.parts):
             self.compute_layers(action, stage.parts, stage.kept)
         else:
-            self._go_through(action, stage.parts)
-            self._account(action, first, stage.kept)
-        target = self.schedule.passed_on[self.own].get(action)
+            self._add_layers(action, stage.parts)
+            self._record_memory(action, first, stage.kept)
+        target = self.schedule.passed_on[self.position].get(action)
         if target is not None:
-            peer = self.line[self.schedule.owners[target]]
+            peer = self.pipeline[self.schedule.owners[target]]
             self._message(target, action, peer, tuple({*self.gate, self.computed[-1]}), sends=True)
 
-    def _go_through(self, action: Action, parts: Sequence[Part]) -> None:
-        """Layer by layer."""
+    def _add_layers(self, action: Action, parts: Sequence[Part]) -> None:
         layers, forward = list(enumerate(parts)), action.kind is Kind.FORWARD
         if not forward:
             layers.reverse()
@@ -302,22 +330,22 @@ class _RankPlanner(LayerPlanner):
             self.gathered.add(action.stage)
 
     def _seconds(self, action: Action) -> float:
-        """Of all layers of an action."""
+        """Return the compute time of all layers of an action, in real seconds."""
         key = action.stage, action.kind
-        if key not in self._known_seconds:
-            self._known_seconds[key] = sum(
-                computing_s(part, action.kind) for part in self.stages[action.stage].parts
+        if key not in self._compute_s:
+            self._compute_s[key] = sum(
+                compute_s(part, action.kind) for part in self.stages[action.stage].parts
             )
-        return self._known_seconds[key] / action.parts
+        return self._compute_s[key] / action.parts
 
     # ---- actions
 
-    def _account(self, action: Action, first: int, kept: float) -> None:
-        """Note memory with the action's computing, which begins with this operation."""
+    def _record_memory(self, action: Action, first: int, kept: float) -> None:
+        """Add allocated and freed memory to the action's computations, which start at index `first` of the plan."""
         indices = self.computed[bisect_left(self.computed, first) :]
         ends = indices[:: len(indices) - 1 or 1]
         for index, operation in zip(
-            ends, accounted([self._computed(one) for one in ends], action, kept), strict=True
+            ends, with_memory([self._computed(one) for one in ends], action, kept), strict=True
         ):
             self.plan[index] = operation
 
@@ -326,10 +354,12 @@ class _RankPlanner(LayerPlanner):
         assert isinstance(operation, Computing)
         return operation
 
-    def _whole(self, action: Action) -> bool:
-        """Whether nothing happens between the layers of an action."""
+    def _is_whole(self, action: Action) -> bool:
+        """Return whether nothing happens between the layers of an action."""
         between = action.kind is not Kind.BACKWARD_WEIGHT and self._has_traffic
-        return action.parts > 1 or not (between or (self._has_shared and self.gives_weights(action)))
+        return action.parts > 1 or not (
+            between or (self._reduces_gradients and self.completes_weights(action))
+        )
 
     @cached_property
     def _has_traffic(self) -> bool:
@@ -337,13 +367,13 @@ class _RankPlanner(LayerPlanner):
         return not {TENSOR, CONTEXT, EXPERT, FSDP}.isdisjoint(self.groups) or self.has_inside(SHARD)
 
     @cached_property
-    def _has_shared(self) -> bool:
-        """Whether gradients are shared."""
+    def _reduces_gradients(self) -> bool:
+        """Whether gradients are reduced."""
         return bool(self.groups) or self.has_inside(REPLICATE)
 
 
 def _source_stage(action: Action, stages: int) -> int | None:
-    """Which stage's result an action needs, of another stage."""
+    """Return the other stage whose result an action needs."""
     if action.kind is Kind.FORWARD:
         return action.stage - 1 if action.stage else None
     if action.kind.gives_gradient:

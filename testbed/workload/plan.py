@@ -1,8 +1,8 @@
-"""What each rank of a job does in a step: operations on streams, with what they wait for.
+"""What each rank of a job does in a step: operations on streams, with their dependencies.
 
-As on an accelerator, operations of one stream come one after the other, and streams go on side by side; a stream that
-is a queue takes them in the order in which they can begin. The same plan
-is carried out by ranks on a network, and by a model of both: `dependency_tracker` says for both what may start when.
+As on an accelerator, operations of one stream run in order and streams run concurrently. A stream that is a queue runs
+its operations in the order in which they become ready. Ranks on a network and the simulation execute the same plan:
+`dependency_tracker` decides for both which operation may start when.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.workload.operations import (
     Pause,
     RankPlan,
     operation_document,
-    operation_of,
+    operation_from_document,
     replace_fields,
 )
 from testbed.workload.plan_patterns import SymmetricPlans
@@ -53,7 +53,7 @@ __all__ = [
     "RankPlan",
     "jittered_s",
     "operation_document",
-    "operation_of",
+    "operation_from_document",
     "replace_fields",
 ]
 
@@ -62,13 +62,18 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True)
 class JobPlan:
-    """All ranks' plans; groups: ranks that do collectives together, by name.
+    """The plans of all ranks of a job.
 
-    holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
-    computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
-    buildings: of the ranks; () for one. near: what algorithms go by in their place, as `parallelism.hierarchy` says it;
-    () for buildings. tuning: what collectives go by whose algorithm is "auto". ranks: `SymmetricPlans` where
-    some are known to do the same.
+    Attributes:
+        ranks: One plan per rank; `SymmetricPlans` where ranks are known to do the same.
+        groups: Name and members of each group of ranks that run collectives together.
+        holds_receivers: Whether a message leaves only once its receive is posted.
+        jitter: Standard deviation of compute time, as a share of it.
+        seed: Seed of the jitter.
+        dscps: DSCP of what operations send, by their kind, where not 0.
+        buildings: Building of each rank; () for a single building.
+        tuning: Table that picks the algorithm of collectives with algorithm "auto".
+        near: Locality domain of each rank for hierarchical algorithms (`parallelism.hierarchy`); () for buildings.
     """
 
     ranks: Sequence[RankPlan] = ()
@@ -82,56 +87,61 @@ class JobPlan:
     near: tuple[int, ...] = ()
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
-        """What follows from the plan, which whoever asks again for `what` need not find out anew."""
-        if what not in self._known:
-            self._known[what] = made()
-        found: Known = self._known[what]
+    def cached(self, key: Hashable, make: Callable[[], Known]) -> Known:
+        """Return the value cached under `key`; call `make` on the first request."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: Known = self._known[key]
         return found
 
-    def placed(self, buildings: tuple[int, ...], tuning: TuningTable, near: tuple[int, ...]) -> JobPlan:
-        """In these buildings, by this table; the same one whenever it is asked for."""
+    def with_placement(
+        self, buildings: tuple[int, ...], tuning: TuningTable, near: tuple[int, ...]
+    ) -> JobPlan:
+        """Return the plan with this placement and tuning table; the same object on every call."""
         if (buildings, tuning, near) == (self.buildings, self.tuning, self.near):
             return self
-        where = "placed", buildings, tuning, near
-        return self.remembered(where, lambda: replace(self, buildings=buildings, tuning=tuning, near=near))
+        key = "placement", buildings, tuning, near
+        return self.cached(key, lambda: replace(self, buildings=buildings, tuning=tuning, near=near))
 
-    def using(self, algorithm: str) -> JobPlan:
-        """With this one in the collectives that name none; the same one whenever it is asked for."""
-        if not any(pattern.nameless for pattern in self.alike.patterns):
+    def with_algorithm(self, algorithm: str) -> JobPlan:
+        """Return the plan with this algorithm in collectives that name none; the same object on every call."""
+        if not any(pattern.has_default_algorithm for pattern in self.symmetric.patterns):
             return self
-        return self.remembered(("using", algorithm), lambda: replace(self, ranks=self.alike.using(algorithm)))
+        key = "algorithm", algorithm
+        return self.cached(key, lambda: replace(self, ranks=self.symmetric.with_algorithm(algorithm)))
 
     @cached_property
-    def alike(self) -> SymmetricPlans:
-        """The ranks, by what they do alike."""
+    def symmetric(self) -> SymmetricPlans:
+        """The plans of all ranks as patterns that ranks share."""
         return self.ranks if isinstance(self.ranks, SymmetricPlans) else SymmetricPlans.of(self.ranks)
 
     def has(self, kind: type[Operation]) -> bool:
-        """Whether any rank does such an operation."""
-        return any(isinstance(operation, kind) for own in self.alike.patterns for operation in own.operations)
+        """Return whether any rank has an operation of this type."""
+        return any(
+            isinstance(operation, kind) for own in self.symmetric.patterns for operation in own.operations
+        )
 
     @cached_property
-    def exchanged(self) -> tuple[Sequence[tuple[Message | GroupCollective, int]], ...]:
-        """By rank, what other ranks take part in: of those that send the same one, and how many there are."""
-        return tuple(map(self.alike.exchanged, range(len(self.alike))))
+    def exchanges(self) -> tuple[Sequence[tuple[Message | GroupCollective, int]], ...]:
+        """By rank, its distinct operations that involve other ranks, each with its count."""
+        return tuple(map(self.symmetric.exchanges, range(len(self.symmetric))))
 
     @cached_property
     def operations(self) -> int:
-        """How many all ranks have."""
-        return sum(map(len, self.alike.patterns))
+        """The number of operations of all ranks."""
+        return sum(map(len, self.symmetric.patterns))
 
-    def near_of(self, group: int) -> tuple[int, ...]:
-        """Who of a group's members is near whom, for algorithms: those of one number, in the members' order."""
+    def locality_of(self, group: int) -> tuple[int, ...]:
+        """Return the locality domain of each member of a group, in the members' order."""
         members, numbers = self.groups[group][1], self.near or self.buildings
         return tuple(numbers[member] for member in members) if numbers else (0,) * len(members)
 
     def dscp(self, operation: Operation) -> int:
-        """Of the packets of an operation."""
+        """Return the DSCP of an operation's packets."""
         return self.dscps.get(operation.kind, 0)
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the plan as JSON-ready values."""
         return {
             "ranks": [list(map(operation_document, plan)) for plan in self.ranks],
             "groups": [[name, list(members)] for name, members in self.groups],
@@ -146,8 +156,8 @@ class JobPlan:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> JobPlan:
-        """The inverse, after a way through JSON."""
-        ranks = [tuple(operation_of(entry) for entry in plan) for plan in document["ranks"]]
+        """Rebuild a plan from `to_document`, after a round trip through JSON."""
+        ranks = [tuple(operation_from_document(entry) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
         rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
         buildings, near = tuple(document["buildings"]), tuple(document["near"])
@@ -156,7 +166,7 @@ class JobPlan:
 
 
 def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
-    """What an operation's computing takes in one step, the same in every run."""
+    """Return the emulated seconds of an operation's computation in one step; the same in every run."""
     operation = plan.ranks[rank][index]
     assert isinstance(operation, Computing)
     if not plan.jitter:

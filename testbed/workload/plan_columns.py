@@ -1,4 +1,4 @@
-"""A plan as columns: what its operations are and wait for, what they send; whatever network carries it."""
+"""A plan as NumPy columns: operations, their dependencies and what they send, independent of the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import Pattern, Using, sent_alike
+from testbed.workload.plan_patterns import AlgorithmPattern, Pattern, send_key
 from testbed.workload.send_tokens import TokenPattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
@@ -24,11 +24,22 @@ Figures = NDArray[np.float64]
 
 
 class PatternColumns(NamedTuple):
-    """A pattern's operations. next_many: how many wait for each; next: which. following: see `tracking.Order`.
+    """The operations of a pattern as columns.
 
-    messages, collectives: their places; message_sorts, collective_sorts: of each which of the pattern's `exchanged` it
-    is like; tag: of messages. keeping: places of computing that begins or ceases to keep activations; changes: bytes
-    that go, then those that come.
+    Attributes:
+        operation: Kind of each operation: TIMED, SENDS, RECEIVES or COLLECTIVE.
+        duration_s: Emulated seconds of computations and pauses.
+        missing: Number of dependencies of each operation.
+        following: See `DependencyOrder`.
+        next_many: Number of operations that depend on each operation.
+        next: Those dependents, one operation's after the other's.
+        messages: Indices of messages.
+        message_kinds: For each message, its index in the pattern's `exchanges`.
+        tag: Tag of each message.
+        collectives: Indices of collectives.
+        collective_kinds: For each collective, its index in the pattern's `exchanges`.
+        memory_operations: Indices of computations that allocate or free activations.
+        memory_changes: Bytes that these free (negative), then bytes that they allocate.
     """
 
     operation: NDArray[np.int8]
@@ -38,19 +49,23 @@ class PatternColumns(NamedTuple):
     next_many: Numbers
     next: Numbers
     messages: Numbers
-    message_sorts: Numbers
+    message_kinds: Numbers
     tag: NDArray[np.int64]
     collectives: Numbers
-    collective_sorts: Numbers
-    keeping: Numbers
-    changes: Figures
+    collective_kinds: Numbers
+    memory_operations: Numbers
+    memory_changes: Figures
 
 
 class Messages(NamedTuple):
-    """Ends of messages, all ranks' one after the other.
+    """Ends of messages of all ranks.
 
-    place: among all operations; sends: which end it is. box: the same for both ends, and for those behind each other
-    of one tag. Of those that are sent, `kind` is the row of kinds that tells source, target, DSCP and elements.
+    Attributes:
+        place: Index among all operations.
+        sends: Whether the end sends.
+        box: Mailbox: equal for both ends of a message, and for messages of a pair with the same tag.
+        kind: For each sending end, its row in `kinds`.
+        kinds: Source, target, DSCP and elements.
     """
 
     place: Numbers
@@ -61,7 +76,13 @@ class Messages(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """Members' parts. place: among all operations; alike: the number of one that sends the same; own: member."""
+    """Members' parts of collectives.
+
+    Attributes:
+        place: Index among all operations.
+        alike: Number of the collective's kind.
+        own: Index of the member in its group.
+    """
 
     place: Numbers
     alike: Numbers
@@ -70,9 +91,16 @@ class Collectives(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlanColumns:
-    """patterns: of the plan, each once. rank_pattern: of each rank; rank_first: its first operation among all.
+    """A plan as columns.
 
-    kinds: of collectives. group_calls: how many of each group there are.
+    Attributes:
+        patterns: Distinct patterns of the plan.
+        rank_pattern: Index of each rank's pattern.
+        rank_first: Index of each rank's first operation among all; the total at the end.
+        messages: Ends of messages of all ranks.
+        collectives: Members' parts of collectives of all ranks.
+        kinds: Distinct collectives.
+        group_calls: Number of collectives of each group.
     """
 
     patterns: tuple[PatternColumns, ...]
@@ -84,217 +112,229 @@ class PlanColumns:
     group_calls: Numbers
 
 
-def likeness(plan: JobPlan) -> Hashable:
-    """Equal for plans of which the same comes, whatever their operations are called."""
-    return tuple(map(_likeness, plan.alike.patterns)), plan.alike.moves
+def plan_key(plan: JobPlan) -> Hashable:
+    """Return a key that is equal for plans with the same outcome, whatever their operations are called."""
+    return tuple(map(_pattern_key, plan.symmetric.patterns)), plan.symmetric.relocations
 
 
-def _likeness(pattern: Pattern) -> int:
-    return pattern.remembered("likeness", lambda: _likeness_of(pattern))
+def _pattern_key(pattern: Pattern) -> int:
+    return pattern.cached("key", lambda: _make_pattern_key(pattern))
 
 
-def _likeness_of(pattern: Pattern) -> int:
-    own = _with_columns(pattern)
+def _make_pattern_key(pattern: Pattern) -> int:
+    own = _column_source(pattern)
     if isinstance(own, TokenPattern):
-        done: Hashable = _likeness(own.plain), own.move, own.turns
+        done: Hashable = _pattern_key(own.base), own.relocation, own.turns
     else:
         columns = pattern_columns(own)
         if columns is None:
             return hash(pattern.operations)
-        done = own.remembered("done", lambda: hash(tuple(column.tobytes() for column in columns)))
-    return hash((done, *(sent_alike(one) for one, _ in pattern.exchanged)))
+        done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
+    return hash((done, *(send_key(one) for one, _ in pattern.exchanges)))
 
 
 def columns_of(plan: JobPlan) -> PlanColumns | None:
-    """None where operations are more than computing, pauses, messages and even collectives, or wait in queues."""
-    return plan.remembered("columns", lambda: _columns(plan))
+    """Return a plan as columns.
+
+    Returns None where the plan has queues, or operations other than computation, pauses, messages and even collectives.
+    """
+    return plan.cached("columns", lambda: _plan_columns(plan))
 
 
-def firsts(counts: Sequence[int] | NDArray[Any]) -> Numbers:
-    """Where rows of these lengths begin, laid end to end; and where all end."""
+def row_offsets(counts: Sequence[int] | NDArray[Any]) -> Numbers:
+    """Return the start offsets of rows of these lengths, laid end to end, and the total."""
     found: Numbers = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=found[1:])
     return found
 
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
-    """Those of one; None as with `columns_of`."""
-    own = _with_columns(pattern)
-    made = partial(_of_turns, own) if isinstance(own, TokenPattern) else partial(_of_pattern, own)
-    return own.remembered("columns", made)
+    """Return a pattern as columns; None as with `columns_of`."""
+    own = _column_source(pattern)
+    made = partial(_token_columns, own) if isinstance(own, TokenPattern) else partial(_operation_columns, own)
+    return own.cached("columns", made)
 
 
-def _with_columns(pattern: Pattern) -> Pattern:
-    """The one that has the same columns: which algorithm collectives go by is not in them."""
-    return pattern.plain if isinstance(pattern, Using) and pattern.tells_as_many_apart else pattern
+def _column_source(pattern: Pattern) -> Pattern:
+    """Return the pattern with the same columns: columns do not contain collective algorithms."""
+    return pattern.base if isinstance(pattern, AlgorithmPattern) and pattern.keeps_kinds_distinct else pattern
 
 
-def _of_pattern(pattern: Pattern) -> PatternColumns | None:
-    operations, exchanged = pattern.operations, [own for own, _ in pattern.exchanged]
-    uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanged)
-    if any(isinstance(own, Block) for own in exchanged) or any(uneven):
+def _operation_columns(pattern: Pattern) -> PatternColumns | None:
+    operations, exchanges = pattern.operations, [own for own, _ in pattern.exchanges]
+    uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanges)
+    if any(isinstance(own, Block) for own in exchanges) or any(uneven):
         return None
-    many = len(operations)
-    inside, duration_s = np.zeros(many, dtype=bool), np.zeros(many)
+    count = len(operations)
+    inside, duration_s = np.zeros(count, dtype=bool), np.zeros(count)
     for place, durations_s in pattern.chains:
         inside[place : place + len(durations_s)] = True
         duration_s[place : place + len(durations_s)] = durations_s
-    single = np.flatnonzero(~inside)  # to be looked at one by one
+    single = np.flatnonzero(~inside)  # outside of chains: examined one by one
     ones = [operations[place] for place in single.tolist()]
     streams = list(map(attrgetter("stream"), ones))
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
-    kinds = np.zeros(many, dtype=np.int8)
-    of_sorts = [
+    kinds = np.zeros(count, dtype=np.int8)
+    kind_of_exchange = [
         COLLECTIVE if isinstance(own, GroupCollective) else SENDS if own.sends else RECEIVES
-        for own in exchanged
+        for own in exchanges
     ]
-    places, sorts = np.array(pattern.shared, dtype=np.int32), np.array(pattern.sorts, dtype=np.int32)
-    of_shared = np.array(of_sorts, dtype=np.int8)[sorts]
-    kinds[places] = of_shared
-    gathers = of_shared == COLLECTIVE
+    places = np.array(pattern.shared_indices, dtype=np.int32)
+    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
+    shared_kinds = np.array(kind_of_exchange, dtype=np.int8)[exchange_index]
+    kinds[places] = shared_kinds
+    gathers = shared_kinds == COLLECTIVE
     messages = map(operations.__getitem__, places[~gathers].tolist())
     timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
     computing = [place for place in timed if type(operations[place]) is Computing]
     kept = np.array(list(map(attrgetter("holds", "gives"), map(operations.__getitem__, computing))))
     holds, gives = kept.reshape(-1, 2).T
-    keeping = (holds != 0.0) | (gives != 0.0)
-    numbers = {COMPUTE: 0}  # of streams
-    stream, counts = np.zeros(many, dtype=np.int64), np.zeros(many, dtype=np.int64)
+    memory_operations = (holds != 0.0) | (gives != 0.0)
+    numbers = {COMPUTE: 0}  # by stream
+    stream, counts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     stream[single] = list(map(numbers.setdefault, streams, range(1, len(ones) + 1)))
     after = list(map(attrgetter("after"), ones))
     counts[single] = list(map(len, after))
-    said = np.fromiter(chain.from_iterable(after), np.int64)
-    earlier, later = _waits(stream, counts, said)
+    explicit = np.fromiter(chain.from_iterable(after), np.int64)
+    earlier, later = _dependency_pairs(stream, counts, explicit)
     return PatternColumns(
         kinds,
         duration_s,
-        *_waiting(kinds, earlier, later),
+        *_dependency_columns(kinds, earlier, later),
         places[~gathers],
-        sorts[~gathers],
+        exchange_index[~gathers],
         np.array(list(map(attrgetter("tag"), messages)), dtype=np.int64),
         places[gathers],
-        sorts[gathers],
-        np.array(computing, dtype=np.int32)[keeping],
-        np.concatenate([-gives[keeping], holds[keeping]]),
+        exchange_index[gathers],
+        np.array(computing, dtype=np.int32)[memory_operations],
+        np.concatenate([-gives[memory_operations], holds[memory_operations]]),
     )
 
 
-def _waiting(
+def _dependency_columns(
     kinds: NDArray[np.int8], earlier: NDArray[np.int64], later: NDArray[np.int64]
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Of operations that wait for each other in pairs, see `_waits`: missing, following, next_many and next."""
-    many = len(kinds)
-    missing, next_many = (np.bincount(ends, minlength=many).astype(np.int32) for ends in (later, earlier))
+    """Return missing, following, next_many and next of operations from dependency pairs, see `_dependency_pairs`."""
+    count = len(kinds)
+    missing, next_many = (np.bincount(ends, minlength=count).astype(np.int32) for ends in (later, earlier))
     alone = (
         (missing[later] == 1)
         & (next_many[earlier] == 1)
         & (kinds[later] == TIMED)
         & (kinds[earlier] == TIMED)
     )
-    following = np.full(many, -1, dtype=np.int32)
+    following = np.full(count, -1, dtype=np.int32)
     following[earlier[alone]] = later[alone]
     return missing, following, next_many, later.astype(np.int32)
 
 
-def _pairs(
-    earlier: NDArray[np.int64], later: NDArray[np.int64], many: int
+def _distinct_pairs(
+    earlier: NDArray[np.int64], later: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each once, in the order of the earlier ones."""
-    pairs = np.unique(earlier * many + later)
-    return pairs // max(1, many), pairs % max(1, many)
+    """Return the distinct pairs, ordered by the earlier operation."""
+    pairs = np.unique(earlier * count + later)
+    return pairs // max(1, count), pairs % max(1, count)
 
 
-def _waits(
-    stream: NDArray[np.int64], counts: NDArray[np.int64], said: NDArray[np.int64]
+def _dependency_pairs(
+    stream: NDArray[np.int64], counts: NDArray[np.int64], explicit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of which two the later one waits for the earlier one, each pair once, in the order of the earlier ones.
+    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one.
 
-    As `tracking.waits` has it. stream: of each operation; counts: how many each says that it waits for; said: which.
+    Uses the rules of `dependency_tracker.waits`.
+
+    Args:
+        stream: Stream of each operation.
+        counts: Number of explicit dependencies of each operation.
+        explicit: Those dependencies.
     """
-    many, (before, behind) = len(stream), _in_turn(stream)
-    earlier = np.concatenate([said, before])
-    later = np.concatenate([np.repeat(np.arange(many), counts), behind])
-    return _pairs(earlier, later, many)
+    count, (before, behind) = len(stream), _stream_pairs(stream)
+    earlier = np.concatenate([explicit, before])
+    later = np.concatenate([np.repeat(np.arange(count), counts), behind])
+    return _distinct_pairs(earlier, later, count)
 
 
-def _in_turn(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of which two the later one is the next one of the same stream."""
+def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return all pairs of consecutive operations of a stream."""
     in_turn = np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
     return in_turn[:-1][same], in_turn[1:][same]
 
 
-def _of_turns(pattern: TokenPattern) -> PatternColumns | None:
-    plain = pattern_columns(pattern.plain)
-    if plain is None:
+def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
+    base = pattern_columns(pattern.base)
+    if base is None:
         return None
-    at, many, taken, messages = pattern.at, len(pattern), pattern.taken, pattern.messages
-    waiting, passing = messages[pattern.waiting], messages[pattern.passing]
+    at, count = pattern.new_index, len(pattern)
+    token_sends, messages = pattern.token_sends, pattern.message_indices
+    waiting, passing = messages[pattern.receives_token], messages[pattern.passes_token]
     pauses, received, passed = messages + 1, waiting - 1, passing + 2
-    kinds, duration_s = np.zeros(many, dtype=np.int8), np.zeros(many)
-    kinds[at], duration_s[at] = plain.operation, plain.duration_s
+    kinds, duration_s = np.zeros(count, dtype=np.int8), np.zeros(count)
+    kinds[at], duration_s[at] = base.operation, base.duration_s
     kinds[received], kinds[passed] = RECEIVES, SENDS
-    duration_s[pauses] = [one.turn.seconds(own) for one, own in zip(taken, pattern.delayed, strict=True)]
-    said = [own.after for own in pattern.delayed]
-    awaited = at[np.fromiter(chain.from_iterable(said), np.int64)]
-    peers = np.array([one.turn.peer for one in taken], dtype=np.int64)  # of each a stream
-    streams = np.concatenate([peers[pattern.waiting], peers, peers[pattern.passing]])
+    duration_s[pauses] = [
+        one.turn.seconds(own) for one, own in zip(token_sends, pattern.delayed, strict=True)
+    ]
+    explicit = [own.after for own in pattern.delayed]
+    after = at[np.fromiter(chain.from_iterable(explicit), np.int64)]
+    peers = np.array([one.turn.peer for one in token_sends], dtype=np.int64)  # each has its own stream
+    streams = np.concatenate([peers[pattern.receives_token], peers, peers[pattern.passes_token]])
     added = np.concatenate([received, pauses, passed])
     by_place = np.argsort(added)
-    added, (before, behind) = added[by_place], _in_turn(streams[by_place])
+    added, (before, behind) = added[by_place], _stream_pairs(streams[by_place])
     earlier = [
-        at[np.repeat(np.arange(len(at)), plain.next_many)],
+        at[np.repeat(np.arange(len(at)), base.next_many)],
         received,
         received,
-        awaited,
+        after,
         passing + 1,
         added[before],
     ]
     later = [
-        at[plain.next],
+        at[base.next],
         waiting,
         waiting + 1,
-        np.repeat(pauses, list(map(len, said))),
+        np.repeat(pauses, list(map(len, explicit))),
         passed,
         added[behind],
     ]
-    pairs = _pairs(np.concatenate(earlier), np.concatenate(later), many)
-    sorts = np.array(pattern.sorts, dtype=np.int32)
-    of_shared = kinds[pattern.shared]
-    gathers = of_shared == COLLECTIVE
-    places = np.array(pattern.shared, dtype=np.int32)
-    tags = np.zeros(many, dtype=np.int64)
-    tags[at[plain.messages]] = plain.tag
-    tags[pattern.token_places] = [tag for _, _, tag in pattern.tokens]
+    pairs = _distinct_pairs(np.concatenate(earlier), np.concatenate(later), count)
+    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
+    shared_kinds = kinds[pattern.shared_indices]
+    gathers = shared_kinds == COLLECTIVE
+    places = np.array(pattern.shared_indices, dtype=np.int32)
+    tags = np.zeros(count, dtype=np.int64)
+    tags[at[base.messages]] = base.tag
+    tags[pattern.token_indices] = [tag for _, _, tag in pattern.token_ends]
     return PatternColumns(
         kinds,
         duration_s,
-        *_waiting(kinds, *pairs),
+        *_dependency_columns(kinds, *pairs),
         places[~gathers],
-        sorts[~gathers],
+        exchange_index[~gathers],
         tags[places[~gathers]],
         places[gathers],
-        sorts[gathers],
-        at[plain.keeping].astype(np.int32),
-        plain.changes,
+        exchange_index[gathers],
+        at[base.memory_operations].astype(np.int32),
+        base.memory_changes,
     )
 
 
-def _columns(plan: JobPlan) -> PlanColumns | None:
+def _plan_columns(plan: JobPlan) -> PlanColumns | None:
     numbers: dict[int, int] = {}
     patterns: list[PatternColumns] = []
-    for pattern in plan.alike.patterns:
+    for pattern in plan.symmetric.patterns:
         if id(pattern) not in numbers:
             own = pattern_columns(pattern)
             if own is None:
                 return None
             numbers[id(pattern)] = len(patterns)
             patterns.append(own)
-    rank_pattern = [numbers[id(pattern)] for pattern in plan.alike.patterns]
-    rank_first = firsts([len(pattern) for pattern in plan.alike.patterns])
-    found = _Found(plan)
+    rank_pattern = [numbers[id(pattern)] for pattern in plan.symmetric.patterns]
+    rank_first = row_offsets([len(pattern) for pattern in plan.symmetric.patterns])
+    found = _Collector(plan)
     for rank, number in enumerate(rank_pattern):
         found.add(rank, int(rank_first[rank]), patterns[number])
     return PlanColumns(
@@ -308,8 +348,8 @@ def _columns(plan: JobPlan) -> PlanColumns | None:
     )
 
 
-def _numbered(rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], Numbers]:
-    """Columns by numbers from 0 on, alike ones by one: a place of each, and the number of every column."""
+def _number_columns(rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], Numbers]:
+    """Number distinct columns from 0; return the index of one column of each number, and the number of every column."""
     key = np.zeros(rows.shape[1], dtype=np.int64)
     for row in rows:
         low = row.min(initial=0)
@@ -318,8 +358,8 @@ def _numbered(rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], Numbers]:
     return first, which.astype(np.int32)
 
 
-class _Found:
-    """All ranks' messages and collectives, in rows: places, then what they are."""
+class _Collector:
+    """Collects the messages and collectives of all ranks."""
 
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
@@ -330,47 +370,44 @@ class _Found:
         self._known: dict[object, int] = {}
 
     def add(self, rank: int, first: int, pattern: PatternColumns) -> None:
-        """What a rank, whose operations begin there, does by a pattern."""
         plan = self.plan
-        exchanged = plan.exchanged[rank]
-        # of each that it exchanges: whether it sends, source, target, DSCP and elements; or its number and member
-        of_messages = np.zeros((5, len(exchanged)), dtype=np.int64)
-        of_collectives = np.zeros((2, len(exchanged)), dtype=np.int64)
-        for sort, (own, many) in enumerate(exchanged):
+        exchanges = plan.exchanges[rank]
+        # rows for messages: sends, source, target, DSCP, elements; for collectives: number, member
+        of_messages = np.zeros((5, len(exchanges)), dtype=np.int64)
+        of_collectives = np.zeros((2, len(exchanges)), dtype=np.int64)
+        for exchange, (own, count) in enumerate(exchanges):
             if isinstance(own, GroupCollective):
-                of_collectives[:, sort] = self._number(own), plan.groups[own.group][1].index(rank)
-                self.calls[rank, own.group] += many
+                of_collectives[:, exchange] = self._number(own), plan.groups[own.group][1].index(rank)
+                self.calls[rank, own.group] += count
             else:
                 ends = (rank, own.peer) if own.sends else (own.peer, rank)
-                of_messages[:, sort] = own.sends, *ends, plan.dscp(own), own.numel
+                of_messages[:, exchange] = own.sends, *ends, plan.dscp(own), own.numel
         if len(pattern.messages):
-            rows = (first + pattern.messages, pattern.tag, of_messages[:, pattern.message_sorts])
+            rows = (first + pattern.messages, pattern.tag, of_messages[:, pattern.message_kinds])
             self._messages.append(np.vstack(rows))
         if len(pattern.collectives):
-            both = first + pattern.collectives, of_collectives[:, pattern.collective_sorts]
+            both = first + pattern.collectives, of_collectives[:, pattern.collective_kinds]
             self._collectives.append(np.vstack(both))
 
     def messages(self) -> Messages:
-        """Of all ranks."""
-        place, tag, sent, *ends = _joined(self._messages, 7)
+        place, tag, sent, *ends = _join_rows(self._messages, 7)
         sends = sent > 0
         kinds = np.stack(ends)[:, sends]
-        _, box = _numbered(np.stack([*ends[:2], tag]))
-        first, kind = _numbered(kinds)
+        _, box = _number_columns(np.stack([*ends[:2], tag]))
+        first, kind = _number_columns(kinds)
         return Messages(place.astype(np.int32), sends, box, kind, kinds[:, first].T)
 
     def collectives(self) -> Collectives:
-        """Of all ranks."""
-        place, alike, own = _joined(self._collectives, 3).astype(np.int32)
+        place, alike, own = _join_rows(self._collectives, 3).astype(np.int32)
         return Collectives(place, alike, own)
 
     def _number(self, kind: GroupCollective) -> int:
-        key = kind.sending, self.plan.dscp(kind)
+        key = kind.exchange_key, self.plan.dscp(kind)
         if key not in self._known:
             self._known[key] = len(self.kinds)
             self.kinds.append(kind)
         return self._known[key]
 
 
-def _joined(rows: Sequence[NDArray[np.int64]], many: int) -> NDArray[np.int64]:
-    return np.hstack(rows) if rows else np.zeros((many, 0), dtype=np.int64)
+def _join_rows(rows: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
+    return np.hstack(rows) if rows else np.zeros((count, 0), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Options of a training plan, and which ranks can share one pattern.
 
-Replicas at one place of the pipeline differ in their peers and groups alone, unless experts get unequal shares, or keys
-and values travel around a ring. The plan is made for one of them, as a pattern that all of them use.
+Replicas at the same pipeline stage differ only in their peers and groups, unless experts get uneven shares, or keys and
+values travel around a ring. Such a plan is made for one of them, as a pattern that all of them share.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from testbed.workload.sequence_parallel import BlockWise
 
 
 class SendToken(NamedTuple):
-    """Who holds it may send from one building to another: which ones, and the bytes per second of a message alone."""
+    """A permission to send from one building to another, held by one rank at a time.
+
+    Attributes:
+        direction: Source and destination building.
+        rate: Bytes per second of a message that has the path to itself.
+    """
 
     direction: tuple[str, str]
     rate: float
 
 
 class Group(NamedTuple):
-    """Ranks that do collectives together: their number in the plan, and who they are."""
+    """A group of ranks that run collectives together: its number in the plan, and its members."""
 
     number: int
     members: tuple[int, ...]
@@ -34,18 +39,28 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
+    """Options of a training plan, apart from mesh, schedule and stages.
 
-    prefetch: how many layers ahead parameters are gathered; prefetch_first: and before a layer's gradients.
-    algorithms: of dimensions' collectives, where not the usual ones; replicas' is the variant's. early_receives: if
-    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
-    when its action is next, and its message leaves then.
-    sequence_parallel: tensor ranks share out the sequence. blocks: and put it together block by block.
-    routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
-    send_tokens: pairs of ranks between which replicas send one after the other.
-    slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
-    what dimensions send. within: what each rank's accelerators take to send each other; () for nothing.
-    training_steps: in a row. outer: of replicas, in place of gradients in every step.
+    Attributes:
+        itemsize: Bytes of an element on the wire.
+        bucket_cap: Bytes of gradients that are all-reduced together.
+        prefetch: Layers ahead of use at which parameters are gathered.
+        prefetch_first: Whether the next layer's parameters are gathered before this layer's gradients are reduced.
+        algorithms: Collective algorithm per mesh dimension, where not the default; replicas use the variant's.
+        early_receives: Whether receives are posted in advance, in their senders' order, and messages leave at once.
+            Else a receive is posted when its action is next, and its message leaves then.
+        sequence_parallel: Whether tensor-parallel ranks split the sequence.
+        blocks: How tensor-parallel ranks gather and reduce the sequence block by block; None for whole collectives.
+        routing_skew: Standard deviation of the tokens of a layer that an expert rank receives, as a share of the mean.
+        send_tokens: Pairs of ranks between which replicas take turns to send.
+        slowdowns: Factor by which a rank's computation takes longer.
+        jitter: See `JobPlan`.
+        seed: Seed of jitter and of routing.
+        dscps: DSCP of the traffic of each mesh dimension.
+        scale: Scale of the emulation.
+        within: Each rank's model of traffic among its own accelerators; () for none.
+        training_steps: Training steps in a row in one plan.
+        outer: Exchange among replicas that replaces the gradient reduction of every step.
     """
 
     itemsize: int
@@ -68,30 +83,30 @@ class Options:
     outer: OuterSchedule | None = None
 
     @property
-    def likeness(self) -> Hashable:
-        """Equal for those that are the same, but for send tokens."""
-        values = [getattr(self, name) for name in _LIKE]
-        plain = tuple(tuple(own.items()) if isinstance(own, Mapping) else own for own in values)
-        return plain, repr(self.within)
+    def key(self) -> Hashable:
+        """A key that is equal for the same options, send tokens aside."""
+        values = [getattr(self, name) for name in _KEY_FIELDS]
+        hashable = tuple(tuple(value.items()) if isinstance(value, Mapping) else value for value in values)
+        return hashable, repr(self.within)
 
 
-_LIKE = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]
+_KEY_FIELDS = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]
 
 
-def move_of(groups: Mapping[str, Group], line: Sequence[int]) -> Relocation:
-    """Of a rank in these groups, and in this line of a pipeline's ranks."""
-    return Relocation(tuple(own.number for own in groups.values()), tuple(line))
+def relocation_of(groups: Mapping[str, Group], pipeline: Sequence[int]) -> Relocation:
+    """Return the relocation of a pattern to a rank with these groups and this pipeline."""
+    return Relocation(tuple(own.number for own in groups.values()), tuple(pipeline))
 
 
-def in_places(groups: Mapping[str, Group]) -> dict[str, Group]:
-    """A rank's groups as a pattern has them: numbered by their places here."""
+def localize_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """Return a rank's groups as a pattern has them: numbered by position."""
     return {name: Group(place, own.members) for place, (name, own) in enumerate(groups.items())}
 
 
-def likeness(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:
-    """Equal for ranks that do alike if they are at one place of the pipeline, but for turns that they take (`turns`).
+def symmetry_key(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:
+    """Return a key that is equal for ranks that can share a pattern at the same pipeline stage, send tokens aside.
 
-    None for those that are like no other.
+    Returns None for a rank that cannot share one.
     """
     uneven = options.routing_skew and EXPERT in groups
     blocks = options.blocks is not None and TENSOR in groups

@@ -1,6 +1,6 @@
-"""Ranks that do alike: one pattern of what all of them do, and for each whom it sends to and in which groups it is.
+"""Symmetric ranks: one pattern of operations that several ranks share, relocated to each rank's peers and groups.
 
-What is found out of a pattern is known of all ranks that go by it, and of those of other plans.
+What is derived from a pattern is cached for all ranks that share it, in other plans too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ NumberOf = Sequence[int] | Mapping[int, int]
 
 
 class Chain(NamedTuple):
-    """Computing that follows on other computing of its stream, from that place on, and waits for nothing else.
+    """Consecutive computations of one stream that depend on each other alone.
 
-    durations_s: of each.
+    Attributes:
+        place: Index of the first one.
+        durations_s: Emulated seconds of each.
     """
 
     place: int
@@ -28,44 +30,45 @@ class Chain(NamedTuple):
 
 
 class Pattern:
-    """A rank's operations; where a `Relocation` goes with them, peers and groups are places in that.
+    """The operations of a rank. Where a `Relocation` goes with it, peers and groups are indices into that.
 
-    chains: of them, which need not be looked at one by one; those that are known.
+    Attributes:
+        chains: Known chains of computations, which need not be examined one by one.
     """
 
     def __init__(self, operations: RankPlan, chains: Sequence[Chain] = ()) -> None:
-        self._given, self.chains = operations, chains
+        self._operations, self.chains = operations, chains
         self._known: dict[Hashable, Any] = {}
 
     @property
     def operations(self) -> RankPlan:
-        """In their order."""
-        return self._given
+        """The operations, in order."""
+        return self._operations
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._operations)
 
-    def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
-        """As a plan's."""
-        if what not in self._known:
-            self._known[what] = made()
-        found: Known = self._known[what]
+    def cached(self, key: Hashable, make: Callable[[], Known]) -> Known:
+        """Return the value cached under `key`; call `make` on the first request."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: Known = self._known[key]
         return found
 
     @cached_property
-    def shared(self) -> list[int]:
-        """Places of what other ranks take part in: few of all."""
+    def shared_indices(self) -> list[int]:
+        """Indices of the operations that involve other ranks, a small part of all."""
         kinds = {GroupCollective, Message, Block}
         return [index for index, kind in enumerate(map(type, self.operations)) if kind in kinds]
 
     @cached_property
-    def sorts(self) -> list[int]:
-        """Of each that is shared, which of `exchanged` it is like."""
+    def shared_kinds(self) -> list[int]:
+        """For each of `shared_indices`, the index of its equal in `exchanges`."""
         return self._sorted[0]
 
     @cached_property
-    def exchanged(self) -> list[tuple[Message | GroupCollective, int]]:
-        """Of shared operations that send the same, one, and how many there are."""
+    def exchanges(self) -> list[tuple[Message | GroupCollective, int]]:
+        """The distinct operations that involve other ranks, each with its count."""
         return self._sorted[1]
 
     @cached_property
@@ -77,10 +80,10 @@ class Pattern:
         numbers: dict[object, int] = {}
         first: list[Message | GroupCollective] = []
         many: list[int] = []
-        for index in self.shared:
+        for index in self.shared_indices:
             operation = self.operations[index]
             assert isinstance(operation, Message | GroupCollective)
-            number = numbers.setdefault(sent_alike(operation), len(first))
+            number = numbers.setdefault(send_key(operation), len(first))
             if number == len(first):
                 first.append(operation)
                 many.append(0)
@@ -89,57 +92,61 @@ class Pattern:
         return sorts, list(zip(first, many, strict=True))
 
     @cached_property
-    def nameless(self) -> bool:
+    def has_default_algorithm(self) -> bool:
         """Whether any collective names no algorithm."""
-        return any(_is_nameless(own) for own, _ in self.exchanged)
+        return any(_uses_default_algorithm(own) for own, _ in self.exchanges)
 
-    def using(self, algorithm: str) -> Pattern:
-        """With this one in the collectives that name none; the same one whenever it is asked for."""
-        if not self.nameless:
+    def with_algorithm(self, algorithm: str) -> Pattern:
+        """Return the pattern with this algorithm in collectives that name none; the same object on every call."""
+        if not self.has_default_algorithm:
             return self
-        return self.remembered(("using", algorithm), lambda: Using(self, algorithm))
+        return self.cached(("using", algorithm), lambda: AlgorithmPattern(self, algorithm))
 
 
-class Using(Pattern):
-    """A pattern with this algorithm in the collectives that name none."""
+class AlgorithmPattern(Pattern):
+    """A pattern with a given algorithm in the collectives that name none."""
 
-    def __init__(self, plain: Pattern, algorithm: str) -> None:
-        super().__init__((), plain.chains)
-        self.plain, self.algorithm = plain, algorithm
+    def __init__(self, base: Pattern, algorithm: str) -> None:
+        super().__init__((), base.chains)
+        self.base, self.algorithm = base, algorithm
 
     @cached_property
     def operations(self) -> RankPlan:
-        """Made when asked for."""
-        return tuple(map(self._named, self.plain.operations))
+        """The operations, made on first use."""
+        return tuple(map(self._named, self.base.operations))
 
     def __len__(self) -> int:
-        return len(self.plain)
+        return len(self.base)
 
     @cached_property
-    def shared(self) -> list[int]:
-        """As the pattern's."""
-        return self.plain.shared
+    def shared_indices(self) -> list[int]:
+        """The base pattern's."""
+        return self.base.shared_indices
 
     @cached_property
-    def tells_as_many_apart(self) -> bool:
-        """Whether no collective that names none is now like one that names this algorithm."""
-        kinds = [sent_alike(self._named(own)) for own, _ in self.plain.exchanged]
+    def keeps_kinds_distinct(self) -> bool:
+        """Whether filling in the algorithm makes no two distinct collectives equal."""
+        kinds = [send_key(self._named(own)) for own, _ in self.base.exchanges]
         return len(set(kinds)) == len(kinds)
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
-        if not self.tells_as_many_apart:
+        if not self.keeps_kinds_distinct:
             return super()._sort()
-        return self.plain.sorts, [(self._named(own), many) for own, many in self.plain.exchanged]
+        return self.base.shared_kinds, [(self._named(own), many) for own, many in self.base.exchanges]
 
     def _named(self, operation: Kind) -> Kind:
-        return replace_fields(operation, algorithm=self.algorithm) if _is_nameless(operation) else operation
+        return (
+            replace_fields(operation, algorithm=self.algorithm)
+            if _uses_default_algorithm(operation)
+            else operation
+        )
 
 
 EMPTY_PATTERN = Pattern(())
 
 
-def sent_alike(operation: Operation) -> object:
-    """Equal for operations that send the same, which other ranks take part in."""
+def send_key(operation: Operation) -> object:
+    """Return a key that is equal for operations that exchange the same data with the same peers."""
     if isinstance(operation, GroupCollective):
         return (
             operation.group,
@@ -155,42 +162,47 @@ def sent_alike(operation: Operation) -> object:
     return operation.peer, operation.numel, operation.sends, operation.kind, type(operation)
 
 
-def _is_nameless(operation: Operation) -> bool:
+def _uses_default_algorithm(operation: Operation) -> bool:
     return isinstance(operation, GroupCollective) and not operation.algorithm
 
 
 class Relocation(NamedTuple):
-    """groups: numbers of the plan's, of each of the pattern's; line: likewise ranks, of peers."""
+    """Where a rank uses a pattern.
+
+    Attributes:
+        groups: Number in the plan of each of the pattern's groups.
+        peers: Rank of each of the pattern's peers.
+    """
 
     groups: tuple[int, ...]
-    line: tuple[int, ...]
+    peers: tuple[int, ...]
 
 
 class SymmetricPlans(Sequence[RankPlan]):
-    """All ranks' plans, which are made as they are asked for. moves: None where a pattern is the rank's own."""
+    """The plans of all ranks, built on access. A relocation is None where a pattern is the rank's own."""
 
-    def __init__(self, patterns: Sequence[Pattern], moves: Sequence[Relocation | None]) -> None:
-        self.patterns, self.moves = tuple(patterns), tuple(moves)
+    def __init__(self, patterns: Sequence[Pattern], relocations: Sequence[Relocation | None]) -> None:
+        self.patterns, self.relocations = tuple(patterns), tuple(relocations)
         self._made: dict[int, RankPlan] = {}
 
     @classmethod
     def of(cls, ranks: Sequence[RankPlan]) -> SymmetricPlans:
-        """Of ranks of which nothing is known but what each does."""
+        """Wrap plans whose symmetry is not known."""
         found = {id(own): Pattern(own) if own else EMPTY_PATTERN for own in ranks}
         return cls([found[id(own)] for own in ranks], [None] * len(ranks))
 
-    def using(self, algorithm: str) -> SymmetricPlans:
-        """See Pattern."""
-        return SymmetricPlans([own.using(algorithm) for own in self.patterns], self.moves)
+    def with_algorithm(self, algorithm: str) -> SymmetricPlans:
+        """Return the plans with this algorithm in collectives that name none."""
+        return SymmetricPlans([own.with_algorithm(algorithm) for own in self.patterns], self.relocations)
 
-    def exchanged(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
-        """What other ranks take part in, of those that send the same one, and how many there are."""
-        own, move = self.patterns[rank], self.moves[rank]
-        if move is None:
-            return own.exchanged
-        return own.remembered(
-            ("exchanged", move),
-            lambda: [(relocate(operation, *move), many) for operation, many in own.exchanged],
+    def exchanges(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
+        """Return a rank's distinct operations that involve other ranks, each with its count."""
+        own, relocation = self.patterns[rank], self.relocations[rank]
+        if relocation is None:
+            return own.exchanges
+        return own.cached(
+            ("exchanges", relocation),
+            lambda: [(relocate(operation, *relocation), many) for operation, many in own.exchanges],
         )
 
     @overload
@@ -203,13 +215,13 @@ class SymmetricPlans(Sequence[RankPlan]):
         if isinstance(rank, slice):
             return tuple(self)[rank]
         number = range(len(self))[rank]
-        if self.moves[number] is None:
+        if self.relocations[number] is None:
             return self.patterns[number].operations
         if number not in self._made:
-            move = self.moves[number]
-            assert move is not None
+            relocation = self.relocations[number]
+            assert relocation is not None
             self._made[number] = tuple(
-                relocate(own, *move) if isinstance(own, Message | GroupCollective) else own
+                relocate(own, *relocation) if isinstance(own, Message | GroupCollective) else own
                 for own in self.patterns[number].operations
             )
         return self._made[number]
@@ -226,11 +238,11 @@ class SymmetricPlans(Sequence[RankPlan]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def relocate(operation: Shared, groups: NumberOf, line: NumberOf) -> Shared:
-    """The same between others: those that stand at the numbers of its own."""
+def relocate(operation: Shared, groups: NumberOf, peers: NumberOf) -> Shared:
+    """Return an operation with the group or peer at the given index."""
     if isinstance(operation, GroupCollective):
         return replace_fields(operation, group=groups[operation.group])
     assert isinstance(operation, Message)
-    peer = line[operation.peer]
+    peer = peers[operation.peer]
     stream, _, _ = operation.stream.rpartition(" ")
     return replace_fields(operation, peer=peer, stream=f"{stream} {peer}")

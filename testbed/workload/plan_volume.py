@@ -1,4 +1,4 @@
-"""The volume of a plan: elements of arrays, number of messages, and bytes per ordered pair of ranks."""
+"""The volume of a plan: elements of its arrays, number of messages, and bytes per ordered pair of ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from testbed.plugins import is_file_name
 from testbed.workload.plan import Block, GroupCollective, JobPlan, Message, RankPlan
 
 ArrayKey = tuple[str, int, str, int]
-"""A stream, a group of it, a collective, elements."""
+"""Stream, group, collective, elements."""
 
 
 def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey]:
-    """The arrays that a rank's collectives use, by their index in its plan: those with one key share them.
+    """Return a key for the array of each of a rank's collectives, by index in its plan; equal keys share an array.
 
-    Operations of a stream come one by one. All-to-alls with uneven rows of one group use those of the largest. apart:
-    groups whose collectives share none.
+    Operations of a stream run one at a time. Uneven all-to-alls of a group on one stream share an array of the largest
+    size. Collectives of the groups `apart` share none.
     """
     most: dict[tuple[str, int], int] = {}
     collectives = [(index, found) for index, found in enumerate(plan) if isinstance(found, GroupCollective)]
@@ -41,17 +41,17 @@ def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey
     }
 
 
-def room_elements(plan: RankPlan) -> dict[str, int]:
-    """Of the array that a rank's messages of each stream share."""
-    rooms: dict[str, int] = {}
+def message_buffer_elements(plan: RankPlan) -> dict[str, int]:
+    """Return the elements of the buffer that messages of each stream share."""
+    buffers: dict[str, int] = {}
     for operation in plan:
         if isinstance(operation, Message) and not isinstance(operation, Block):
-            rooms[operation.stream] = max(rooms.get(operation.stream, 0), operation.numel)
-    return rooms
+            buffers[operation.stream] = max(buffers.get(operation.stream, 0), operation.numel)
+    return buffers
 
 
 def block_elements(plan: RankPlan) -> dict[int, int]:
-    """The largest block of each group in whose windows a rank has some."""
+    """Return the elements of a rank's largest block in each group's windows."""
     found: dict[int, int] = {}
     for operation in plan:
         if isinstance(operation, Block):
@@ -60,28 +60,28 @@ def block_elements(plan: RankPlan) -> dict[int, int]:
 
 
 def plan_elements(plan: JobPlan) -> int:
-    """Of all arrays of all ranks."""
-    alike: dict[tuple[str, int, int, bool], int] = {}
+    """Return the elements of all arrays of all ranks."""
+    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
-        found += sum(room_elements(own).values())
+        found += sum(message_buffer_elements(own).values())
         for group, numel in block_elements(own).items():
-            # two windows, and what is added to partial sums
+            # two windows, and a buffer for this rank's own partial sums
             found += (3 * len(plan.groups[group][1]) - 1) * numel
         for _, group, collective, numel in set(array_keys(own).values()):
             members = plan.groups[group][1]
             own_rank = members.index(rank)
             key = collective, numel, len(members), own_rank == 0
-            if key not in alike:
+            if key not in known:
                 sides = collective_of(collective).elements(numel, own_rank, len(members))
-                alike[key] = sum(side or 0 for side in sides)
-            found += alike[key]
+                known[key] = sum(side or 0 for side in sides)
+            found += known[key]
     return found
 
 
 def result_elements(plan: JobPlan) -> int | None:
-    """Return how many elements of results all ranks together get in a step; None where blocks pass through windows."""
-    alike: dict[tuple[str, int, int, bool], int] = {}
+    """Return how many elements of results all ranks receive in a step; None where blocks pass through windows."""
+    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
         if any(isinstance(operation, Block) for operation in own):
@@ -91,49 +91,53 @@ def result_elements(plan: JobPlan) -> int | None:
             members = plan.groups[group][1]
             own_rank = members.index(rank)
             key = collective, numel, len(members), own_rank == 0
-            if key not in alike:
+            if key not in known:
                 before, after = collective_of(collective).elements(numel, own_rank, len(members))
-                alike[key] = before if after is None else after
-            found += alike[key]
+                known[key] = before if after is None else after
+            found += known[key]
     return found
 
 
 @dataclass(frozen=True)
 class PlanLoad:
-    """Of all ranks in a step, or of one."""
+    """Messages and bytes that are sent in a step."""
 
     messages: float
     sent_bytes: float
 
 
 def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad:
-    """Of a plan whose collectives all name their algorithms. One member of each group stands for the others.
+    """Estimate the messages and bytes of a plan whose collectives all name an algorithm.
 
-    size_scale: by which the plan's arrays are going to be divided, which go in fewer pieces then; the bytes are the
-    plan's own.
+    One member of each group represents the others.
+
+    Args:
+        plan: The plan.
+        itemsize: Bytes of an element.
+        size_scale: Factor by which the plan's arrays will be divided, so that they travel in fewer pieces. The returned
+            bytes are the plan's own.
     """
     known: dict[GroupCollective, PlanLoad] = {}
     messages, sent = 0.0, 0.0
     for operation in (operation for own in plan.ranks for operation in own):
         if isinstance(operation, GroupCollective):
-            alike = operation.alike
-            if alike not in known:
-                buildings = plan.near_of(operation.group)
-                known[alike] = _of_member(alike, buildings, itemsize, plan.tuning, size_scale)
-            messages, sent = messages + known[alike].messages, sent + known[alike].sent_bytes
+            key = operation.anonymous
+            if key not in known:
+                buildings = plan.locality_of(operation.group)
+                known[key] = _member_load(key, buildings, itemsize, plan.tuning, size_scale)
+            messages, sent = messages + known[key].messages, sent + known[key].sent_bytes
         elif isinstance(operation, Message) and operation.sends:
             messages, sent = messages + 1, sent + operation.numel * itemsize
     return PlanLoad(messages, sent)
 
 
-def _of_member(
+def _member_load(
     operation: GroupCollective,
     buildings: tuple[int, ...],
     itemsize: int,
     tuning: TuningTable,
     size_scale: float,
 ) -> PlanLoad:
-    """Of the one in the middle."""
     size = len(buildings)
     if operation.uneven:
         return PlanLoad(size - 1, sum(map(sum, operation.sent_rows())) * itemsize / size)
@@ -150,24 +154,24 @@ def _of_member(
 
 
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
-    """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
+    """Return the payload bytes per ordered pair of ranks in a step, of one DSCP or of all."""
     found: Counter[tuple[int, int]] = Counter()
-    alike: dict[object, tuple[GroupCollective, int]] = {}
-    for rank, operations in enumerate(plan.exchanged):
-        for operation, many in operations:
+    calls: dict[object, tuple[GroupCollective, int]] = {}
+    for rank, operations in enumerate(plan.exchanges):
+        for operation, count in operations:
             if dscp not in (None, plan.dscp(operation)):
                 continue
             if isinstance(operation, GroupCollective):
                 if rank == plan.groups[operation.group][1][0]:
-                    _, before = alike.get(operation.sending, (operation, 0))
-                    alike[operation.sending] = operation, before + many
+                    _, before = calls.get(operation.exchange_key, (operation, 0))
+                    calls[operation.exchange_key] = operation, before + count
             elif operation.sends:
-                found[rank, operation.peer] += many * operation.numel * itemsize
-    for operation, many in alike.values():
+                found[rank, operation.peer] += count * operation.numel * itemsize
+    for operation, count in calls.values():
         members = plan.groups[operation.group][1]
-        buildings = plan.near_of(operation.group)
+        buildings = plan.locality_of(operation.group)
         for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
-            found[ends] += many * size
+            found[ends] += count * size
     return found
 
 
@@ -178,21 +182,29 @@ def group_traffic(
     buildings: Sequence[int],
     tuning: TuningTable,
 ) -> dict[tuple[int, int], int]:
-    """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
+    """Return the payload bytes per ordered pair of ranks of one collective.
+
+    Args:
+        operation: The collective.
+        members: Ranks of its group.
+        itemsize: Bytes of an element.
+        buildings: Locality domain of each member, as the algorithm sees it.
+        tuning: Table for the algorithm "auto".
+    """
     if operation.uneven:
         rows = rows_traffic(operation.sent_rows(), itemsize, operation.algorithm)
         return {(members[here], members[there]): count for (here, there), count in rows.items()}
-    algorithm = algorithm_taken(operation, buildings, itemsize, tuning)
+    algorithm = resolve_algorithm(operation, buildings, itemsize, tuning)
     of_file = is_file_name(operation.collective) or is_file_name(algorithm)
     find = _traffic.__wrapped__ if of_file else _traffic
     found = find(operation.collective, algorithm, operation.numel, itemsize, tuple(buildings))
     return {(members[here], members[there]): count for (here, there), count in found.items()}
 
 
-def algorithm_taken(
+def resolve_algorithm(
     operation: GroupCollective, buildings: Sequence[int], itemsize: int, tuning: TuningTable
 ) -> str:
-    """What an even collective goes by; buildings: of its members."""
+    """Return the algorithm that an even collective uses. `buildings` are those of its members."""
     if operation.algorithm != AUTO:
         return operation.algorithm
     numel = collective_of(operation.collective).part(operation.numel, len(buildings))

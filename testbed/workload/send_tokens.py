@@ -1,7 +1,7 @@
-"""Send tokens: of replicas in a building one at a time sends to another building (Atlas, arXiv:2411.14458).
+"""Send tokens: one replica of a building at a time sends to another building (Atlas, arXiv:2411.14458).
 
-Who has the token sends for as long as its message takes alone, then passes it on. To a rank's plan this adds, around
-each such message: that it waits for the token, a pause, and that the next replica gets it.
+The holder of the token sends for as long as its message would take alone, then passes the token on. Around each such
+message a rank's plan gets a receive of the token, a pause, and a send of the token to the next replica.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from testbed.workload.parallelism import PIPELINE
 from testbed.workload.plan_options import SendToken
 from testbed.workload.plan_patterns import Pattern, Relocation, relocate
 
-TOKEN = "send_token"  # the kind of what passes it on
+TOKEN = "send_token"  # kind of the messages that pass a token
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class Turn(NamedTuple):
-    """A rank's at what it sends to a `peer`. replicas: who takes turns, this rank at the place `own`.
+    """A rank's place among the replicas that take turns to send to a pipeline neighbour.
 
-    rate: bytes per second of a message alone; itemsize: bytes of an element. forward: whether the peer comes later in
-    the pipeline.
+    Attributes:
+        peer: The rank that it sends to.
+        replicas: Ranks that take turns.
+        own: Index of this rank among them.
+        itemsize: Bytes of an element.
+        rate: Bytes per second of a message that has the path to itself.
+        forward: Whether the peer comes later in the pipeline.
     """
 
     peer: int
@@ -40,25 +45,29 @@ class Turn(NamedTuple):
     forward: bool
 
     def seconds(self, message: Message) -> float:
-        """What a message takes alone."""
+        """Return the seconds that a message takes alone."""
         return message.numel * self.itemsize / self.rate
 
     def end(self, token: Token, after: tuple[int, ...], *, sends: bool) -> Message:
-        """The one of a token that this rank has."""
+        """Return this rank's end of a token's message."""
         name, stream, tag = f"token {token.number}", f"token {self.peer}", self.tag(token)
         return Message(name, stream, TOKEN, after, peer=token.replica, numel=1, tag=tag, sends=sends)
 
     def tag(self, token: Token) -> int:
-        """Of its messages."""
+        """Return the tag of a token's message."""
         return 2 * token.number + self.forward
 
 
-def turns_of(
+def find_turns(
     rank: int, lines: Sequence[Sequence[int]], tokens: Mapping[tuple[int, int], SendToken], itemsize: int
 ) -> Iterator[Turn]:
-    """A rank's, where there are others: replicas that send from its building to the same one as it does.
+    """Yield the turns of a rank that shares a direction between buildings with other replicas.
 
-    lines: the ranks of its pipeline, and of that one's replicas.
+    Args:
+        rank: The rank.
+        lines: Ranks of its pipeline and of that pipeline's replicas.
+        tokens: Send token of each pair of ranks that needs one.
+        itemsize: Bytes of an element.
     """
     line = next(line for line in lines if rank in line)
     own = line.index(rank)
@@ -74,16 +83,20 @@ def turns_of(
 
 
 class Token(NamedTuple):
-    """Word of whose turn it is: the number of its message among those of a turn, and the replica at the other end."""
+    """A passed token: the number, within a turn, of the message that it permits, and the replica at the other end."""
 
     number: int
     replica: int
 
 
-class Taken(NamedTuple):
-    """A message that waits for its turn, and its place in the pattern without.
+class TokenSend(NamedTuple):
+    """A message that waits for its turn.
 
-    waited: the token that it waits for, which the first one of all does not; passed: the one that goes on behind it.
+    Attributes:
+        place: Index in the base pattern.
+        turn: The turn that it waits for.
+        waited: Token that it waits for; None for the very first message.
+        passed: Token that is passed on after it; None after the last message.
     """
 
     place: int
@@ -93,87 +106,88 @@ class Taken(NamedTuple):
 
 
 class TokenPattern(Pattern):
-    """What a rank with this move does by a pattern, where it takes these turns. Peers and groups are the plan's."""
+    """A base pattern, relocated to a rank, with send tokens added. Peers and groups are the plan's own."""
 
-    def __init__(self, plain: Pattern, move: Relocation | None, turns: Sequence[Turn]) -> None:
+    def __init__(self, base: Pattern, relocation: Relocation | None, turns: Sequence[Turn]) -> None:
         super().__init__(())
-        self.plain, self.move, self.turns = plain, move, tuple(turns)
+        self.base, self.relocation, self.turns = base, relocation, tuple(turns)
 
     @classmethod
-    def of(cls, plain: Pattern, move: Relocation | None, turns: Sequence[Turn]) -> TokenPattern:
-        """The same one whenever it is asked for."""
-        key = "turns", move, tuple(turns)
-        return plain.remembered(key, lambda: cls(plain, move, turns))
+    def of(cls, base: Pattern, relocation: Relocation | None, turns: Sequence[Turn]) -> TokenPattern:
+        """Return the pattern for these turns; the same object on every call."""
+        key = "turns", relocation, tuple(turns)
+        return base.cached(key, lambda: cls(base, relocation, turns))
 
     @cached_property
-    def taken(self) -> list[Taken]:
-        """In the order of their places."""
-        sends = self.plain.remembered("sends", partial(_sends, self.plain))
+    def token_sends(self) -> list[TokenSend]:
+        """The messages that wait for a turn, in order."""
+        sends = self.base.cached("sends", partial(_sends, self.base))
         found = []
         for turn in self.turns:
-            peer = turn.peer if self.move is None else self.move.line.index(turn.peer)
-            places, own, many = sends.get(peer, ()), turn.own, len(turn.replicas)
-            before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % many]
+            peer = turn.peer if self.relocation is None else self.relocation.peers.index(turn.peer)
+            places, own, count = sends.get(peer, ()), turn.own, len(turn.replicas)
+            before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % count]
             for number, place in enumerate(places):
                 waited = Token(number, before) if number or own else None
-                following = (
-                    number + (own + 1) // many
-                )  # the last one's token is the first one's for the next message
+                # the last replica passes the token to the first one, for its next message
+                following = number + (own + 1) // count
                 passed = Token(following, behind) if following < len(places) else None
-                found.append(Taken(place, turn, waited, passed))
+                found.append(TokenSend(place, turn, waited, passed))
         return sorted(found)
 
     @cached_property
     def delayed(self) -> list[Message]:
-        """Those that wait for their turn, as they are in the pattern without."""
-        operations = self.plain.operations
-        return [own for one in self.taken if isinstance(own := operations[one.place], Message)]
+        """Those messages, as operations of the base pattern."""
+        operations = self.base.operations
+        return [own for one in self.token_sends if isinstance(own := operations[one.place], Message)]
 
     @cached_property
-    def places(self) -> Places:
-        """Of these there."""
-        return np.array([one.place for one in self.taken], dtype=np.int64)
+    def base_indices(self) -> Indices:
+        """Their indices in the base pattern."""
+        return np.array([one.place for one in self.token_sends], dtype=np.int64)
 
     @cached_property
-    def messages(self) -> Places:
-        """Where these stand: behind the token that they wait for, before their pause."""
-        return self.at[self.places]
+    def message_indices(self) -> Indices:
+        """Their indices in this pattern: after the receive of the token, before the pause."""
+        return self.new_index[self.base_indices]
 
     @cached_property
-    def waiting(self) -> NDArray[np.bool_]:
-        """Which of those wait for a token."""
-        return np.array([one.waited is not None for one in self.taken], dtype=bool)
+    def receives_token(self) -> NDArray[np.bool_]:
+        """Which of those messages wait for a token."""
+        return np.array([one.waited is not None for one in self.token_sends], dtype=bool)
 
     @cached_property
-    def passing(self) -> NDArray[np.bool_]:
-        """Behind the pauses of which of those the token is passed on."""
-        return np.array([one.passed is not None for one in self.taken], dtype=bool)
+    def passes_token(self) -> NDArray[np.bool_]:
+        """After which of those messages the token is passed on."""
+        return np.array([one.passed is not None for one in self.token_sends], dtype=bool)
 
     @cached_property
-    def at(self) -> Places:
-        """Where the operations of the pattern without turns stand in this one."""
-        added = np.zeros(len(self.plain) + 1, dtype=np.int64)
-        added[self.places] += self.waiting
-        added[self.places + 1] += 1 + self.passing
-        return np.arange(len(self.plain)) + np.cumsum(added)[:-1]
+    def new_index(self) -> Indices:
+        """The index in this pattern of each operation of the base pattern."""
+        added = np.zeros(len(self.base) + 1, dtype=np.int64)
+        added[self.base_indices] += self.receives_token
+        added[self.base_indices + 1] += 1 + self.passes_token
+        return np.arange(len(self.base)) + np.cumsum(added)[:-1]
 
     def __len__(self) -> int:
-        return len(self.plain) + len(self.taken) + int(self.waiting.sum() + self.passing.sum())
+        return (
+            len(self.base) + len(self.token_sends) + int(self.receives_token.sum() + self.passes_token.sum())
+        )
 
     @cached_property
     def operations(self) -> RankPlan:
-        """Made when asked for."""
-        return tuple(chain.from_iterable(map(self._with_turn, range(len(self.plain)))))
+        """The operations, made on first use."""
+        return tuple(chain.from_iterable(map(self._with_tokens, range(len(self.base)))))
 
     @cached_property
-    def _by_place(self) -> dict[int, Taken]:
-        return {one.place: one for one in self.taken}
+    def _by_place(self) -> dict[int, TokenSend]:
+        return {one.place: one for one in self.token_sends}
 
-    def _with_turn(self, place: int) -> list[Operation]:
-        """An operation of the pattern without turns as it is in this one, with what its turn takes."""
-        own, at, taken = self.plain.operations[place], self.at, self._by_place.get(place)
-        if self.move is not None and isinstance(own, GroupCollective | Message):
-            own = relocate(own, *self.move)
+    def _with_tokens(self, place: int) -> list[Operation]:
+        """Return what an operation of the base pattern becomes, with token operations around it."""
+        own, at, taken = self.base.operations[place], self.new_index, self._by_place.get(place)
+        if self.relocation is not None and isinstance(own, GroupCollective | Message):
+            own = relocate(own, *self.relocation)
         own = replace_fields(own, after=tuple(at[list(own.after)].tolist()))
         if taken is None:
             return [own]
@@ -189,66 +203,74 @@ class TokenPattern(Pattern):
         return found
 
     @cached_property
-    def tokens(self) -> list[tuple[int, bool, int]]:
-        """Ends of tokens: those that are waited for, in their messages' order; then those that are passed on.
+    def token_ends(self) -> list[tuple[int, bool, int]]:
+        """Ends of token messages: all receives in their messages' order, then all sends.
 
-        Of each the other end's rank, whether it is sent there, and its tag.
+        Each is the rank at the other end, whether it is sent there, and the tag.
         """
-        waited = [(one.waited.replica, False, one.turn.tag(one.waited)) for one in self.taken if one.waited]
-        passed = [(one.passed.replica, True, one.turn.tag(one.passed)) for one in self.taken if one.passed]
+        waited = [
+            (one.waited.replica, False, one.turn.tag(one.waited)) for one in self.token_sends if one.waited
+        ]
+        passed = [
+            (one.passed.replica, True, one.turn.tag(one.passed)) for one in self.token_sends if one.passed
+        ]
         return waited + passed
 
     @cached_property
-    def token_places(self) -> Places:
-        """Where these stand."""
-        return np.concatenate([self.messages[self.waiting] - 1, self.messages[self.passing] + 2])
+    def token_indices(self) -> Indices:
+        """The indices of `token_ends` in this pattern."""
+        return np.concatenate(
+            [self.message_indices[self.receives_token] - 1, self.message_indices[self.passes_token] + 2]
+        )
 
     @cached_property
-    def _exchanging(self) -> Places:
-        """Where those of the pattern without turns stand that are shared, then ends of tokens."""
-        return np.concatenate([self.at[self.plain.shared], self.token_places])
+    def _unsorted_shared(self) -> Indices:
+        """Indices of the base pattern's shared operations, then of `token_ends`."""
+        return np.concatenate([self.new_index[self.base.shared_indices], self.token_indices])
 
     @cached_property
-    def shared(self) -> list[int]:
-        """As a pattern's."""
-        places: list[int] = np.sort(self._exchanging).tolist()
+    def shared_indices(self) -> list[int]:
+        """Indices of the operations that involve other ranks."""
+        places: list[int] = np.sort(self._unsorted_shared).tolist()
         return places
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         numbers: dict[tuple[int, bool], int] = {}
-        sorts, plain = list(self.plain.sorts), len(self.plain.exchanged)
-        sorts += [numbers.setdefault((peer, sends), plain + len(numbers)) for peer, sends, _ in self.tokens]
-        order = np.argsort(self._exchanging)
-        _, first, which, many = np.unique(
-            np.array(sorts, dtype=np.int64)[order],
+        kinds, base = list(self.base.shared_kinds), len(self.base.exchanges)
+        kinds += [
+            numbers.setdefault((peer, sends), base + len(numbers)) for peer, sends, _ in self.token_ends
+        ]
+        order = np.argsort(self._unsorted_shared)
+        _, first, which, count = np.unique(
+            np.array(kinds, dtype=np.int64)[order],
             return_index=True,
             return_inverse=True,
             return_counts=True,
         )
-        by_first = np.argsort(first)  # as the first of each come
+        by_first = np.argsort(first)  # in order of first appearance
         number_of = np.empty_like(by_first)
         number_of[by_first] = np.arange(len(by_first))
-        exchanged = [self._exchanged(self.shared[place]) for place in first[by_first].tolist()]
-        return number_of[which].tolist(), list(zip(exchanged, many[by_first].tolist(), strict=True))
+        exchanged = [self._shared_operation(self.shared_indices[place]) for place in first[by_first].tolist()]
+        return number_of[which].tolist(), list(zip(exchanged, count[by_first].tolist(), strict=True))
 
-    def _exchanged(self, place: int) -> Message | GroupCollective:
-        plain = int(np.searchsorted(self._first, place, side="right")) - 1
-        found = self._with_turn(plain)[place - int(self._first[plain])]
+    def _shared_operation(self, place: int) -> Message | GroupCollective:
+        base = int(np.searchsorted(self._first_index, place, side="right")) - 1
+        found = self._with_tokens(base)[place - int(self._first_index[base])]
         assert isinstance(found, Message | GroupCollective)
         return found
 
     @cached_property
-    def _first(self) -> Places:
-        """Of what each operation of the pattern without turns comes to, where the first one stands."""
-        found: Places = self.at.copy()
-        found[self.places] -= self.waiting
+    def _first_index(self) -> Indices:
+        """Index of the first operation that each operation of the base pattern becomes."""
+        found: Indices = self.new_index.copy()
+        found[self.base_indices] -= self.receives_token
         return found
 
 
 def _sends(pattern: Pattern) -> Mapping[int, list[int]]:
-    """Places of what is sent to other stages, by peer."""
+    """Return the indices of messages to other stages, by peer."""
     found = defaultdict(list)
-    for place in pattern.shared:
+    for place in pattern.shared_indices:
         own = pattern.operations[place]
         if isinstance(own, Message) and own.sends and own.kind == PIPELINE:
             found[own.peer].append(place)

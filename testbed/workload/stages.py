@@ -1,12 +1,15 @@
-"""What a pipeline stage computes and sends, from a model's parameters and the degrees of parallelism. Real figures.
+"""Computation, memory and traffic of pipeline stages, from a model's parameters and the degrees of parallelism.
 
-Computing takes 2 floating-point operations per token and parameter that works on it forward, as many for the gradients
-of its input and of its weights (arXiv:2001.08361, section 2.1). Attention's scores are left out there, and here unless
-they are asked for: products of each token's queries with all keys, and of what comes of these with all values, are then
-2 operations each forward and 4 for the gradients of their inputs; 12 L s d per token in L layers of width d with
-sequences of s (PaLM's appendix B, arXiv:2204.02311; as much by Megatron-LM's appendix, arXiv:2104.04473), half of that
-where kernels skip what a causal mask hides, 14 where they find the scores once more for backward and that counts
-(FlashAttention; PyTorch's FLOP counter). Values that travel have two bytes (bf16), gradients those of `gradient_bytes`.
+All figures are real. Forward takes 2 floating-point operations per token and active parameter; the gradients of the
+inputs and of the weights take as many each (arXiv:2001.08361, section 2.1).
+
+Attention scores are left out there, and here unless they are asked for. The products of each token's query with all
+keys, and of the result with all values, are then 2 operations each forward, and 4 for the gradients of their inputs.
+That is 12 L s d per token in L layers of width d with sequences of s (PaLM's appendix B, arXiv:2204.02311; the same by
+Megatron-LM's appendix, arXiv:2104.04473). It is half of that where kernels skip what a causal mask hides, and 14 L s d
+where backward recomputes the scores and that is counted (FlashAttention; PyTorch's FLOP counter).
+
+Values on the wire have two bytes (bf16), gradients `gradient_bytes`.
 """
 
 from __future__ import annotations
@@ -33,16 +36,21 @@ if TYPE_CHECKING:
     from testbed.spec.workload import WorkloadSpec
 
 VALUE_BYTES = 2
-SCORES = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}
-"""Forward and backward, in what two products of all pairs of tokens take."""
+SCORE_FACTORS = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}
+"""Forward and backward factors, relative to two products of all pairs of tokens."""
 _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A block of the model, or what stands before and after all blocks: parameters, and those at work on a token.
+    """A block of the model, or everything before or after the blocks.
 
-    experts: of the parameters, those of routed experts; active_experts: of those at work, likewise.
+    Attributes:
+        parameters: Number of parameters.
+        active: Parameters that a token uses.
+        experts: Of the parameters, those of routed experts.
+        active_experts: Of the active parameters, those of routed experts.
+        block: Whether it is a block.
     """
 
     parameters: int
@@ -54,10 +62,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class InnerSizes:
-    """Bytes of the arrays of one accelerator that those of a rank share, each as large as it is once it is whole.
+    """Bytes of the arrays that accelerators of one rank share, per accelerator and at full size.
 
-    tensor: a partial sum; gathered, reduced: sharded parameters, gradients; expert_gathered, expert_reduced: likewise,
-    of the experts that it has; expert: tokens on their way to all experts.
+    Attributes:
+        tensor: Partial sums.
+        gathered: Sharded parameters, gathered.
+        reduced: Gradients before reduction.
+        expert_gathered: Parameters of its experts, gathered.
+        expert_reduced: Gradients of its experts before reduction.
+        expert: Tokens on their way to all experts.
     """
 
     tensor: float = 0.0
@@ -70,14 +83,24 @@ class InnerSizes:
 
 @dataclass(frozen=True)
 class Part:
-    """A layer on one rank, for one microbatch: seconds of computing, and bytes that a whole rank has of each kind.
+    """A layer on one rank, for one microbatch: real seconds of computation, and bytes of the whole rank.
 
-    gathered: of parameters that are sharded, once they are together; reduced: of their gradients. expert_gathered,
-    expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
-    context: of one rank's keys and values. expert: of tokens on their way to all experts together. routed: part of the
-    computing, attention's scores aside, that experts do once tokens are there. scores_s, scores_input_s: of forward_s
-    and input_s what is those scores. inner: of what goes on within a rank. rows: tokens that products
-    work on together.
+    Attributes:
+        forward_s: Forward.
+        input_s: Gradients of the input.
+        weight_s: Gradients of the weights.
+        gathered: Sharded parameters, gathered.
+        reduced: Their gradients before reduction.
+        expert_gathered: Parameters of routed experts, gathered.
+        expert_reduced: Their gradients before reduction.
+        tensor: Partial sums, and the sequence that they cover.
+        context: Keys and values of one rank.
+        expert: Tokens on their way to all experts.
+        routed: Share of the computation, attention scores aside, that experts do once their tokens have arrived.
+        scores_s: Share of `forward_s` for attention scores, in seconds.
+        scores_input_s: Share of `input_s` for attention scores, in seconds.
+        inner: Arrays for traffic within the rank.
+        rows: Tokens that a matrix product handles at once.
     """
 
     forward_s: float
@@ -99,9 +122,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a pipeline stage does for one microbatch.
+    """A pipeline stage's work for one microbatch.
 
-    activation: bytes of its output, and of the gradient of its input. kept: bytes alive from forward to backward.
+    Attributes:
+        parts: Its layers.
+        activation: Bytes of its output, and of the gradient of its input.
+        kept: Bytes of activations kept from forward to backward.
     """
 
     parts: tuple[Part, ...]
@@ -110,7 +136,7 @@ class Stage:
 
     @cached_property
     def seconds(self) -> tuple[float, float, float]:
-        """Of computing: forward, for the gradient of its input, for that of its weights."""
+        """The compute time of forward, of the gradients of its input, and of the gradients of its weights."""
         return (
             sum(part.forward_s for part in self.parts),
             sum(part.input_s for part in self.parts),
@@ -118,9 +144,9 @@ class Stage:
         )
 
 
-@lru_cache(16)  # searches ask for the same model's thousands of times
+@lru_cache(16)  # searches ask for the same model thousands of times
 def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
-    """(blocks, embeddings, what comes after the last block)."""
+    """Return the blocks of a model, the embeddings, and everything after the last block."""
     blocks: dict[int, list[Parameter]] = {}
     before: list[Parameter] = []
     after: list[Parameter] = []
@@ -138,7 +164,7 @@ def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
 
 
 def block_of(parameter: Parameter) -> int | None:
-    """The number of its block; None for what stands before and after all of them."""
+    """Return the number of a parameter's block; None outside of blocks."""
     found = _LAYER.match(parameter.name)
     return int(found[1]) if found else None
 
@@ -154,14 +180,14 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
 
 
 class Scores(NamedTuple):
-    """Multiplications of attention's scores per token and block, as far as they count."""
+    """Multiplications for attention scores per token and block, as far as they are counted."""
 
     forward: float = 0.0
     backward: float = 0.0
 
     @property
     def parameters(self) -> float:
-        """How many parameters at work would take as many, which have one forward and two backward."""
+        """The number of active parameters with as many multiplications: one forward and two backward each."""
         return (self.forward + self.backward) / 3
 
 
@@ -169,10 +195,10 @@ NO_SCORES = Scores()
 
 
 def scores_of(workload: WorkloadSpec) -> Scores:
-    """Of a workload's model, in its sequences."""
+    """Return the attention scores of a workload's model at its sequence length."""
     assert workload.model is not None
     products = workload.sequence_length * score_products(workload.model)
-    forward, backward = SCORES[workload.attention_scores]
+    forward, backward = SCORE_FACTORS[workload.attention_scores]
     return Scores(forward * products, backward * products)
 
 
@@ -183,12 +209,21 @@ def layer_counts(
     counts: Sequence[int] = (),
     scores: Scores = NO_SCORES,
 ) -> tuple[int, ...]:
-    """How many blocks each stage has: evenly, as quick as stages are where `speeds` says it, or as `counts` has them.
+    """Return the number of blocks of each stage.
 
-    Embeddings are the first stage's, the output layer the last one's. Where stages do not divide blocks, or differ in
-    speed, each next block goes to the stage that is done with it first, of equal ones to the last, which keeps the
-    fewest microbatches alive: so the slowest is as quick as can be. ParallelismError where there are too few blocks, or
-    counts do not add up to them.
+    Embeddings belong to the first stage, the output layer to the last. Where blocks do not divide evenly, or stages
+    differ in speed, each next block goes to the stage that would finish it first; among equals to the last one, which
+    keeps the fewest microbatches in memory. This minimizes the time of the slowest stage.
+
+    Args:
+        model: The model.
+        stages: Number of stages.
+        speeds: Relative speed of each stage, where they differ.
+        counts: Given counts; returned as they are.
+        scores: Attention scores to count.
+
+    Raises:
+        ParallelismError: There are fewer blocks than stages, or `counts` do not add up to the blocks.
     """
     blocks, before, after = layers_of(model)
     if len(blocks) < stages:
@@ -205,21 +240,21 @@ def layer_counts(
     if stages == 1:
         return (len(blocks),)
     own = [1] * stages
-    beyond = [before.active, *[0.0] * (stages - 2), after.active]
-    block, paces = blocks[0].active + scores.parameters, speeds or [1.0] * stages
+    extra = [before.active, *[0.0] * (stages - 2), after.active]
+    block, rates = blocks[0].active + scores.parameters, speeds or [1.0] * stages
 
-    def done(stage: int) -> float:
-        return ((own[stage] + 1) * block + beyond[stage]) / paces[stage]
+    def finish_s(stage: int) -> float:
+        return ((own[stage] + 1) * block + extra[stage]) / rates[stage]
 
     for _ in range(len(blocks) - stages):
-        own[min(range(stages), key=lambda stage: (done(stage), -stage))] += 1
+        own[min(range(stages), key=lambda stage: (finish_s(stage), -stage))] += 1
     return tuple(own)
 
 
 def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()) -> list[tuple[Layer, ...]]:
-    """Blocks shared out (`layer_counts`), embeddings to the first stage, the output layer to the last.
+    """Return the layers of each stage: blocks as in `layer_counts`, embeddings first, the output layer last.
 
-    ParallelismError where there are too few.
+    Raises ParallelismError where there are fewer blocks than stages.
     """
     blocks, before, after = layers_of(model)
     counts = counts or layer_counts(model, stages)
@@ -232,10 +267,17 @@ def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model is trained on.
+    """What determines the figures of a stage, apart from parallelism.
 
-    Width, width of keys and values together, experts per token; tokens of a sequence, sequences of a microbatch;
-    flop/s of one accelerator; bytes of a gradient; attention's scores.
+    Attributes:
+        dim: Width of the model.
+        kv_dim: Values of a token's key and value together.
+        experts_per_token: Routed experts that a token uses.
+        sequence_length: Tokens of a sequence.
+        microbatch_size: Sequences of a microbatch.
+        flops: Flop/s of one accelerator.
+        gradient_bytes: Bytes of a gradient value.
+        scores: Attention scores to count.
     """
 
     dim: int
@@ -249,7 +291,7 @@ class Sizes:
 
     @classmethod
     def of(cls, workload: WorkloadSpec, gradient_bytes: int) -> Sizes:
-        """Of a workload with a model."""
+        """Return the sizes of a workload with a model."""
         assert workload.model is not None
         return cls(
             dimensions(workload.model).dim,
@@ -266,9 +308,10 @@ class Sizes:
 def model_stages(
     model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes, counts: Sequence[int] = ()
 ) -> list[Stage]:
-    """All stages of a model, each with so many blocks (`split_layers`). ParallelismError where something does not fit.
+    """Return all stages of a model, with `counts` blocks each (`split_layers`).
 
-    What several accelerators of one rank share goes over the network once; what each has of its own is added up.
+    An array that several accelerators of a rank share crosses the network once; arrays of their own add up. Raises
+    ParallelismError where something does not fit.
     """
     mappings = (tuple(own.items()) for own in (mesh.degrees, mesh.inside, mesh.outside))
     return list(_model_stages(model, stages, *mappings, sizes, tuple(counts)))
@@ -277,20 +320,20 @@ def model_stages(
 Degrees = tuple[tuple[str, int], ...]  # by dimension
 
 
-@lru_cache(64)  # searches ask for the same ones again and again
+@lru_cache(64)  # searches ask for few distinct ones, many times
 def _model_stages(
     model: str | ModelSpec,
     stages: int,
-    of_degrees: Degrees,
-    of_inside: Degrees,
-    of_outside: Degrees,
+    degree_items: Degrees,
+    inside_items: Degrees,
+    outside_items: Degrees,
     sizes: Sizes,
     counts: tuple[int, ...],
 ) -> tuple[Stage, ...]:
-    degrees, inside, outside = dict(of_degrees), dict(of_inside), dict(of_outside)
+    degrees, inside, outside = dict(degree_items), dict(inside_items), dict(outside_items)
     context, tensor, expert = degrees[CONTEXT], degrees[TENSOR], degrees[EXPERT]
     tokens = sizes.sequence_length * sizes.microbatch_size / context  # of one accelerator
-    # of all those in a rank that have tokens of their own; each tensor rank has a part of a token's values
+    # accelerators of a rank with tokens of their own; each tensor-parallel rank has a part of a token's values
     own = inside[REPLICATE] * inside[SHARD] * inside[CONTEXT]
     values = tokens * own * sizes.dim / outside[TENSOR]
     kept = VALUE_BYTES * values
@@ -311,7 +354,7 @@ def _model_stages(
             else 0.0,
         )
 
-    @lru_cache(None)  # most blocks are alike
+    @lru_cache(None)  # most blocks are equal
     def part(layer: Layer) -> Part:
         dense_s = 2 * layer.active * tokens / tensor / sizes.flops
         scores = sizes.scores if layer.block else NO_SCORES

@@ -1,4 +1,4 @@
-"""Conversion between traces, which hold real figures, and plans, which hold those of a scale."""
+"""Conversion between job traces, which hold real figures, and plans, which hold those of a scale."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Table = tuple[tuple[int, ...], ...]
 
 
 def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
-    """Every rank's plan; trace and request have as many ranks. TraceError where those do not fit together.
+    """Return every rank's plan. Trace and request must have the same number of ranks.
 
-    What names no algorithm goes by the variant's, if it is an all-reduce, or else by `auto`. What a group of one does
-    takes no time.
+    An all-reduce without an algorithm uses the variant's, other collectives use `auto`. Collectives of a group of one
+    take no time. Raises TraceError where the trace is inconsistent.
     """
     check_matching(trace)
     maker = _Maker(trace, request)
@@ -50,7 +50,7 @@ def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
 
 
 class _Maker:
-    """Operations of nodes. Those that are alike are one object: ranks of a large job are mostly alike."""
+    """Makes operations from nodes. Equal nodes give the same object: ranks of a large job are mostly equal."""
 
     def __init__(self, trace: JobTrace, request: WorkloadRequest) -> None:
         self.trace, self.request = trace, request
@@ -61,7 +61,7 @@ class _Maker:
         self._gather_tables()
 
     def rank(self, rank: int) -> tuple[Operation, ...]:
-        """A rank's plan; operations have the numbers of their nodes."""
+        """Return a rank's plan; operations have the indices of their nodes."""
         counts: Counter[str] = Counter()
         plan = []
         for node in self.trace.ranks[rank]:
@@ -75,9 +75,9 @@ class _Maker:
         return self._all.setdefault(tuple(plan), tuple(plan))
 
     def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Those that have something to do, in the order of their numbers; ranks are in one of a name.
+        """Return the groups with operations, in the order of their numbers. A rank is in only one group of a name.
 
-        Groups without a common rank share a name: every name costs all ranks an agreement.
+        Disjoint groups share a name, since each name costs all ranks an agreement.
         """
         named: list[tuple[str, set[int]]] = []
         found: list[tuple[str, tuple[int, ...]]] = []
@@ -95,14 +95,14 @@ class _Maker:
             shared = next(fitting, None)
             if shared is None:
                 taken = {EVERYBODY, *(own for own, _ in named)}
-                own_name = name if name not in taken else f"{name} #{len(named)}"
-                named.append(shared := (own_name, set()))
+                unique_name = name if name not in taken else f"{name} #{len(named)}"
+                named.append(shared := (unique_name, set()))
             shared[1].update(members)
             found.append((shared[0], members))
         return tuple(found)
 
     def _members(self, name: str, root: int) -> tuple[int, ...]:
-        """The root first, as plans have it."""
+        """Return the members of a group, the root first, as plans require."""
         members = self.trace.groups[name]
         return members[root:] + members[:root]
 
@@ -118,7 +118,9 @@ class _Maker:
             )
         if isinstance(node, Collective):
             return self._collective(rank, node, table)
-        raise TraceError(f"rank {rank}: {node.name}: got a node that is neither computing nor communication")
+        raise TraceError(
+            f"rank {rank}: {node.name}: got a node that is neither computation nor communication"
+        )
 
     def _collective(self, rank: int, node: Collective, table: Table) -> Operation:
         members = self.trace.groups[node.group]
@@ -156,7 +158,7 @@ class _Maker:
         return self.request.elements(float(numel * element_bytes(dtype)), parts)
 
     def _gather_tables(self) -> None:
-        """What all members of a group send in each of its all_to_all_v, by its number among the group's collectives."""
+        """Collect the rows of every all_to_all_v, by group and number among the group's collectives."""
         rows: dict[tuple[str, int], list[Sequence[int]]] = defaultdict(list)
         for name, members in self.trace.groups.items():
             for rank in members:
@@ -167,20 +169,20 @@ class _Maker:
         self._tables = {key: tuple(map(tuple, found)) for key, found in rows.items()}
 
     def _row(self, node: Collective, size: int) -> list[int]:
-        """Emulated elements for each member; nothing stays nothing."""
+        """Return emulated elements for each member; 0 stays 0."""
         splits = node.splits or (node.numel // size,) * size
         return [self._elements(count, node.dtype) if count else 0 for count in splits]
 
 
 PAUSE = "pause"
-"""Kind of computing that stands for time in which a stream does nothing."""
+"""Kind of a computation that represents idle time of a stream."""
 
 Durations = Mapping[tuple[int, int], float]
-"""Real seconds that computing took, by rank and number in its plan."""
+"""Real seconds of computations, by rank and index in its plan."""
 
 
-class About(NamedTuple):
-    """Of a trace. dtype: of what a plan reduces and moves."""
+class TraceInfo(NamedTuple):
+    """Metadata of a trace. `dtype` is the element type of the plan's arrays."""
 
     dtype: str
     origin: str = ""
@@ -188,16 +190,21 @@ class About(NamedTuple):
 
 
 def trace_of(
-    plan: JobPlan, about: About, scale: Scale = UNSCALED, measured_s: Durations | None = None
+    plan: JobPlan, about: TraceInfo, scale: Scale = UNSCALED, measured_s: Durations | None = None
 ) -> JobTrace:
-    """In real figures of a plan in those of `scale`; a node for each operation, in its place.
+    """Return the trace of a plan, in real figures, with a node for each operation at the same index.
 
-    measured_s: how long computing took; by default as the plan says. What has no place in a trace is left out: traffic
-    classes, what activations take, jitter, receivers that hold senders.
+    A trace has no place for traffic classes, memory of activations, jitter, and receivers that hold senders back.
+
+    Args:
+        plan: The plan, in figures of `scale`.
+        about: Metadata of the trace.
+        scale: Scale of the plan.
+        measured_s: Measured real seconds of computations; by default the plan's.
     """
     names = _names(plan)
     positions = [{member: place for place, member in enumerate(members)} for _, members in plan.groups]
-    alike: dict[tuple[Operation, int], Node] = {}
+    nodes: dict[tuple[Operation, int], Node] = {}
 
     def node(rank: int, number: int, operation: Operation) -> Node:
         duration_s = (measured_s or {}).get((rank, number))
@@ -206,9 +213,9 @@ def trace_of(
             if isinstance(operation, GroupCollective) and operation.uneven
             else 0
         )
-        if duration_s is not None or (operation, own) not in alike:
-            alike[operation, own] = _node(operation, plan, names, own, about.dtype, scale, duration_s)
-        return alike[operation, own]
+        if duration_s is not None or (operation, own) not in nodes:
+            nodes[operation, own] = _node(operation, plan, names, own, about.dtype, scale, duration_s)
+        return nodes[operation, own]
 
     ranks = tuple(
         tuple(node(rank, number, operation) for number, operation in enumerate(own))
@@ -219,7 +226,7 @@ def trace_of(
 
 
 def _names(plan: JobPlan) -> list[str]:
-    """Of groups, each its own."""
+    """Return a unique name for each group."""
     count = Counter(name for name, _ in plan.groups)
     seen: Counter[str] = Counter()
     found: list[str] = []
@@ -245,7 +252,7 @@ def _node(
         kind = operation.kind if isinstance(operation, Computing) else PAUSE
         return Compute(*common, duration_s=duration_s, kind=kind)
     if isinstance(operation, Message):
-        numel = _real(operation.numel, scale)
+        numel = _real_elements(operation.numel, scale)
         return PointToPoint(
             *common,
             peer=operation.peer,
@@ -258,12 +265,12 @@ def _node(
     assert isinstance(operation, GroupCollective)
     splits: tuple[int, ...] = ()
     if operation.uneven:
-        splits = tuple(_real(count, scale) for count in operation.rows()[own])
+        splits = tuple(_real_elements(count, scale) for count in operation.rows()[own])
     return Collective(
         *common,
         group=names[operation.group],
         collective=operation.collective,
-        numel=_real(operation.numel, scale),
+        numel=_real_elements(operation.numel, scale),
         dtype=dtype,
         splits=splits,
         root=plan.groups[operation.group][1][0],
@@ -272,5 +279,5 @@ def _node(
     )
 
 
-def _real(numel: int, scale: Scale) -> int:
+def _real_elements(numel: int, scale: Scale) -> int:
     return round(scale.real_bytes(numel))

@@ -1,13 +1,13 @@
 """Plans of steps in which all ranks do the same: data parallelism alone, or collectives and messages.
 
-Each collective is one of all ranks, on a stream of its own, and uses the variant's algorithm where it names none.
+Each collective involves all ranks, has its own stream, and uses the variant's algorithm where it names none.
 
 Gradient buckets are those of PyTorch's DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp,
-`Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size`). After its first step DDP assigns parameters in the
-order in which their gradients came, the reverse of their registration in a model that uses its layers in turn.
-Parameters are taken one by one, whole; a bucket is closed once its bytes reach the cap, however far the last one goes
-beyond it. The first bucket has a smaller cap (`dist._DEFAULT_FIRST_BUCKET_BYTES`, 1 MiB), the others `bucket_cap_mb`
-(25 MiB unless the user sets it), so that communication starts early.
+`Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size`). After its first step, DDP assigns parameters in the
+order in which their gradients became ready: the reverse of their registration, in a model that uses its layers in turn.
+Whole parameters are added one by one. A bucket is closed once its bytes reach the cap, however far the last parameter
+exceeds it. The first bucket has a smaller cap (`dist._DEFAULT_FIRST_BUCKET_BYTES`, 1 MiB), so that communication starts
+early; the others have `bucket_cap_mb` (25 MiB unless the user sets it).
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ def plan_data_parallel(
     scale: Scale = UNSCALED,
     slowdowns: Mapping[int, float] = MappingProxyType({}),
 ) -> JobPlan:
-    """What ranks in these buildings do in a step of training the workload's model, a replica each.
+    """Return the plan of a data-parallel training step of the workload's model, one replica per rank.
 
-    `scale` divides element counts, of which at least one stays, and stretches computing. slowdowns: by which factor a
-    rank's computing takes longer.
+    Args:
+        workload: The workload.
+        buildings: Building of each rank.
+        scale: Divides element counts, of which at least one stays, and stretches computation.
+        slowdowns: Factor by which a rank computes more slowly.
     """
-    together = _Together(len(buildings))
-    _train(together, workload, scale)
-    ranks = [_slower(together.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
-    return together.plan(buildings, ranks)
+    planner = _UniformPlanner(len(buildings))
+    _add_training(planner, workload, scale)
+    ranks = [_slow_down(planner.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
+    return planner.plan(buildings, ranks)
 
 
-def _slower(operations: RankPlan, factor: float) -> RankPlan:
+def _slow_down(operations: RankPlan, factor: float) -> RankPlan:
     if factor == 1.0:
         return operations
     return tuple(
@@ -66,21 +69,24 @@ def _slower(operations: RankPlan, factor: float) -> RankPlan:
 
 
 def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
-    """What ranks in these buildings do where the workload names collectives, and messages that go on beside them.
+    """Return the plan of a step of the collectives and messages that the workload names.
 
-    scale: as with `plan_data_parallel`.
+    Args:
+        workload: The workload.
+        buildings: Building of each rank.
+        scale: As with `plan_data_parallel`.
     """
-    together = _Together(len(buildings))
-    _named(together, workload, scale)
-    ranks = [together.operations] * len(buildings)
+    planner = _UniformPlanner(len(buildings))
+    _add_collectives(planner, workload, scale)
+    ranks = [planner.operations] * len(buildings)
     if workload.exchange is not None:
-        together.dscps[_EXCHANGE] = workload.exchange.dscp
+        planner.dscps[_EXCHANGE] = workload.exchange.dscp
         size = _numel(workload, scale, workload.exchange.size_bytes)
-        peers, last = partners(buildings), together.last
+        peers, last = exchange_partners(buildings), planner.last
         ranks = [
             (
                 *own,
-                *_exchange(
+                *_exchange_operations(
                     workload.exchange, peers[rank], size, scale, last, buildings[rank] == min(buildings)
                 ),
             )
@@ -88,12 +94,14 @@ def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Sc
             else own
             for rank, own in enumerate(ranks)
         ]
-    return together.plan(buildings, ranks)
+    return planner.plan(buildings, ranks)
 
 
-def partners(buildings: Sequence[int]) -> Mapping[int, int]:
-    """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
-    order there; and the reverse."""
+def exchange_partners(buildings: Sequence[int]) -> Mapping[int, int]:
+    """Return the partner of each rank in an exchange.
+
+    Ranks of the first building pair with those of the last, in order.
+    """
     first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
     last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
     if min(buildings) == max(buildings):
@@ -103,7 +111,7 @@ def partners(buildings: Sequence[int]) -> Mapping[int, int]:
 
 
 def uneven_rows(ranks: int, most: int) -> list[list[int]]:
-    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
+    """Return a reproducible table of what each rank sends to each in an all_to_all_v: up to `most` elements."""
     rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
     return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
 
@@ -111,8 +119,12 @@ def uneven_rows(ranks: int, most: int) -> list[list[int]]:
 _EXCHANGE = "exchange"
 
 
-class _Together:
-    """Operations of any rank, as they are put one after the other. classes: of traffic, a group of all ranks each."""
+class _UniformPlanner:
+    """Collects operations that every rank has, in order.
+
+    Attributes:
+        classes: DSCPs, each with its own group of all ranks.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -122,7 +134,7 @@ class _Together:
         self.dscps: dict[str, int] = {}
 
     def compute(self, name: str, seconds: float) -> None:
-        """What comes later begins when that is over. Of a name's words the first is its kind."""
+        """Add a computation that later operations wait for. The first word of its name is its kind."""
         index = len(self.operations)
         made = Computing(name, COMPUTE, name.split(maxsplit=1)[0], self.last, seconds)
         self.operations = (*self.operations, made)
@@ -131,7 +143,7 @@ class _Together:
     def collective(
         self, name: str, numel: int, collective: str = "all_reduce", algorithm: str = "", dscp: int = 0
     ) -> None:
-        """Begins as soon as computing has come so far, and goes on beside everything else."""
+        """Add a collective that waits for the last computation, and runs concurrently with everything else."""
         if dscp not in self.classes:
             self.classes.append(dscp)
         kind = f"{collective}, DSCP {dscp}" if dscp else collective
@@ -154,7 +166,7 @@ class _Together:
         self.operations = (*self.operations, made)
 
     def plan(self, buildings: Sequence[int], ranks: Sequence[RankPlan]) -> JobPlan:
-        """Of these operations of each rank, with a group of all for each class of traffic."""
+        """Return the plan, with a group of all ranks for each traffic class."""
         groups = tuple((EVERYBODY, tuple(range(self.ranks))) for _ in self.classes)
         dscps = {kind: dscp for kind, dscp in self.dscps.items() if dscp}
         return JobPlan(tuple(ranks), groups, dscps=dscps, buildings=tuple(buildings))
@@ -165,26 +177,26 @@ def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1
     return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
 
 
-def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+def _add_collectives(planner: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
     if workload.compute_s:
-        together.compute("forward", scale.emulated_s(workload.compute_s))
+        planner.compute("forward", scale.emulated_s(workload.compute_s))
     for spec in workload.collectives or ():
         collective = collective_of(spec.collective)
-        size = _numel(workload, scale, spec.size_bytes, collective.parts(together.ranks))
+        size = _numel(workload, scale, spec.size_bytes, collective.parts(planner.ranks))
         algorithm = spec.algorithm
         if collective.uneven and algorithm == AUTO:
             algorithm = collective.automatic(spec.size_bytes, ())
-        together.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
+        planner.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
 
 
-def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
-    """Data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full.
+def _add_training(planner: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
+    """Add data-parallel training: forward, then backward bucket by bucket, each reduced as soon as it is full.
 
-    Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
-    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
-    attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
-    counts them: a block's beside its parameters). Backward time is shared out by the matrix products behind each
-    bucket's gradients: those of embeddings and norms come at next to no cost.
+    Computation takes 6 floating-point operations per token and active parameter, 2 forward and 4 backward, at
+    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361).
+    Attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
+    counts them: a block's in addition to its parameters. Backward time is divided among buckets by the matrix products
+    behind their gradients: gradients of embeddings and norms take next to no time.
     """
     assert workload.model is not None
     model = parameters(workload.model)
@@ -204,18 +216,19 @@ def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
         return parameter.active * (1 + beside)
 
     work = [sum(worked(p) for p in bucket.parameters if p.matmul) for bucket in buckets]
-    together.compute("forward", forward_s)
+    planner.compute("forward", forward_s)
     for index, bucket in enumerate(buckets):
-        together.compute(f"backward {index}", backward_s * work[index] / sum(work))
-        together.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
+        planner.compute(f"backward {index}", backward_s * work[index] / sum(work))
+        planner.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
 
 
-def _exchange(
+def _exchange_operations(
     spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
 ) -> list[Operation]:
-    """As a pipeline of two stages does, one after the other: so many elements there, computing, as many back.
+    """Return one rank's part of an exchange: elements there, computation, as many elements back, one message at a time.
 
-    Between the ranks of the first building and those of the last; the others go on at once.
+    This is the traffic of a pipeline with two stages, between ranks of the first building and of the last. Other
+    messages start at once.
     """
     found: list[Operation] = []
     between = (
@@ -236,22 +249,26 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Its first parameter, and its last if it has more than one."""
+        """The name of its first parameter, and of its last if there are several."""
         names = [parameter.name for parameter in self.parameters]
         return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return sum(parameter.numel for parameter in self.parameters)
 
 
 def gradient_buckets(
     parameters: Sequence[Parameter], itemsize: int, cap_bytes: int, first_cap_bytes: int
 ) -> tuple[Bucket, ...]:
-    """Buckets in the order in which backward fills them.
+    """Return the buckets in the order in which backward fills them.
 
-    `parameters` in the order of registration; `itemsize` in bytes per element; a cap holds for the bytes of a bucket.
+    Args:
+        parameters: Parameters in order of registration.
+        itemsize: Bytes per element.
+        cap_bytes: Bytes at which a bucket is closed.
+        first_cap_bytes: Bytes at which the first bucket is closed.
     """
     buckets: list[Bucket] = []
     filling: list[Parameter] = []

@@ -44,7 +44,7 @@ def ours(of: Topology) -> tuple[float, float, float]:
 
     def phase(line: str) -> None:
         nonlocal standing_s
-        if line.startswith("trying TCP"):
+        if line.startswith("testing TCP"):
             standing_s = time.monotonic()
 
     fabric = Fabric(of, progress=phase)

@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.workload.schedules import ScheduleRequest, schedule
 from testbed.workload.schedules.actions import Order
-from testbed.workload.schedules.greedy import Rules, greedy
+from testbed.workload.schedules.greedy import Limits, greedy
 from tests.bench.schedule_grid import FORWARD_MS, played, setting
 
 BACKWARD_INPUT_MS = 33.4
@@ -97,7 +97,9 @@ class Row:
 def one_place_left(request: ScheduleRequest) -> tuple[Order, ...]:
     """CrossWave before it played out how many places a rank's first stage leaves to its second."""
     room = max(2, round(2 * request.memory * request.ranks))
-    return greedy(request.there_and_back, request.microbatches, request.costs, Rules((room,) * request.ranks))
+    return greedy(
+        request.there_and_back, request.microbatches, request.costs, Limits((room,) * request.ranks)
+    )
 
 
 def main() -> None:

@@ -312,11 +312,11 @@ def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
         differing = controller.api.diff({"name": "ecmp"})["bridges"][edges["east"]]
         assert len(differing["added"]) == len(differing["removed"]) == 1
         assert not any("bundle" in flow for flow in built.flows("east"))
-        answer = controller.steer({"name": "ecmp"})
+        answer = controller.set_policy({"name": "ecmp"})
         assert answer["changed"] == 4  # one rule less and one more, in two bridges
         assert sum("bundle" in flow for flow in built.flows("east")) == 1
         assert_all_pairs_reach(built)
-        controller.steer({"name": "failover", "options": {"replan": False}})
+        controller.set_policy({"name": "failover", "options": {"replan": False}})
         assert any("group:" in flow for flow in built.flows("east"))
         assert_all_pairs_reach(built)
         shown = controller.api.show()
@@ -340,7 +340,7 @@ def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library
             (f"{own}:Broken", f"IndexError: list index out of range ({own}, line 5)"),
         ):
             with pytest.raises(PolicyError, match=re.escape(words)):
-                controller.steer({"name": name})
+                controller.set_policy({"name": name})
         assert [flow.split("priority=")[1] for flow in built.flows("east")] == before
         assert controller.failure() is None
         with pytest.raises(ControllerError, match="the token is missing or wrong"):
@@ -353,7 +353,7 @@ def test_connections_outlive_changes_of_policy(library: Library) -> None:
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
         with tcp_pair(built.hosts["east"], built.hosts["west"], east, west) as (client, server):
             for policy in ("ecmp", "failover", "qp_aware", "wcmp", "shortest"):
-                controller.steer({"name": policy})
+                controller.set_policy({"name": policy})
                 for number in range(20):
                     client.sendall(bytes([number]) * 1000)
                     assert received(server, 1000) == bytes([number]) * 1000
@@ -363,7 +363,7 @@ def test_connections_outlive_changes_of_policy(library: Library) -> None:
 @pytest.mark.parametrize("by", ["who started it", "somebody else"])
 def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by: str) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
-        (controller.steer if by == "who started it" else controller.api.set)({"name": "ecmp"})
+        (controller.set_policy if by == "who started it" else controller.api.set)({"name": "ecmp"})
         installed = time.monotonic()
         port = controller.port
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
@@ -372,7 +372,7 @@ def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by
             wait_until(lambda: not controller.alive())
             client.sendall(b"x" * 1000)
             assert received(server, 1000) == b"x" * 1000
-            assert controller.revive()
+            assert controller.restart()
             assert controller.port == port
             controller.wait_ready(READY_TIMEOUT_S)
             wait_until(lambda: len(connections(controller)) == 2)
@@ -381,13 +381,13 @@ def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by
         wait_until(lambda: controller.api.show()["policy"]["name"] == "ecmp")
         controller.api.rules()  # read back since
         assert_all_older_than(time.monotonic() - installed, built)
-        assert not controller.revive()
+        assert not controller.restart()
         assert controller.failure() is None
 
 
 def test_when_a_link_dies_new_ways_are_found(library: Library) -> None:
     with site(THREE) as built, library.installed(built, "shortest") as controller:
-        controller.steer({"name": "shortest", "replan": True})
+        controller.set_policy({"name": "shortest", "replan": True})
         north, south = (built.topology.building(name).hosts[0].ip for name in ("north", "south"))
 
         def exchange() -> bool:

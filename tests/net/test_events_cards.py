@@ -148,7 +148,7 @@ def test_a_dark_link_that_is_cut_and_mended_stays_dark(network: Network) -> None
 @pytest.mark.parametrize("host", ["east1", "west1"])
 def test_a_card_that_is_down_is_seen_by_itself_and_its_port_alone(network: Network, host: str) -> None:
     other = host.replace("1", "2")
-    leaf, port = network.faults._cards.of[host].b
+    leaf, port = network.faults._nics.cables[host].b
     network.event(action="nic_down", target=host)
     assert not network.carrier(host, "eth0")
     assert not network.carrier(leaf, port)
@@ -214,7 +214,7 @@ def test_a_lossy_card_loses_its_share(network: Network) -> None:
 def test_an_engine_that_does_not_carry_a_card_says_so(network: Network) -> None:
     if network.fabric.link_engine == "netem":
         pytest.skip("netem's kernels hold what comes in at every card")
-    with pytest.raises(LinkError, match="east1-east-leaf: this link engine gives a card without delay none"):
+    with pytest.raises(LinkError, match="east1-east-leaf: this link engine supports no delay or loss"):
         network.event(action="nic_loss", target="east1", loss="10 %")
     network.whole()
 

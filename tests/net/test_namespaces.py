@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from testbed.net.fabric.fabric_state import FabricState, clean, cookies, register
+from testbed.net.fabric.fabric_state import FabricState, clean, namespace_cookies, register
 from tests.net.namespaces import Namespace, namespaces
 
 pytestmark = pytest.mark.net
@@ -39,7 +39,7 @@ def entry(*places: Namespace) -> Iterator[FabricState]:
     """A fabric's entry with these namespaces, as `Fabric` writes it down."""
     state = register("by hand")
     try:
-        state.namespaces = cookies(place.pid for place in places)
+        state.namespaces = namespace_cookies(place.pid for place in places)
         state.save()
         yield state
     finally:

@@ -106,5 +106,5 @@ def test_without_pauses_the_same_incast_loses_what_the_port_cannot_hold() -> Non
 
 
 def test_an_engine_that_pauses_nobody_is_refused() -> None:
-    with pytest.raises(FabricError, match="netem pauses nobody, userspace does"):
+    with pytest.raises(FabricError, match="netem does not support PAUSE, userspace does"):
         fabric(PAUSE, "netem").up()

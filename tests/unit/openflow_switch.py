@@ -13,14 +13,14 @@ from os_ken.ofproto import ofproto_v1_3_parser as parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
 from testbed.net.controller.app import RuleInstaller
-from testbed.net.controller.openflow import FlowEntry, flow_mod
+from testbed.net.controller.openflow import FlowEntry, FlowMod
 from testbed.net.controller.rules import Rule
 
 DATAPATH = ProtocolDesc(version=protocol.OFP_VERSION)
 HEADER = struct.Struct("!BBHI")
 BUNDLE_HEADER_BYTES = 24
 FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
-FlowEntry.use(parser)
+FlowEntry.install_parser(parser)
 
 
 def entry(message: Any, packets: int = 0, size: int = 0, **changes: int) -> FlowEntry:
@@ -50,7 +50,7 @@ def entry(message: Any, packets: int = 0, size: int = 0, **changes: int) -> Flow
 
 def entries(rules: Sequence[Rule]) -> list[FlowEntry]:
     """Rules as a switch shows them."""
-    return [entry(flow_mod(DATAPATH, rule)) for rule in rules]
+    return [entry(FlowMod(DATAPATH, rule)) for rule in rules]
 
 
 class Switch(ProtocolDesc):  # type: ignore[misc]  # os-ken has no types
@@ -205,7 +205,7 @@ class Dialogue:
         self.later: list[
             tuple[float, Callable[[], None]]
         ] = []  # what the application wants done, and in what time
-        self.app.later = lambda delay_s, work: self.later.append((delay_s, work))
+        self.app.call_later = lambda delay_s, work: self.later.append((delay_s, work))
         self.switches: dict[int, Switch] = {}
 
     def connect(self, switch: Switch) -> None:

@@ -141,16 +141,16 @@ def steps_of(
             outcome.epochs.append(max(one.epoch for one in summed))
             step = session.member.step
     except Killed:
-        session.client.fall_silent()
+        session.client.freeze()
         raise
     except TransportError:
-        assert session.member.left is not None, "only who has to leave ends early"
-        outcome.left = session.member.left.reason
+        assert session.member.dismissed is not None, "only a dismissed rank ends early"
+        outcome.left = session.member.dismissed.reason
     outcome.stalls_s = [end_s - start_s for start_s, end_s in session.stops]
     outcome.sent_bytes = sum(counters.bytes_sent for counters in transport.counters.values())
     outcome.caught_up_bytes = session.caught_up_bytes
     outcome.wrong += session.caught_up_wrong
-    outcome.checkpoints = session.checkpoints.whole
+    outcome.checkpoints = session.checkpoints.completed
     session.close()
     return outcome
 
@@ -207,7 +207,7 @@ def in_threads_with_a_kill(
             kept.append(quiet)
         transport.close()
 
-    lines = [job.switchboard.line(rank, 0) for rank in range(size)]
+    lines = [job.switchboard.connect(rank, 0) for rank in range(size)]
     threads = [
         threading.Thread(target=rank_thread, args=(rank, line), daemon=True)
         for rank, line in enumerate(lines)
@@ -244,7 +244,7 @@ class Processes:
         """The next incarnation."""
         self.incarnations[rank] += 1
         incarnation = self.incarnations[rank]
-        line = self.job.switchboard.line(rank, incarnation)
+        line = self.job.switchboard.connect(rank, incarnation)
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:

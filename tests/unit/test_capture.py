@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from testbed.contrib.capture.rank_classes import RankClass, class_of, difference, next_leaders, renamed
+from testbed.contrib.capture.rank_classes import (
+    RankClass,
+    class_of,
+    find_difference,
+    next_leaders,
+    translate_nodes,
+)
 from testbed.contrib.capture.recorder.tape import MAIN, Tape, common_module
 from testbed.contrib.capture.trace_assembly import (
     assemble,
@@ -56,7 +62,7 @@ def test_communication_goes_on_beside_computing_until_it_is_waited_for() -> None
     tape.compute("forward", "", "", KERNEL)
     number = message(tape)
     tape.compute("forward", "", "", KERNEL)
-    tape.wait(number, tape.begun)
+    tape.wait(number, tape.generation)
     tape.compute("forward", "", "", KERNEL)
     assert after(tape) == [(MAIN, []), ("group dp", [0]), (MAIN, []), (MAIN, [1])]
 
@@ -71,7 +77,7 @@ def test_events_order_streams() -> None:
     tape.wait_event(copied, gathering)
     tape.current = gathering
     number = message(tape)
-    tape.wait(number, tape.begun)
+    tape.wait(number, tape.generation)
     gathered = tape.record()
     tape.current = tape.streams[MAIN]
     tape.wait_event(gathered)
@@ -84,10 +90,10 @@ def test_what_comes_before_something_waited_for_is_not_named_too() -> None:
     tape.compute("forward", "", "", KERNEL)
     first = message(tape)
     second = message(tape, stream="group tp")
-    tape.wait(first, tape.begun)
+    tape.wait(first, tape.generation)
     third = message(tape, stream="group tp")
     for number in (first, second, third):
-        tape.wait(number, tape.begun)
+        tape.wait(number, tape.generation)
     tape.compute("forward", "", "", KERNEL)
     assert after(tape)[-1] == (MAIN, [third])
 
@@ -105,7 +111,7 @@ def test_a_program_that_blocks_asks_for_nothing_meanwhile() -> None:
 def test_a_step_begins_anew() -> None:
     tape = Tape()
     tape.compute("forward", "", "", KERNEL)
-    number, token = message(tape), tape.begun
+    number, token = message(tape), tape.generation
     event = tape.record()
     tape.restart()
     tape.wait(number, token)
@@ -164,7 +170,7 @@ LAST = record(
 def test_ranks_of_a_stage_are_alike_and_stages_are_not() -> None:
     first = class_of(FIRST, 0)
     assert first.members == (0, 1, 2, 3)
-    assert first.line == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert first.pipelines == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert next_leaders([], 8) == [0]
     assert next_leaders([first], 8) == [4]
     assert class_of(LAST, 4).members == (4, 5, 6, 7)
@@ -193,24 +199,24 @@ def test_groups_that_share_ranks_are_no_family() -> None:
 
 def test_another_rank_does_the_same_in_its_own_groups() -> None:
     own = class_of(FIRST, 0)
-    found = renamed(FIRST, own, 3)
+    found = translate_nodes(FIRST, own, 3)
     assert found is not None
     assert [node.get("group", node.get("peer")) for node in found] == ["tensor 2", 7, "shard 1", "world"]
     assert found[0]["stream"] == "group tensor 2"
     assert found[1]["stream"] == "send 7"
     assert found[3]["root"] == 0
-    assert renamed(FIRST, own, 0) == FIRST["nodes"]
-    assert renamed(FIRST, RankClass(0, (0, 3)), 3) is None  # nobody knows whom it sends to
+    assert translate_nodes(FIRST, own, 0) == FIRST["nodes"]
+    assert translate_nodes(FIRST, RankClass(0, (0, 3)), 3) is None  # nobody knows whom it sends to
 
 
 def test_what_was_expected_of_a_rank_is_held_against_what_it_does() -> None:
-    expected = renamed(FIRST, class_of(FIRST, 0), 1)
-    assert difference(expected, expected or []) is None
+    expected = translate_nodes(FIRST, class_of(FIRST, 0), 1)
+    assert find_difference(expected, expected or []) is None
     other = [dict(node) for node in expected or []]
     other[2]["numel"] = 9
-    assert difference(expected, other) == "communication 2 (all_reduce at train.py:1): numel 9, not 8"
-    assert difference(expected, other[:2]) == "2 communications, not 4"
-    assert difference(None, other) == "its groups are others"
+    assert find_difference(expected, other) == "communication 2 (all_reduce at train.py:1): numel 9, not 8"
+    assert find_difference(expected, other[:2]) == "2 communications, not 4"
+    assert find_difference(None, other) == "its groups differ"
 
 
 # ---- the trace
@@ -221,7 +227,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
     work = {**work, "flops": {"bfloat16": 989e9}, "touched_bytes": 5.0, "seconds": 1e-3}
     first, last = record(0, [work, *FIRST["nodes"]]), record(4, [*LAST["nodes"], work])
     ranks = [
-        (renamed(own, class_of(own, own["rank"]), rank) or [], own)
+        (translate_nodes(own, class_of(own, own["rank"]), rank) or [], own)
         for own, ranks in ((first, range(4)), (last, range(4, 8)))
         for rank in ranks
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.contrib.capture.profiler_traces import is_trace, of_rank, read_profile, read_profiles
+from testbed.contrib.capture.profiler_traces import is_trace, profile_for_rank, read_profile, read_profiles
 from testbed.contrib.capture.trace_assembly import estimate_computing
 from testbed.errors import BadInput
 from testbed.spec.catalogue import accelerators
@@ -87,7 +87,7 @@ def test_a_step_of_median_computing_stands_for_all(tmp_path: Path) -> None:
     assert found.steps == 3
     assert found.seconds["backward"] == pytest.approx(50e-6)
     assert found.rank is None
-    assert "the median of 3 steps: forward 0.030 ms, backward 0.050 ms, compute 0.012 ms" in found.described()
+    assert "median of 3 steps: forward 0.030 ms, backward 0.050 ms, compute 0.012 ms" in found.describe()
 
 
 def test_gradients_may_be_accumulated(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_gradients_may_be_accumulated(tmp_path: Path) -> None:
         (step(1, 0.0)[1:], r"got no ProfilerStep#N, expected steps: give the profiler a schedule and call"),
         (
             [one for one in step(1, 0.0) if "autograd" not in one["name"]],
-            r"got 6 kernels, but no step that launches some and has a backward pass",
+            r"got 6 kernels, but no step with both kernel launches and a backward pass",
         ),
         (
             [*step(1, 0.0), *kernel(99, 1.0, 1.0, 1.0, on={"device": 1})],
@@ -153,7 +153,7 @@ def test_a_folder_has_a_trace_for_each_rank_that_differs(tmp_path: Path) -> None
         path = tmp_path / f"of-{rank}.json"
         written(path, step(1, 0.0, long), distributedInfo={"rank": rank})
     profiles = read_profiles(tmp_path)
-    assert [of_rank(profiles, rank).rank for rank in (0, 7, 8, 15)] == [0, 0, 8, 8]
+    assert [profile_for_rank(profiles, rank).rank for rank in (0, 7, 8, 15)] == [0, 0, 8, 8]
     nodes: list[Event] = [
         {"type": "compute", "kind": "backward", "seconds": 1.0},
         {"type": "message"},
@@ -164,8 +164,8 @@ def test_a_folder_has_a_trace_for_each_rank_that_differs(tmp_path: Path) -> None
     assert found.seconds(9, nodes) == pytest.approx([15e-6, 0.0, 45e-6, 30e-6])
     assert found.seconds(1, nodes) == pytest.approx([10e-6, 0.0, 30e-6, 30e-6])
     assert [note.split(",")[0] for note in found.notes] == [
-        "computing by of-0.json",
-        "computing by of-8.json",
+        "compute times from of-0.json",
+        "compute times from of-8.json",
     ]
     written(tmp_path / "again.json", step(1, 0.0), distributedInfo={"rank": 8})
     with pytest.raises(BadInput, match=r"of-8.json: distributedInfo.rank: got 8, as in again.json"):

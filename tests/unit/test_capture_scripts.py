@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from testbed.contrib.capture.profiler_traces import read_profile
-from testbed.contrib.capture.session import Captured, CaptureError, RanksDoNotMatch, Request, capture
+from testbed.contrib.capture.session import CaptureError, CaptureResult, RanksDoNotMatch, Request, capture
 from testbed.errors import BadInput
 from testbed.spec.transformer import ModelSpec
 from testbed.spec.workload import WorkloadSpec
@@ -41,7 +41,7 @@ LAYER = (PARAMETERS - ENDS) // LAYERS
 TOKENS = 256
 
 
-def captured(script: Path | str, *arguments: object, ranks: int, **more: object) -> Captured:
+def captured(script: Path | str, *arguments: object, ranks: int, **more: object) -> CaptureResult:
     path = script if isinstance(script, Path) else SCRIPTS / script
     words = tuple(map(str, arguments))
     return capture(Request(str(path), words, ranks, min(8, ranks), python=str(PEERS), **more))  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ for step in range(2):
         pytest.param(
             "    dist.send(model.weight.grad, 1 - rank)\n    dist.recv(model.weight.grad, 1 - rank)\n",
             RanksDoNotMatch,
-            r"for ever: rank 0 at .*train.py:8 waits in a send to rank 1 for rank 1; rank 1 at .*train.py:8",
+            r"forever: rank 0 at .*train.py:8 waits in a send to rank 1 for rank 1; rank 1 at .*train.py:8",
             marks=pytest.mark.thorough,
         ),
         (
@@ -308,5 +308,5 @@ def test_a_profilers_trace_is_read_as_this_pytorch_writes_it(tmp_path: Path) -> 
 def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
-    with pytest.raises(CaptureError, match="came to 0 of 2 steps"):
+    with pytest.raises(CaptureError, match="got 0 steps, expected 2"):
         captured(script, ranks=2)

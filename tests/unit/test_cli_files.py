@@ -167,7 +167,7 @@ def test_a_job_in_which_nobody_does_anything_is_refused(
     (tmp_path / "mine.yaml").write_text(f"{PAIR}workload: {described}\n")
     done = CliRunner().invoke(app, [command, str(tmp_path / "mine.yaml")])
     assert isinstance(done.exception, ConfigError)
-    assert "got a job in which nobody does anything" in str(done.exception)
+    assert "got a job without any work" in str(done.exception)
 
 
 def test_a_file_that_a_scenario_takes_its_job_from_is_checked_with_it(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_slices_come_to_all_that_they_are_for_and_go_back() -> None:
     for target, output in enumerate(outputs):
         for source in range(SIZE):
             expected = slices_for(source, target)
-            assert handles[target].come[source] == len(expected)
+            assert handles[target].received_rows[source] == len(expected)
             np.testing.assert_array_equal(output[source, : len(expected)], expected)
     across = [
         sum(len(slices_for(rank, peer)) for peer in range(SIZE) if peer != rank) * WIDTH * 8
@@ -106,8 +106,8 @@ def test_with_a_handle_only_rows_travel() -> None:
 @pytest.mark.parametrize(
     ("lengths", "indices", "blocks", "words"),
     [
-        ([3], [0], [1], "split_lengths: got .3., expected rows of 2"),
-        ([1], [0], [2], "block_lengths: got .2., expected 1 numbers, 1 in all"),
+        ([3], [0], [1], "split_lengths: got .3., expected lengths that add up to at most 2 rows"),
+        ([1], [0], [2], "block_lengths: got .2., expected 1 numbers that add up to the 1 indices"),
         ([1], [1], [1], "indices: got 1, expected 0 to 0"),
         ([1, 1], [0, 1], [2], "input_split_sizes: got 2, expected at most 1 rows"),
     ],

@@ -133,7 +133,7 @@ def test_a_peer_that_tells_nonsense_is_lost(said: bytes) -> None:
             transport.send_note(0, said)
             world.sleep(0.2)
         else:
-            with pytest.raises(PeerLost, match="lost peer 1: it told nonsense"):
+            with pytest.raises(PeerLost, match="lost peer 1: it sent an invalid note"):
                 world.irecv(np.zeros(1), 1).wait()
 
     over_tcp(2, program)
@@ -237,7 +237,7 @@ def test_an_agreement_is_the_same_for_all_that_live_whoever_dies_when(data: st.D
             sender, receiver = choice
             message = channels[choice].pop(0)
             member = members[receiver]
-            post(receiver, member.lose(sender) if message is None else member.hear(sender, message))
+            post(receiver, member.lose(sender) if message is None else member.receive(sender, message))
         for rank in living:
             found = members[rank].decided
             if found is not None:
@@ -363,9 +363,9 @@ def test_connections_of_one_that_is_back_already_stay() -> None:
                     here.progress(0.01)
                     there.progress(0.01)
                 late = here.irecv(1, 1, array.data)
-                scopes.come_back(1, lost=1)
+                scopes.peer_returned(1, lost=1)
                 assert not late.done
-                scopes.come_back(1, lost=2)
+                scopes.peer_returned(1, lost=2)
                 assert isinstance(late.error, PeerLost)
     finally:
         places.close()

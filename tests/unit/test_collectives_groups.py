@@ -85,7 +85,7 @@ def test_ranks_outside_a_split_get_none_and_overlapping_groups_have_numbers_of_t
 def test_ranks_to_split_are_checked() -> None:
     world = Communicator(MemoryNetwork(2).transports[0])
     for ranks in ([0, 0], [0, 2], [-1]):
-        with pytest.raises(ValueError, match=r"ranks: got \[.*\], expected different ones of 0 to 1"):
+        with pytest.raises(ValueError, match=r"ranks: got \[.*\], expected distinct ranks of 0 to 1"):
             world.split(ranks)
 
 
@@ -142,7 +142,7 @@ def test_counts_that_do_not_fit_are_refused() -> None:
     ):
         one.all_to_all_single(np.zeros((4, 2), "int32"), array, None, [1, 2])
     with pytest.raises(
-        ValueError, match=r"output: got shape \(4, 2\), expected \(2, most rows of any rank, \*\(2,\)\)"
+        ValueError, match=r"output: got shape \(4, 2\), expected \(2, maximum rows of any rank, \*\(2,\)\)"
     ):
         one.all_to_all_v_dynamic(np.zeros((4, 2), "int32"), array, [1, 3])
     with pytest.raises(ValueError, match=r"input_split_sizes: got 3, expected at most 2 rows"):

@@ -208,7 +208,7 @@ def test_a_transport_of_ones_own_without_puts_says_so() -> None:
             return getattr(self._own, name)
 
     communicator = Communicator(Own(MemoryNetwork(2).transports[0]))
-    with pytest.raises(TransportError, match="its transport takes no puts"):
+    with pytest.raises(TransportError, match="its transport supports no puts"):
         communicator.new_window(np.zeros(1))
 
 

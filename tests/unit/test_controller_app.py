@@ -159,7 +159,7 @@ def test_what_somebody_else_changed_is_repaired_and_reported() -> None:
     dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.install(switch)
     switch.hold([RULES[0], Rule(100, TO_WEST.match, (Output(3),)), RULES[2]])
-    dialogue.app.look()
+    dialogue.app.check()
     dialogue.run()
     assert held(switch, RULES)
     assert dialogue.errors == []
@@ -174,7 +174,7 @@ def test_a_group_that_somebody_deleted_comes_back_with_its_rules() -> None:
     dialogue.install(switch)
     switch.groups.clear()
     switch.hold([RULES[0], RULES[2]])
-    dialogue.app.look()
+    dialogue.app.check()
     dialogue.run()
     assert held(switch, OTHER)
     assert len(switch.groups) == 1
@@ -185,7 +185,7 @@ def test_a_look_at_switches_that_are_as_they_should_be_changes_nothing() -> None
     dialogue, switch = Dialogue({5: OTHER}), Switch(5)
     dialogue.install(switch)
     before = list(dialogue.events)
-    dialogue.app.look()
+    dialogue.app.check()
     dialogue.run()
     assert switch.sent[-2:] == ["flows", "flows"]
     assert dialogue.events == before
@@ -256,7 +256,7 @@ def test_ports_that_go_down_and_up_are_reported() -> None:
     dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.install(switch)
     told: list[set[tuple[int, int]]] = []
-    dialogue.app.ports_changed = lambda: told.append(dialogue.app.down())
+    dialogue.app.ports_changed = lambda: told.append(dialogue.app.ports_down())
     dialogue.set_port(switch, 3, up=False)
     dialogue.set_port(switch, 3, up=False)
     dialogue.set_port(switch, 3, up=True)
@@ -268,7 +268,7 @@ def test_counts_come_with_their_rules() -> None:
     dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.install(switch)
     found: list[dict[int, list[tuple[Rule, int, int]]]] = []
-    dialogue.app.read(found.append)
+    dialogue.app.read_counters(found.append)
     dialogue.run()
     assert [rule for rule, _, _ in found[0][5]] == RULES
 
@@ -305,7 +305,7 @@ def test_a_switch_needs_time_for_each_change_but_not_for_its_first_rules() -> No
     dialogue.run()
     assert held(switch, RULES)
     assert answers == []
-    dialogue.app.look()  # meanwhile, which disturbs nothing
+    dialogue.app.check()  # meanwhile, which disturbs nothing
     assert dialogue.wait() == [0.5]  # a group, and a rule in place of another one
     assert answers == [None]
     assert switch.sent[-2:] == ["[+group, +100]", "flows"]

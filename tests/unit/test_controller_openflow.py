@@ -10,7 +10,7 @@ from hypothesis import given
 from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
-from testbed.net.controller.openflow import FlowMod, flow_mod, flow_removal, groups_of, rule_of
+from testbed.net.controller.openflow import FlowMod, flow_removal, groups_of, parse_rule
 from testbed.net.controller.rules import Ecmp, Match, Output, Rule
 from testbed.net.controller.switch_sessions import DesiredState, Difference
 from tests.unit.openflow_switch import entries, entry
@@ -38,16 +38,16 @@ def over_the_wire(message: Any) -> Any:
 
 @given(rules)
 def test_rules_survive_the_wire(rule: Rule) -> None:
-    message = flow_mod(DATAPATH, rule)
+    message = FlowMod(DATAPATH, rule)
     groups = groups_of([rule])
-    assert rule_of(DATAPATH, over_the_wire(message), groups) == rule
+    assert parse_rule(DATAPATH, over_the_wire(message), groups) == rule
     shown = entry(message)
     assert shown.key == message.key
-    assert rule_of(DATAPATH, shown, groups) == rule
+    assert parse_rule(DATAPATH, shown, groups) == rule
 
 
 def test_ecmp_is_a_bundle_of_the_bytes_that_open_vswitch_documents() -> None:
-    message = flow_mod(DATAPATH, Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),)))
+    message = FlowMod(DATAPATH, Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),)))
     message.set_xid(1)
     # struct nx_action_bundle: type, length, vendor Nicira, subtype 12, algorithm hrw, fields symmetric_l3l4+udp,
     # basis, slave type NXM_OF_IN_PORT, two slaves, no register; then the slaves, padded to 8 bytes
@@ -87,7 +87,7 @@ def test_what_was_sent_compares_equal_in_any_order() -> None:
 def test_a_missing_rule_is_found() -> None:
     difference = compare(OURS, flows(*OURS[1:]))
     assert difference.missing == (OURS[0],)
-    assert difference.words(DATAPATH) == f"missing: {OURS[0]}"
+    assert difference.describe(DATAPATH) == f"missing: {OURS[0]}"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_other_actions_are_found_and_would_be_overwritten(changed: Rule) -> None
     difference = compare(OURS, there)
     assert difference.missing == (OURS[1],)
     assert difference.foreign == (there[1],)
-    assert difference.replaced(there[1])
-    assert f"not ours: {changed}" in difference.words(DATAPATH)
+    assert difference.overwrites(there[1])
+    assert f"not ours: {changed}" in difference.describe(DATAPATH)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_another_match_or_priority_is_found_and_has_to_be_removed(changed: Rule)
     there = flows(OURS[0], changed, OURS[2])
     difference = compare(OURS, there)
     assert difference.foreign == (there[1],)
-    assert not difference.replaced(there[1])
+    assert not difference.overwrites(there[1])
     removal = over_the_wire(flow_removal(DATAPATH, there[1]))
     assert removal.command == ofproto_v1_3.OFPFC_DELETE_STRICT
     assert (removal.table_id, removal.priority) == (0, changed.priority)
@@ -148,20 +148,20 @@ def foreign_flow(**changes: Any) -> Any:
 def test_flows_that_no_rule_makes_are_foreign(changes: dict[str, Any], words: str) -> None:
     flow = foreign_flow(**changes)
     with pytest.raises(ValueError, match=words):
-        rule_of(DATAPATH, flow)
+        parse_rule(DATAPATH, flow)
     difference = compare([], [flow])
     assert difference.foreign == (flow,)
-    assert not difference.replaced(flow)
+    assert not difference.overwrites(flow)
 
 
 def test_other_bundles_are_not_taken_for_ours() -> None:
     [flow] = flows(OURS[1])
     flow.instructions[0].actions[0].fields = 1  # symmetric_l4
     with pytest.raises(ValueError, match="NXActionBundle"):
-        rule_of(DATAPATH, flow)
+        parse_rule(DATAPATH, flow)
 
 
 def test_long_differences_are_cut() -> None:
-    words = compare([Rule(number, Match()) for number in range(9)], []).words(DATAPATH)
+    words = compare([Rule(number, Match()) for number in range(9)], []).describe(DATAPATH)
     assert words.count("missing") == 5
     assert words.endswith("and 4 more")

@@ -15,7 +15,7 @@ from testbed.net.controller.policies import POLICIES
 from testbed.net.controller.policy_view import View
 from testbed.net.controller.rule_compiler import compute_rules
 from testbed.net.controller.rules import Ecmp, Packet
-from testbed.net.controller.table_simulator import Journey, Network, Port, wires
+from testbed.net.controller.table_simulator import Network, PacketTrace, Port, wires
 from testbed.net.errors import ControllerError, NoPathError
 from testbed.spec.topology import Topology, probe_address
 from tests.unit.controller_topologies import Link, edge_ports, topology
@@ -32,28 +32,28 @@ class Emulated:
         self.rules = compute_rules(policy, topo, list(self.edges.values()), seed)
         self.network = Network(self.rules, wires(topo, list(self.edges.values())))
 
-    def send(self, packet: Packet, building: str) -> Journey:
+    def send(self, packet: Packet, building: str) -> PacketTrace:
         """From a host of a building."""
         return self.network.forward(packet, self.edges[building].entry)
 
-    def probe(self, source: str, target: str, building: str) -> Journey:
+    def probe(self, source: str, target: str, building: str) -> PacketTrace:
         edge = self.edges[building]
         return self.network.forward(Packet(source, target, 17, 40000, 40001), (edge.dpid, edge.probe))
 
-    def links(self, journey: Journey) -> list[str]:
+    def links(self, trace: PacketTrace) -> list[str]:
         """Names of the WAN links that a packet took, in order."""
         ends: dict[Port, str] = {}
         for link in self.topology.wan:
             for here, there in ((link.a, link.b), (link.b, link.a)):
                 ends[self.edges[here].dpid, self.edges[here].wan[there, link.plane]] = link.name
-        return [ends[hop] for hop in journey.hops if hop in ends]
+        return [ends[hop] for hop in trace.hops if hop in ends]
 
     def between(self, here: str, there: str, **header: int) -> list[str]:
         """The links that a packet takes from a building's first host to another's."""
         source, target = (self.topology.building(name).hosts[0].ip for name in (here, there))
-        journey = self.send(Packet(source, target, **header), here)
-        assert journey.delivered == (self.edges[there].entry,)
-        return self.links(journey)
+        trace = self.send(Packet(source, target, **header), here)
+        assert trace.delivered == (self.edges[there].entry,)
+        return self.links(trace)
 
 
 TRIANGLE: list[Link] = [
@@ -141,8 +141,8 @@ def test_seeds_of_any_size_are_taken() -> None:
 def test_transit_does_not_reach_the_hosts_on_the_way() -> None:
     emulated = Emulated("shortest", topology(HOSTS, TRIANGLE))
     source, target = (emulated.topology.building(name).hosts[0].ip for name in ("north", "south"))
-    journey = emulated.send(Packet(source, target), "north")
-    assert [dpid for dpid, _ in journey.hops] == [
+    trace = emulated.send(Packet(source, target), "north")
+    assert [dpid for dpid, _ in trace.hops] == [
         emulated.edges[name].dpid for name in ("north", "east", "south")
     ]
 
@@ -221,17 +221,17 @@ def test_on_any_topology_packets_arrive_by_the_least_delay_and_nothing_else_move
         if here.building == there.building:
             continue
         for port in range(first_port, first_port + 3):
-            journey = emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building)
+            trace = emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building)
             target = emulated.edges[there.building]
-            assert not journey.looped
-            assert journey.delivered == (target.entry,)
-            buildings = [by_dpid[dpid] for dpid, _ in journey.hops]
+            assert not trace.looped
+            assert trace.delivered == (target.entry,)
+            buildings = [by_dpid[dpid] for dpid, _ in trace.hops]
             assert len(set(buildings)) == len(buildings)
-            taken = zip(emulated.links(journey), buildings, strict=False)
+            taken = zip(emulated.links(trace), buildings, strict=False)
             if policy != "spray":  # which takes slower planes too
                 took_s = sum(delays_s[end] for end in taken)
                 assert took_s == pytest.approx(least_s[here.building][there.building])
-            assert emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building) == journey
+            assert emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building) == trace
 
 
 @settings(max_examples=30, deadline=None)
@@ -243,10 +243,10 @@ def test_on_any_topology_probes_take_exactly_their_link_and_unknown_packets_are_
     for index, link in enumerate(topo.wan):
         a, b = probe_address(index, "a"), probe_address(index, "b")
         for here, there, source, target in ((link.a, link.b, a, b), (link.b, link.a, b, a)):
-            journey = emulated.probe(source, target, here)
+            trace = emulated.probe(source, target, here)
             end = emulated.edges[there]
-            assert journey.delivered == ((end.dpid, end.probe),)
-            assert emulated.links(journey) == [link.name]
+            assert trace.delivered == ((end.dpid, end.probe),)
+            assert emulated.links(trace) == [link.name]
             # a probe that comes in over another link is not taken for this one
             for port in (*filter(None, [end.local]), *end.wan.values()):
                 if port != end.wan[here, link.plane]:
@@ -257,9 +257,9 @@ def test_on_any_topology_probes_take_exactly_their_link_and_unknown_packets_are_
                 assert emulated.probe(a, b, building.name).hops == ()
     for building in topo.populated:
         for address in UNKNOWN_ADDRESSES:
-            journey = emulated.send(Packet(building.hosts[0].ip, address), building.name)
-            assert journey.delivered == ()
-            assert not journey.looped
+            trace = emulated.send(Packet(building.hosts[0].ip, address), building.name)
+            assert trace.delivered == ()
+            assert not trace.looped
 
 
 @settings(max_examples=30, deadline=None)

@@ -157,7 +157,9 @@ def test_an_interpreter_without_the_testbed_is_told(tmp_path: Path) -> None:
     process = ControllerProcess(RULES, python="/usr/bin/env", env={"PATH": str(tmp_path)})
     process.start()
     try:
-        with pytest.raises(ControllerError, match=r"(?s)the process ended with status .*it said:\n.*env"):
+        with pytest.raises(
+            ControllerError, match=r"(?s)the process ended with status .*its standard error:\n.*env"
+        ):
             _ = process.port
     finally:
         process.stop()

@@ -89,7 +89,7 @@ def test_a_match_of_udp_ports_is_for_udp_alone_and_survives_json() -> None:
     assert not match.covers(1, replace(packet, ip_proto=TCP))
     by_dpid = {1: [Rule(7, match, (Output(2),))]}
     assert loads(dumps(by_dpid)) == (by_dpid, None)
-    with pytest.raises(ValueError, match="expected those of one of them"):
+    with pytest.raises(ValueError, match="expected ports of one protocol"):
         Match(tcp_src=Ports(1), udp_src=Ports(2))
 
 
@@ -138,7 +138,7 @@ def document(**changes: Any) -> str:
         (document(actions={"output": 1}), "actions: got .* expected a list"),
         (
             '{"format": 1, "datapaths": [{"dpid": 5, "rules": []}, {"dpid": 5, "rules": []}]}',
-            "datapaths\\[1\\].dpid: 5 stands twice",
+            "datapaths\\[1\\].dpid: got 5 twice, expected unique ids",
         ),
     ],
 )

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from testbed.net.controller import Flow, PolicyChoice, PolicyError, View, compute
 from testbed.net.controller.policies import POLICIES
-from testbed.net.controller.policies.base import by_rate
+from testbed.net.controller.policies.base import repeat_by_rate
 from testbed.net.controller.policies.explicit import Te
-from testbed.net.controller.policies.multipath import interleaved
-from testbed.net.controller.policy_view import both_ways
-from testbed.net.controller.table_simulator import Journey, Network, wires
+from testbed.net.controller.policies.multipath import interleave
+from testbed.net.controller.policy_view import with_reverse_flows
+from testbed.net.controller.table_simulator import Network, PacketTrace, wires
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import Topology
 from tests.unit.controller_topologies import Link, edge_ports, rated, topology
@@ -58,7 +58,7 @@ class Emulated:
             for here, there in ((link.a, link.b), (link.b, link.a)):
                 self.links[self.edges[here].dpid, self.edges[here].wan[there, link.plane]] = link.name
 
-    def send(self, flow: Flow) -> Journey:
+    def send(self, flow: Flow) -> PacketTrace:
         here, _ = self.view.ends(flow)
         start = self.edges[here].entry
         return self.network.forward(self.view.packet(flow), start, flow.size_bytes)
@@ -93,7 +93,7 @@ def test_qp_aware_deals_connections_out_evenly(channels: int) -> None:
 
 @pytest.mark.parametrize("policy", ["qp_aware", "spray", "te"])
 def test_both_directions_of_a_connection_take_the_same_link_where_they_are_dealt_out(policy: str) -> None:
-    own = both_ways(flows(FOUR_PLANES, 3))
+    own = with_reverse_flows(flows(FOUR_PLANES, 3))
     emulated = Emulated(FOUR_PLANES, own, policy)
     if policy == "te":
         return  # which gives each direction the path that is best for it
@@ -117,9 +117,9 @@ def test_wcmp_spreads_by_rate() -> None:
 
 def test_weights_keep_the_proportions_of_rates() -> None:
     ends = View(UNEQUAL).towards("east", "west")
-    weights = Counter(end.plane for end in by_rate(ends))
+    weights = Counter(end.plane for end in repeat_by_rate(ends))
     assert weights[0] / weights[1] == pytest.approx(2.8, rel=0.02)
-    order = [end.plane for end in interleaved(by_rate(ends))]
+    order = [end.plane for end in interleave(repeat_by_rate(ends))]
     assert Counter(order) == weights
     assert max(len(run) for run in "".join(map(str, order)).split("1")) <= 3
 
@@ -187,8 +187,8 @@ def test_a_channel_can_be_pinned_alone() -> None:
     [
         ({"from": "east", "to": "west", "links": ["east-west-7"]}, "paths[0].links: got 'east-west-7'"),
         ({"from": "north", "to": "west", "links": ["east-west-0"]}, "paths[0].from: got 'north'"),
-        ({"from": "east", "to": "west", "links": []}, "got a path by east, expected one to west"),
-        ({"from": "east", "to": "west", "links": ["east-west-0", "east-west-1"]}, "nothing twice"),
+        ({"from": "east", "to": "west", "links": []}, "got the path east, expected one to west"),
+        ({"from": "east", "to": "west", "links": ["east-west-0", "east-west-1"]}, "no building twice"),
     ],
 )
 def test_paths_that_cannot_be_are_named(entry: dict[str, Any], words: str) -> None:
@@ -237,7 +237,7 @@ def test_limit_holds_some_packets_back() -> None:
                     {"name": "b", "hosts": ["east2"], "share": 0.5},
                 ]
             },
-            "shares of 120.0000% in all, expected at most 100 %",
+            "shares of 120.0000% in total, expected at most 100 %",
         ),
         (
             "isolate",
@@ -316,7 +316,7 @@ def test_a_policy_of_ones_own_is_taken_from_its_file(own_file: Path) -> None:
         ("Absent", "got 'east-west-9', expected one of east's links: east-west-0"),
         ("Nothing", "packets from east to west would be dropped"),
         ("Broken", "IndexError: list index out of range (FILE, line 32)"),
-        ("Twice", "two routes at east for ipv4_dst=10.1.0.0/16: rank tells which one counts"),
+        ("Twice", "two routes at east for ipv4_dst=10.1.0.0/16: expected different ranks"),
         ("Missing", "got no Missing in the file, expected a name in it: LastPlane, Absent"),
     ],
 )
@@ -331,7 +331,7 @@ def test_what_is_wrong_with_ones_own_policy_is_said_with_its_place(
 
 def test_a_policy_that_sends_packets_in_circles_is_refused(own_file: Path) -> None:
     topo = topology({"a": 1, "b": 1, "c": 1}, [("a", "b", 0.001), ("a", "b", 0.001), ("b", "c", 0.001)])
-    with pytest.raises(PolicyError, match="packets from a to c would run in circles"):
+    with pytest.raises(PolicyError, match="packets from a to c would loop"):
         Emulated(topo, [], f"{own_file}:Circles")
 
 
@@ -395,12 +395,12 @@ def test_on_any_topology_every_declared_flow_arrives_once_and_nothing_is_flooded
     view: View, policy: str
 ) -> None:
     emulated = Emulated(view.topology, list(view.flows), policy)
-    for flow in both_ways(view.crossing):
-        journey = emulated.send(flow)
+    for flow in with_reverse_flows(view.crossing):
+        trace = emulated.send(flow)
         there = emulated.edges[view.ends(flow)[1]]
-        assert journey.delivered == (there.entry,)
-        assert not journey.looped
-        assert len(journey.hops) == len(set(journey.hops)) <= len(view.buildings)
+        assert trace.delivered == (there.entry,)
+        assert not trace.looped
+        assert len(trace.hops) == len(set(trace.hops)) <= len(view.buildings)
 
 
 @settings(max_examples=40, deadline=None)
@@ -448,9 +448,9 @@ def test_planned_anew_any_single_failure_is_survived_where_there_is_a_path(
     network.cut((by_name[link.a].dpid, by_name[link.a].wan[link.b, link.plane]))
     for flow in view.crossing:
         here, there = view.ends(flow)
-        journey = network.forward(view.packet(flow), by_name[here].entry)
-        assert bool(journey.delivered) == networkx.has_path(graph, here, there)
-        assert not journey.looped
+        trace = network.forward(view.packet(flow), by_name[here].entry)
+        assert bool(trace.delivered) == networkx.has_path(graph, here, there)
+        assert not trace.looped
 
 
 @settings(max_examples=25, deadline=None)

@@ -31,13 +31,13 @@ def round_trips(round_trip_s: float = 0.01) -> RttEstimator:
 @pytest.mark.parametrize("name", [name for name in CONTROLS if name != "credits"])
 def test_each_control_ends_what_it_begins(name: str) -> None:
     channel = Channel("nack", control=CONTROLS[name], limits=replace(LIMITS, window_bytes=100_000))
-    channel.carry(2000)
-    assert channel.taken == list(range(2000))
+    channel.transfer(2000)
+    assert channel.received == list(range(2000))
 
 
 def test_a_window_of_the_product_fills_the_line_and_no_queue() -> None:
     channel = Channel(control=Window, limits=replace(LIMITS, window_bytes=1.25 * 80e6 / 8 * 0.01))
-    done_s = channel.carry(5000)
+    done_s = channel.transfer(5000)
     assert done_s == pytest.approx(5000 * channel.packet_s + 0.005, rel=0.002)
     assert channel.sender.recovery.in_flight <= 126
     assert channel.sender.recovery.round_trips.smoothed_s < 1.3 * 0.01
@@ -45,7 +45,7 @@ def test_a_window_of_the_product_fills_the_line_and_no_queue() -> None:
 
 def test_a_window_that_is_small_takes_its_round_trips() -> None:
     channel = Channel(control=Window, limits=replace(LIMITS, window_bytes=20_000))
-    assert channel.carry(1000) == pytest.approx(50 * 0.0101, rel=0.05)
+    assert channel.transfer(1000) == pytest.approx(50 * 0.0101, rel=0.05)
 
 
 def test_a_window_for_late_hosts_grows_until_something_is_lost() -> None:
@@ -127,7 +127,7 @@ def test_swift_grows_below_its_target_and_shrinks_above() -> None:
 
 def test_swift_keeps_the_queue_short() -> None:
     channel = Channel("nack", control=Swift)
-    channel.carry(8000)
+    channel.transfer(8000)
     assert channel.sender.recovery.round_trips.smoothed_s < 2 * 0.01
     # a packet more each round trip is slow to win back what the first overshoot costs, on a path that holds a hundred
     assert channel.now_s < 1.6 * 8000 * channel.packet_s

@@ -146,7 +146,7 @@ class Flow(Channel):
     def _send(self, item: Item, path: int, serial: int, asks: bool) -> None:
         left_s, marked = self.port.enter(self.now_s, self.packet_s)
         if left_s is not None:
-            self._after(left_s + self.delays_s[0], lambda: self._arrive(item, path, serial, marked, asks))
+            self._schedule(left_s + self.delays_s[0], lambda: self._arrive(item, path, serial, marked, asks))
 
 
 def shared(control: str, count: int, mark_from: float, room: float) -> Port:
@@ -177,10 +177,10 @@ def jain(values: list[float]) -> float:
 def test_flows_share_a_queue(control: str, count: int) -> None:
     port = shared(control, count, mark_from=MARK_FROM, room=1000)
     port.run(SETTLE_S)
-    before = [len(flow.taken) for flow in port.flows]
+    before = [len(flow.received) for flow in port.flows]
     queued = port.queued
     port.run(SETTLE_S + MEASURE_S)
-    carried = [float(len(flow.taken) - had) for flow, had in zip(port.flows, before, strict=True)]
+    carried = [float(len(flow.received) - had) for flow, had in zip(port.flows, before, strict=True)]
     packet_s = port.flows[0].packet_s
     assert sum(carried) * packet_s / MEASURE_S > (0.99 if control == "swift" else 0.9)
     assert jain(carried) > 0.98

@@ -30,9 +30,9 @@ def losing(*numbers: int, times: int = 1) -> Fate:
 @pytest.mark.parametrize("recovery", RECOVERIES)
 def test_without_losses_all_comes_once_in_the_time_that_the_line_takes(recovery: str) -> None:
     channel = Channel(recovery)
-    done_s = channel.carry(100, 1, 60)
+    done_s = channel.transfer(100, 1, 60)
     parity = 25 + 1 + 15 if recovery in {"erasure", "xor"} else 0
-    assert channel.taken == list(range(161))
+    assert channel.received == list(range(161))
     assert len(channel.sent) == 161 + parity
     assert channel.sender.recovery.resent == 0
     assert done_s <= (161 + parity) * channel.packet_s + 0.005 + 1e-9
@@ -57,15 +57,15 @@ def test_all_comes_once_whatever_the_network_does(
         loses=lambda item, times: chance.random() < loss,
         loses_ack=lambda number: chance.random() < ack_loss,
     )
-    channel.carry(*messages)
-    assert sorted(channel.taken) == list(range(sum(messages)))
+    channel.transfer(*messages)
+    assert sorted(channel.received) == list(range(sum(messages)))
     assert channel.sender.recovery.in_flight <= len(channel.sent)
 
 
 def test_go_back_n_sends_all_behind_a_hole_again() -> None:
     channel = paced("go_back_n", loses=losing(150))
-    channel.carry(1000)
-    assert channel.taken == list(range(1000))
+    channel.transfer(1000)
+    assert channel.received == list(range(1000))
     numbers = [item for _, item in channel.sent]
     again = numbers[numbers.index(150) + 1 :].index(150)  # how many have left before the word of it came
     assert channel.sender.recovery.resent == again + 1
@@ -74,7 +74,7 @@ def test_go_back_n_sends_all_behind_a_hole_again() -> None:
 
 def test_selective_repeat_sends_the_hole_again_after_three_round_trips() -> None:
     channel = Channel("selective_repeat", loses=losing(20))
-    channel.carry(200)
+    channel.transfer(200)
     assert channel.sender.recovery.resent == 1
     first_s, again_s = [at_s for at_s, item in channel.sent if item == 20]
     assert again_s - first_s >= 3 * 0.010
@@ -82,7 +82,7 @@ def test_selective_repeat_sends_the_hole_again_after_three_round_trips() -> None
 
 def test_nack_sends_the_hole_again_after_one_round_trip() -> None:
     channel = Channel("nack", loses=losing(150), rate_bps=80e6)
-    channel.carry(400)
+    channel.transfer(400)
     assert channel.sender.recovery.resent == 1
 
 
@@ -100,7 +100,7 @@ def test_a_hole_is_mended_by_nack_in_one_round_trip_and_by_selective_repeat_in_t
     took = {}
     for recovery in ("nack", "selective_repeat"):
         channel = paced(recovery, loses=losing(150))
-        channel.carry(1000)
+        channel.transfer(1000)
         first_s, again_s = [at_s for at_s, item in channel.sent if item == 150]
         took[recovery] = again_s - first_s
     assert 0.010 <= took["nack"] <= 0.013
@@ -109,7 +109,7 @@ def test_a_hole_is_mended_by_nack_in_one_round_trip_and_by_selective_repeat_in_t
 
 def test_what_is_lost_twice_is_found_by_nack_each_time() -> None:
     channel = paced("nack", loses=losing(150, times=3))
-    channel.carry(1000)
+    channel.transfer(1000)
     at = [at_s for at_s, item in channel.sent if item == 150]
     assert len(at) == 4
     assert max(later - earlier for earlier, later in pairwise(at)) < 0.013
@@ -121,26 +121,26 @@ def test_erasure_sends_a_quarter_more_and_nothing_again_up_to_eight_of_forty(los
     every: list[Item] = [*range(32), *(Parity(0, 32, number, 8) for number in range(8))]
     gone = chance.sample(every, lost)
     channel = Channel("erasure", loses=lambda item, times: item in gone)
-    channel.carry(32, 320)
+    channel.transfer(32, 320)
     assert len(channel.sent) == 352 * 1.25
     assert channel.sender.recovery.resent == 0
-    assert sorted(channel.taken) == list(range(352))
+    assert sorted(channel.received) == list(range(352))
     assert channel.receiver.recovered >= sum(isinstance(item, int) for item in gone)
 
 
 def test_erasure_sends_again_what_nine_of_forty_leave_missing() -> None:
     channel = Channel("erasure", loses=losing(*range(9)))
-    channel.carry(32, 320)
+    channel.transfer(32, 320)
     assert 1 <= channel.sender.recovery.resent <= 9
-    assert sorted(channel.taken) == list(range(352))
+    assert sorted(channel.received) == list(range(352))
 
 
 def test_xor_mends_one_of_each_class_and_not_two() -> None:
     one = Channel("xor", loses=losing(*range(8)))
-    one.carry(320)
+    one.transfer(320)
     assert one.sender.recovery.resent == 0
     two = Channel("xor", loses=losing(0, 8))
-    two.carry(320)
+    two.transfer(320)
     assert two.sender.recovery.resent == 2
 
 
@@ -162,7 +162,7 @@ def test_a_group_ends_though_of_one_path_nothing_is_heard_again(came: bool) -> N
 def test_paths_of_unlike_length_cause_nothing_to_be_sent_again() -> None:
     for recovery in SELECTIVE:
         channel = Channel(recovery, delays_s=(0.001, 0.004, 0.009))
-        channel.carry(600)
+        channel.transfer(600)
         assert channel.sender.recovery.resent == 0, recovery
 
 
@@ -188,7 +188,7 @@ def test_a_receiver_says_what_it_has() -> None:
 
 def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     channel = Channel()
-    channel.carry(3)
+    channel.transfer(3)
     for ack in (Ack(0, 99, 1, 0, 3, 0), Ack(0, 2, 3, 0, 4, 0), Ack(1, 0, 1, 0, 3, 0)):
         with pytest.raises(ValueError, match="not sent"):
             channel.sender.on_ack(ack, channel.now_s)

@@ -72,7 +72,7 @@ def test_a_wrong_algorithm_is_told_before_anything_is_built(
     (tmp_path / "leaders.py").write_text(deaf)
     (tmp_path / "leaders.yaml").write_text(blocks("algorithms.md", "yaml")[0])
     monkeypatch.chdir(tmp_path)
-    message = r"algorithm leaders of all_reduce, .*waits for ever for rank 0, .*leaders.py, line \d+\)"
+    message = r"algorithm leaders of all_reduce, .*waits forever for rank 0, .*leaders.py, line \d+\)"
     with pytest.raises(WrongPlan, match=message):
         testbed.predict("leaders.yaml")
     ran = CliRunner().invoke(app, ["bench", "all_reduce", "--algorithm", "leaders.py:leaders"])

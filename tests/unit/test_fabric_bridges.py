@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.net.fabric.bridges import CARD, UPLINK, Cable, bridges, cables
+from testbed.net.fabric.bridges import NIC, UPLINK, Cable, bridges, cables
 from testbed.net.fabric.plan import make_plan
 from testbed.spec.base_model import validate
 from testbed.spec.buildings import Host
@@ -51,7 +51,7 @@ class Paths:
 
     def path(self, source: Host, target: Host) -> list[str]:
         """Switches on the way; ends at the core where the packet leaves the building."""
-        node, _ = self.other[source.name, CARD]
+        node, _ = self.other[source.name, NIC]
         passed = [node]
         while True:
             port = self.table[node][target.mac]
@@ -59,7 +59,7 @@ class Paths:
                 return passed
             node, interface = self.other[node, port]
             if node == target.name:
-                assert interface == CARD
+                assert interface == NIC
                 return passed
             assert node not in passed, passed
             passed.append(node)
@@ -124,7 +124,7 @@ def test_a_cable_that_takes_time_is_the_link_engines_and_another_is_shaped() -> 
     assert len({name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b)}) == 2 * len(wires)
     assert ("east-spine1", "u0") not in plan.shapes
     assert plan.shapes["east-leaf1", "u0"].rate_bps == pytest.approx(50e9)
-    assert plan.shapes["east1", CARD].rate_bps == 100e9
+    assert plan.shapes["east1", NIC].rate_bps == 100e9
 
 
 def test_a_building_without_tiers_is_one_switch() -> None:

@@ -29,7 +29,7 @@ def test_raised_within_and_put_back_after_an_error_too(default: Path, tmp_path: 
 
     with pytest.raises(RuntimeError):
         fail_within()
-    assert seen == [str(open_vswitch.LARGE_BYTES)]
+    assert seen == [str(open_vswitch.LARGE_RECEIVE_BUFFER_BYTES)]
     assert default.read_text() == "212992"
     assert list(root.iterdir()) == []
 
@@ -37,7 +37,7 @@ def test_raised_within_and_put_back_after_an_error_too(default: Path, tmp_path: 
 def test_put_back_after_a_kill(default: Path, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "rmem_default").write_text("212992")
-    default.write_text(str(open_vswitch.LARGE_BYTES))
+    default.write_text(str(open_vswitch.LARGE_RECEIVE_BUFFER_BYTES))
     open_vswitch.restore_after_kill(tmp_path / "state")
     assert default.read_text() == "212992"
     open_vswitch.restore_after_kill(tmp_path / "absent")

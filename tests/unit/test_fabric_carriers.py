@@ -14,7 +14,7 @@ class Line:
         self.now_s = 0.0
         self.done: list[tuple[float, str, str]] = []
 
-    def darken(self, names: Collection[str]) -> None:
+    def blackhole(self, names: Collection[str]) -> None:
         self.done += [(self.now_s, name, "dark") for name in names]
 
     def set_carrier(self, name: str, up: bool) -> None:
@@ -34,7 +34,7 @@ def wait(made: CarrierDelay, line: Line, until_s: float) -> None:
     """As whoever owns them waits: from one due time to the next."""
     while made.due_s is not None and made.due_s <= until_s:
         line.now_s = made.due_s
-        made.play()
+        made.apply_due()
     line.now_s = until_s
 
 
@@ -45,7 +45,7 @@ def test_a_cut_is_dark_at_once_and_seen_later_and_so_is_its_mending() -> None:
     wait(made, line, 1.0)
     assert line.take() == [(0.0, "a", "dark"), (0.01, "a", "down")]
     assert made.due_s is None
-    made.mend(["a"])
+    made.restore(["a"])
     assert line.take() == []
     wait(made, line, 2.0)
     assert line.take() == [(1.02, "a", "up")]
@@ -55,7 +55,7 @@ def test_what_is_mended_before_it_was_seen_never_is() -> None:
     made, line = carriers()
     made.cut(["a"])
     line.now_s = 0.009
-    made.mend(["a"])
+    made.restore(["a"])
     assert made.due_s is None
     assert line.take() == [(0.0, "a", "dark"), (0.009, "a", "up")]
 
@@ -64,12 +64,12 @@ def test_what_is_cut_again_before_its_mending_was_seen_stays_down() -> None:
     made, line = carriers()
     made.cut(["a"])
     wait(made, line, 0.1)
-    made.mend(["a"])
+    made.restore(["a"])
     line.now_s = 0.11
     made.cut(["a"])
     wait(made, line, 1.0)
     assert line.take() == [(0.0, "a", "dark"), (0.01, "a", "down")]
-    made.mend(["a"])
+    made.restore(["a"])
     wait(made, line, 2.0)
     assert line.take() == [(1.02, "a", "up")]
 
@@ -77,7 +77,7 @@ def test_what_is_cut_again_before_its_mending_was_seen_stays_down() -> None:
 def test_without_delays_all_is_seen_at_once() -> None:
     made, line = carriers(0.0, 0.0)
     made.cut(["a", "b"])
-    made.mend(["b"])
+    made.restore(["b"])
     assert made.due_s is None
     assert [(name, what) for _, name, what in line.take()] == [("a", "down"), ("b", "down"), ("b", "up")]
 
@@ -90,7 +90,7 @@ def test_several_are_seen_in_the_order_of_their_times_and_all_when_settled() -> 
     line.take()
     wait(made, line, 0.012)
     assert line.take() == [(0.01, "b", "down")]
-    made.settle()
+    made.flush()
     assert line.take() == [(0.012, "a", "down")]
     assert made.due_s is None
 
@@ -102,7 +102,7 @@ def test_what_is_down_or_about_to_be_is_known() -> None:
     assert made.is_down("a")
     wait(made, line, 0.5)
     assert made.is_down("a")
-    made.mend(["a"])
+    made.restore(["a"])
     assert made.is_down("a")
     wait(made, line, 1.0)
     assert not made.is_down("a")

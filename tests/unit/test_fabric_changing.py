@@ -19,7 +19,7 @@ from testbed.net.fabric.running_fabric import (
     controller_of,
     parse_link_settings,
     parse_policy_args,
-    with_classes,
+    with_queues,
 )
 from testbed.spec.errors import ConfigError
 from testbed.spec.link_direction import Direction, QueueClass
@@ -81,7 +81,7 @@ def test_a_policy_is_asked_for_as_the_controller_takes_it(
 def test_a_policys_queues_are_those_of_wan_links_only() -> None:
     classes = (QueueClass("gold", (46,), share=0.5), QueueClass("rest"))
     now = {**NOW, ("host-port", "a_to_b"): NOW[LINK, "a_to_b"]}
-    found = with_classes(now, [LINK], classes)
+    found = with_queues(now, [LINK], classes)
     assert set(found) == {(LINK, "a_to_b"), (LINK, "b_to_a")}
     assert all(own == replace(NOW[where], classes=classes) for where, own in found.items())
 
@@ -101,7 +101,7 @@ def test_a_networks_controller_is_found_by_its_file(tmp_path: Path, monkeypatch:
     [
         ("north1", "nort", "udp", r"TARGET: got nort, expected a host: .* mean north2\?"),
         ("nowhere", "north1", "udp", "SOURCE: got nowhere"),
-        ("north1", "north1", "udp", "expected another host than SOURCE"),
+        ("north1", "north1", "udp", "expected a host other than SOURCE"),
         ("north1", "south1", "icmp", "--protocol: got icmp, expected udp or tcp"),
     ],
 )

@@ -46,13 +46,13 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def measured(end: LossyEnd) -> tunnel.TunnelMeasurement:
-    return tunnel.measure(end, "machine2", "west", 1e9)  # type: ignore[arg-type]
+    return tunnel.measure_tunnel(end, "machine2", "west", 1e9)  # type: ignore[arg-type]
 
 
 def test_large_frames_that_fragments_of_others_keep_out_are_tried_again(slept: list[float]) -> None:
     found = measured(end := LossyEnd(failures=3))
     assert end.bursts == 4
-    assert slept.count(tunnel.AGAIN_S) == 3
+    assert slept.count(tunnel.RETRY_INTERVAL_S) == 3
     assert found.there_bps == pytest.approx(90_000 * 8 / 0.001)
     assert found.back_bps > 0
 

@@ -62,13 +62,13 @@ def test_namespaces_know_which_queues_the_link_engine_has_put_there() -> None:
     pids = dict.fromkeys(
         ("wan", *(bridge.name for bridge in PLAN.bridges), "east-probe", "west-probe"), 1
     ) | dict.fromkeys((host.name for host in PLAN.topology.hosts), 1)
-    carried = {settings.name: settings.carried for settings in namespace_settings(PLAN, pids)}
+    carried = {settings.name: settings.engine_disciplines for settings in namespace_settings(PLAN, pids)}
     assert carried["wan"]["w0a"] == ["ingress", "netem"]
     assert carried["wan"]["in-w0a"] == ["netem"]
     assert carried[ROOT_NAME]["tb1234e0p3"] == ["bfifo", "htb"]
     assert carried["east1"] == {}
     userspace = dataclasses.replace(PLAN, link_engine="userspace")
-    assert all(not settings.carried for settings in namespace_settings(userspace, pids))
+    assert all(not settings.engine_disciplines for settings in namespace_settings(userspace, pids))
 
 
 def test_every_class_of_htb_is_as_its_command_makes_it() -> None:

@@ -32,7 +32,7 @@ from testbed.measure.fidelity.host_invariants import (
 )
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.ranks.telemetry import HostCounts, HostMonitor, traffic
-from testbed.net.fabric.bridges import CARD, bridges, cables
+from testbed.net.fabric.bridges import NIC, bridges, cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts, parse_protocol_counts, read_protocol_counts
 from testbed.spec.topology import load_topology
@@ -94,7 +94,7 @@ def protocols(out: int, into: int) -> ProtocolCounts:
 def counted() -> dict[str, NodeCounts]:
     """Every host has sent and received a thousand frames, half of them to and from other buildings."""
     port = PortCounts(FRAMES, BYTES, FRAMES, BYTES)
-    found = {name: NodeCounts({CARD: port}, protocols(FRAMES, FRAMES)) for name in HOSTS}
+    found = {name: NodeCounts({NIC: port}, protocols(FRAMES, FRAMES)) for name in HOSTS}
     for bridge in bridges(TWO):
         found[bridge.name] = NodeCounts({entry.interface: port for entry in bridge.ports})
     return found
@@ -141,7 +141,7 @@ def test_what_the_topology_s_queues_drop_or_hold_is_not_missing() -> None:
     full = changed("west-leaf", "p1", tx_packets=FRAMES - 5, dropped=4, waiting=1)
     far = next(cable.a[0] for cable in cables(TWO) if cable.b == ("west-leaf", "p1"))
     less = PortCounts(FRAMES - 5, BYTES, FRAMES, BYTES)
-    full[far] = NodeCounts({CARD: less}, protocols(FRAMES, FRAMES - 5))
+    full[far] = NodeCounts({NIC: less}, protocols(FRAMES, FRAMES - 5))
     full["west-leaf"] = dataclasses.replace(
         full["west-leaf"],
         ports={
@@ -205,7 +205,7 @@ def test_of_a_card_that_events_change_host_cable_and_switch_are_left_out() -> No
 
 
 def test_only_what_was_counted_meanwhile_counts() -> None:
-    assert grown(counted(), counted())["east1"].ports[CARD] == PortCounts(0, 0, 0, 0)
+    assert grown(counted(), counted())["east1"].ports[NIC] == PortCounts(0, 0, 0, 0)
     document = json.loads(json.dumps(dataclasses.asdict(counted()["east1"])))
     assert NodeCounts.from_document(document) == counted()["east1"]
 
@@ -237,16 +237,16 @@ def test_the_first_segments_of_new_connections_are_nobody_else_s() -> None:
 
 
 def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebody_s() -> None:
-    quiet = NodeCounts({CARD: PortCounts(0, 0, 0, 0)}, protocols(0, 0))
+    quiet = NodeCounts({NIC: PortCounts(0, 0, 0, 0)}, protocols(0, 0))
     seen = dict.fromkeys(HOSTS, quiet)
     ranks, background = {"east1", "east2"}, {"west1", "west2"}
     seen["east1"] = counted()["east1"]
     seen["west1"] = counted()["west1"]
     assert list(outside_steps(seen, ranks, background, HOSTS)) == []
-    seen["east2"] = NodeCounts({CARD: PortCounts(0, 0, 12, 12 * 100)}, protocols(2, 0))
-    seen["east4"] = NodeCounts({CARD: PortCounts(0, 0, 4, 400)}, protocols(4, 0))
+    seen["east2"] = NodeCounts({NIC: PortCounts(0, 0, 12, 12 * 100)}, protocols(2, 0))
+    seen["east4"] = NodeCounts({NIC: PortCounts(0, 0, 4, 400)}, protocols(4, 0))
     seen["west2"] = NodeCounts(
-        {CARD: PortCounts(30, 3000, 5, 500)}, dataclasses.replace(protocols(5, 30), tcp_in=20)
+        {NIC: PortCounts(30, 3000, 5, 500)}, dataclasses.replace(protocols(5, 30), tcp_in=20)
     )
     found = {
         (entry.host, entry.direction): (entry.packets, entry.kinds)
@@ -471,9 +471,9 @@ def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
 
 def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
     full, own = counted()["east1"], protocols(FRAMES + 20, FRAMES)
-    ports = {CARD: dataclasses.replace(full.ports[CARD], dropped=3)}
+    ports = {NIC: dataclasses.replace(full.ports[NIC], dropped=3)}
     assert judged({**counted(), "east1": NodeCounts(ports, own)}).ok is True
-    none = {CARD: dataclasses.replace(full.ports[CARD], dropped=2)}
+    none = {NIC: dataclasses.replace(full.ports[NIC], dropped=2)}
     assert judged({**counted(), "east1": NodeCounts(none, own)}).measured == "4 missing"
 
 

@@ -19,10 +19,10 @@ from testbed.spec.transport import TransportSpec
 from testbed.spec.workload import WorkloadSpec
 from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, resolve_endpoints
 from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
-from testbed.workload.job.traffic_matrix import flows_of, total
+from testbed.workload.job.traffic_matrix import flows_of, sum_pairs
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_volume import plan_traffic
-from testbed.workload.uniform_plans import partners, plan_collectives
+from testbed.workload.uniform_plans import exchange_partners, plan_collectives
 from tests.unit.controller_topologies import edge_ports
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -91,7 +91,7 @@ def test_a_striped_pair_has_a_flow_for_each_lane_and_no_two_connections_share_a_
 
 
 def test_bytes_of_several_parts_add_up() -> None:
-    assert total([{(0, 1): 5, (1, 0): 2}, {(0, 1): 3}]) == {(0, 1): 8, (1, 0): 2}
+    assert sum_pairs([{(0, 1): 5, (1, 0): 2}, {(0, 1): 3}]) == {(0, 1): 8, (1, 0): 2}
 
 
 def test_policies_take_what_a_job_declares() -> None:
@@ -105,8 +105,8 @@ def test_policies_take_what_a_job_declares() -> None:
 
 def test_a_pipeline_goes_between_the_first_and_the_last_building_by_place() -> None:
     buildings = [0, 0, 1, 2, 2, 2]
-    assert partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
-    assert partners([0, 0]) == {}
+    assert exchange_partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
+    assert exchange_partners([0, 0]) == {}
     spec = WorkloadSpec.model_validate({"exchange": {"messages": 3, "size": "40 B"}})
     sent = plan_traffic(plan_collectives(spec, buildings), 4)
     assert sent == {(0, 3): 120, (3, 0): 120, (1, 4): 120, (4, 1): 120}

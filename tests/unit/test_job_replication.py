@@ -15,7 +15,7 @@ from testbed.measure.results.shards import split_into_shards
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.fault_resolution import across, crossing, reduced
+from testbed.workload.job.fault_resolution import cross_replica_traffic, reduced_elements, spans_replicas
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.launch_spec import JobSpec, Replication, plan_steps
 from testbed.workload.plan import JobPlan
@@ -51,7 +51,7 @@ def test_the_state_is_16_bytes_for_each_parameter_of_a_shard() -> None:
     parameters = 8 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 4096 * 32000
     state_bytes = SCALE.real_bytes(4 * sum(found.state_elements))
     assert state_bytes == pytest.approx(16 * parameters, rel=0.001)
-    elements = reduced(made.workload.plan, 5, found.replicas)
+    elements = reduced_elements(made.workload.plan, 5, found.replicas)
     assert found.state_elements[1] == elements * 4
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused(change: str, said: str) -> None:
     [
         (
             "workload.parallelism={data_parallel_shard_degree: 16, faults: {}}",
-            "at least 2 replicas, each of ranks of its own",
+            "at least 2 replicas, each on ranks of its own",
         ),
         ("workload.schedule.receives=in_order", "expected early"),
         ("transport.bootstrap=star", "static, as a rank that returns finds the others by itself"),
@@ -121,10 +121,10 @@ def test_what_replicas_that_come_and_go_cannot_do_is_refused(change: str, said: 
 
 def test_collectives_across_replicas_are_of_one_place_in_all() -> None:
     replicas = ((0, 1), (2, 3))
-    assert across((0, 2), replicas)
-    assert not across((2, 0), replicas)
+    assert spans_replicas((0, 2), replicas)
+    assert not spans_replicas((2, 0), replicas)
     plan = JobPlan(((),) * 4, (("inner", (0, 1)), ("outer", (1, 3)), ("askew", (0, 3))))
-    assert list(crossing(plan, replicas)) == ["askew of ranks 0, 3"]
+    assert list(cross_replica_traffic(plan, replicas)) == ["askew of ranks 0, 3"]
 
 
 def test_all_steps_of_a_variant_are_one_job() -> None:

@@ -12,7 +12,7 @@ import pytest
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.cubic import Cubic, CubicGrowth
 from testbed.net.paths.congestion.reno import Reno, RenoGrowth
-from testbed.net.paths.losses import FIRST_PACKETS, TIMEOUT_S, LossyWindow
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_RTO_S, LossyWindow
 
 NEVER = 1e-12
 
@@ -80,9 +80,9 @@ def test_on_short_paths_cubic_stands_still_for_round_trips_after_a_loss() -> Non
 def test_a_window_begins_with_ten_packets_and_doubles() -> None:
     own = window(RenoGrowth())
     for trips in range(5):
-        sent = window(RenoGrowth()).send(FIRST_PACKETS * (2**trips - 1) + 1, 0.0)
+        sent = window(RenoGrowth()).send(INITIAL_WINDOW_PACKETS * (2**trips - 1) + 1, 0.0)
         assert sent.left_s == pytest.approx(trips * 0.1, rel=0.01, abs=1e-4)
-    assert own.send(FIRST_PACKETS, 0.0).there_s == pytest.approx(0.05, rel=0.01)
+    assert own.send(INITIAL_WINDOW_PACKETS, 0.0).there_s == pytest.approx(0.05, rel=0.01)
 
 
 def test_cubic_stops_doubling_when_acknowledgements_come_for_half_a_round_trip() -> None:
@@ -98,7 +98,7 @@ def test_a_window_that_is_not_used_does_not_grow() -> None:
     own = window(RenoGrowth())
     for number in range(20):
         own.send(4, number * 1.0)
-    assert own.window == FIRST_PACKETS
+    assert own.window == INITIAL_WINDOW_PACKETS
 
 
 def test_one_loss_costs_what_is_behind_it_a_round_trip_and_half_of_the_window() -> None:
@@ -114,13 +114,13 @@ def test_one_loss_costs_what_is_behind_it_a_round_trip_and_half_of_the_window() 
 def test_of_a_last_packet_a_timeout_tells_unless_more_is_sent_behind_it() -> None:
     own = window(RenoGrowth(), draw=Scripted(10))
     alone = own.send(10, 0.0)
-    assert alone.there_s == pytest.approx(2 * 0.1 + TIMEOUT_S + 0.05, rel=0.01)
+    assert alone.there_s == pytest.approx(2 * 0.1 + MIN_RTO_S + 0.05, rel=0.01)
     own = window(RenoGrowth(), draw=Scripted(9))
-    assert own.send(9, 0.0).there_s == pytest.approx(2 * 0.1 + TIMEOUT_S + 0.05, rel=0.01)
+    assert own.send(9, 0.0).there_s == pytest.approx(2 * 0.1 + MIN_RTO_S + 0.05, rel=0.01)
     own = window(RenoGrowth(), draw=Scripted(8))
     waiting = own.send(8, 0.0)
     told: list[float] = []
-    waiting.losses[0].told.append(lambda: told.append(waiting.there_s))
+    waiting.losses[0].on_earlier.append(lambda: told.append(waiting.there_s))
     behind = own.send(1, 0.02)
     # one behind it is not enough at once: a quarter of a round trip it may have come in another order
     assert told == [pytest.approx(0.02 + 1.25 * 0.1 + 0.05, rel=0.01)]
@@ -146,7 +146,7 @@ def test_what_is_sent_again_and_lost_again_comes_a_round_trip_and_a_quarter_late
     assert sent.there_s == pytest.approx(0.1 + 1.25 * 0.1 + 0.05, rel=0.01)
     own.send(1, 1.0)
     own.send(1, 2.0)
-    assert own._under_way == 1
+    assert own._in_flight == 1
 
 
 def test_what_is_told_from_later_on_goes_on_as_it_would_have() -> None:

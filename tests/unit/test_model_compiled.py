@@ -89,7 +89,7 @@ def test_training_is_played_as_in_python(
 def test_networks_are_what_they_are_in_python(schedule: str, policy: Mapping[str, object]) -> None:
     more = {"workload.schedule.name": schedule, **policy}
     step = step_of((2, 2, 2, 1, 1), more)
-    if step.network.dealing:
+    if step.network.stripe_settings:
         assert loop_of(step) is None
     else:
         check(step)

@@ -38,7 +38,7 @@ def network(stripes: StripeSettings, *rates: float) -> Network:
         {**parts, "back": 1e9},
         {(0, 1): there[0], (1, 0): back},
         {((0, 1), 0): there},
-        dealing={(0, 1): stripes},
+        stripe_settings={(0, 1): stripes},
     )
 
 
@@ -54,7 +54,7 @@ def test_segments_go_round_the_connections_whatever_each_gets() -> None:
     stripes = StripeSettings(2, 1000, outstanding=100, fast_bytes=10)
     made = network(stripes, 4000.0, 1000.0)
     assert took_s(made, 4000) == pytest.approx([2.0])  # two segments at 1000 a second
-    assert took_s(replace(made, dealing={}), 4000) == pytest.approx([0.8])  # as if they could move
+    assert took_s(replace(made, stripe_settings={}), 4000) == pytest.approx([0.8])  # as if they could move
 
 
 def test_a_connection_with_too_many_segments_unacknowledged_is_passed_over() -> None:
@@ -82,7 +82,7 @@ def test_what_leaves_as_acknowledgements_come_has_its_share_whatever_others_have
         {(pair, 0): (paths[pair],) for pair in ((0, 2), (1, 3))},
         queues={"link": 1e6, "slow": 1e6},
         sends_at_once=False,
-        dealing=dict.fromkeys(((0, 2), (1, 3)), stripes),
+        stripe_settings=dict.fromkeys(((0, 2), (1, 3)), stripes),
     )
     sends = tuple((Message("send", "to", "test", (), peer, 20_000, 0, sends=True),) for peer in (2, 3))
     receives = tuple((Message("receive", "from", "test", (), peer, 20_000, 0),) for peer in (0, 1))

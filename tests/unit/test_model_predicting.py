@@ -282,7 +282,7 @@ def test_a_step_goes_by_packets_where_it_has_few_enough() -> None:
 
     small = Scale(size_scale=4000)
     assert step({}, small).network.packets
-    assert step({"transport.congestion_control": "bbr"}, small).network.looks_for_rates
+    assert step({"transport.congestion_control": "bbr"}, small).network.paces_by_measured_rates
     # real sizes have too many, datagrams are not TCP, and of these the model knows no windows
     for changes, scale in (
         ({}, Scale()),

@@ -108,7 +108,7 @@ def test_messages_of_a_pair_keep_their_order() -> None:
 
 
 def test_a_receiver_that_is_asked_answers_while_the_messages_before_leave() -> None:
-    asked = replace(one_link(2, latency_s=0.25), asks=True)
+    asked = replace(one_link(2, latency_s=0.25), needs_grants=True)
     one = simulate(JobPlan(((send(1, 25),), (recv(0, 25),))), asked, BYTES)
     assert one.step_time_s == pytest.approx(0.5 + 1.0 + 0.25)
     two = JobPlan(((send(1, 25, 1, "a"), send(1, 25, 2, "b")), (recv(0, 25, 1), recv(0, 25, 2))))

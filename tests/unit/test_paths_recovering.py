@@ -33,7 +33,7 @@ def test_means_are_those_of_the_state_machines(recovery: str) -> None:
     limits = Limits(1000, window_bytes=115_000, line_bps=80e6)
     packets, loss = 256, 0.01
     took = [
-        Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).carry(packets)
+        Channel(recovery, control=Window, limits=limits, loses=losing(loss, seed)).transfer(packets)
         for seed in range(60)
     ]
     form = RecoveryForm(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
@@ -53,12 +53,12 @@ def test_chances_grow_and_quantiles_are_where_they_are_reached(
     recovery: str, packets: int, loss: float
 ) -> None:
     form = RecoveryForm(recovery, packets, PACKET_S, ROUND_TRIP_S, loss)
-    grown = [form.chance(form.lossless_s + step * ROUND_TRIP_S / 3) for step in range(-1, 60)]
+    grown = [form.probability(form.lossless_s + step * ROUND_TRIP_S / 3) for step in range(-1, 60)]
     assert grown[0] == 0
     assert grown[1] > 0 or recovery == "go_back_n" or loss * packets > 1
     assert grown == sorted(grown)
     median_s = form.quantile_s(0.5)
-    assert form.chance(median_s) >= 0.5
+    assert form.probability(median_s) >= 0.5
     assert form.lossless_s <= median_s * (1 + 1e-6)
     assert form.quantile_s(0.999) >= median_s
 
@@ -66,10 +66,10 @@ def test_chances_grow_and_quantiles_are_where_they_are_reached(
 def test_a_group_fails_when_more_is_lost_than_its_parity_mends() -> None:
     exact = sum(math.comb(40, lost) * 0.05**lost * 0.95 ** (40 - lost) for lost in range(9, 41))
     mds = RecoveryForm("erasure", 32, PACKET_S, ROUND_TRIP_S, 0.05)
-    assert mds.group_fails(32) == pytest.approx(exact)
+    assert mds.group_failure_probability(32) == pytest.approx(exact)
     # a class of xor is four packets of data and one of parity
     xor = RecoveryForm("xor", 32, PACKET_S, ROUND_TRIP_S, 0.05)
-    assert xor.group_fails(32) == pytest.approx(1 - (0.95**5 + 5 * 0.05 * 0.95**4) ** 8)
+    assert xor.group_failure_probability(32) == pytest.approx(1 - (0.95**5 + 5 * 0.05 * 0.95**4) ** 8)
 
 
 def test_the_paper_is_met_within_a_factor_of_two() -> None:
@@ -90,20 +90,20 @@ def test_the_model_of_a_step_is_told_the_mean() -> None:
     form = RecoveryForm("nack", 64, PACKET_S, ROUND_TRIP_S, 0.01)
     # what is sent again takes the line, too
     assert own.least_s(64_000) == pytest.approx(64 * PACKET_S / 0.99)
-    assert own.late_chance(64_000) * own.mended_s == pytest.approx(form.mean_s - form.lossless_s)
-    assert replace(own, late=False).late_chance(64_000) == 0
+    assert own.late_probability(64_000) * own.recovery_s == pytest.approx(form.mean_s - form.lossless_s)
+    assert replace(own, late=False).late_probability(64_000) == 0
     back = replace(own, recovery="go_back_n")
     again_s = 0.01 / 0.99 * 3 * ROUND_TRIP_S
     assert back.least_s(64_000) == pytest.approx(64 * PACKET_S + 0.64 * (ROUND_TRIP_S + PACKET_S + again_s))
     gone_back = RecoveryForm("go_back_n", 64, PACKET_S, ROUND_TRIP_S, 0.01)
-    late_s = back.late_chance(64_000) * back.mended_s
+    late_s = back.late_probability(64_000) * back.recovery_s
     whole_s = back.least_s(64_000) + late_s + ROUND_TRIP_S / 2
     assert whole_s == pytest.approx(gone_back.mean_s, rel=0.01)
     # of a card half of whose losses nothing tells of, for 66 packets are as likely to hold another as not
     blind = replace(back, timeout_s=0.067, blind_packets=66)
-    assert blind.mended_s == 0.067
+    assert blind.recovery_s == 0.067
     drawn = [1 - (1 - 0.01) ** gone for gone in range(66)]
-    assert blind.unheard == pytest.approx(sum(drawn) / 66, rel=0.05)
+    assert blind.timeout_share == pytest.approx(sum(drawn) / 66, rel=0.05)
     slow = replace(own, most_packets=10)
     assert slow.least_s(110_000) == pytest.approx(10 * PACKET_S + 10 * ROUND_TRIP_S)
 
@@ -114,7 +114,7 @@ def lost_once(recovery: str, packets: int, number: int) -> float:
     limits = Limits(1000, window_bytes=held, line_bps=320e6, path_bps=80e6)
 
     def took_s(loses: Fate) -> float:
-        return Channel(recovery, control=Window, limits=limits, loses=loses).carry(packets)
+        return Channel(recovery, control=Window, limits=limits, loses=loses).transfer(packets)
 
     late_s = took_s(lambda item, times: item == number and times == 0) - took_s(lambda item, times: False)
     return late_s / ROUND_TRIP_S
@@ -123,7 +123,7 @@ def lost_once(recovery: str, packets: int, number: int) -> float:
 def test_what_stands_in_the_queue_makes_round_trips_longer() -> None:
     product = 1000 * ROUND_TRIP_S / PACKET_S
     own = LossyDatagrams(
-        "go_back_n", 1e-3, ROUND_TRIP_S, 1000 / PACKET_S, 1000, standing_bytes=0.25 * product
+        "go_back_n", 1e-3, ROUND_TRIP_S, 1000 / PACKET_S, 1000, excess_window_bytes=0.25 * product
     )
     form = own.form(2560, 1.0)
     assert form.queued_s == pytest.approx(0.25 * ROUND_TRIP_S)
@@ -152,9 +152,11 @@ def test_a_group_that_has_failed_fails_again_when_too_little_of_what_it_lacks_co
             if sum(once) + parity >= 2
         )
         fails, again = fails + chance, again + chance * still
-    assert RecoveryForm("xor", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again == pytest.approx(again / fails)
+    assert RecoveryForm("xor", 32, PACKET_S, ROUND_TRIP_S, loss).group_refailure_probability == pytest.approx(
+        again / fails
+    )
     # nine of forty were lost, seven or eight of them data: one is enough
-    assert RecoveryForm("erasure", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again < loss**5
+    assert RecoveryForm("erasure", 32, PACKET_S, ROUND_TRIP_S, loss).group_refailure_probability < loss**5
 
 
 def test_losses_are_drawn_about_their_mean() -> None:

@@ -14,7 +14,7 @@ from testbed.measure.execution.network_evidence import pause_invariants, paused_
 from testbed.measure.execution.network_setup import link_engine_for
 from testbed.measure.fidelity.building_invariants import lossless, no_circle
 from testbed.measure.results.link_summary import PausedLink, merge_paused_links
-from testbed.net.fabric.bridges import HELD_BYTES, cables
+from testbed.net.fabric.bridges import HOST_QUEUE_BYTES, cables
 from testbed.net.fabric.plan import make_plan
 from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json, wire_to_json
 from testbed.net.paths.buffer_checks import find_pause_cycle
@@ -92,15 +92,15 @@ def test_pauses_that_cannot_be(nic: dict[str, Any], wan: dict[str, Any], words: 
 def test_the_link_engine_carries_all_cables_of_a_network_that_pauses_and_hosts_cards_feed_them() -> None:
     plain, pausing = built(), built(pause={})
     assert (plain.pauses, pausing.pauses) == (False, True)
-    assert not any(cable.takes_time for cable in cables(plain))
-    assert all(cable.takes_time for cable in cables(pausing))
+    assert not any(cable.needs_engine for cable in cables(plain))
+    assert all(cable.needs_engine for cable in cables(pausing))
     plan = make_plan(pausing, "tb0")
     wires = {wire.name: wire for wire in plan.wires()}
     assert (wires["east-west-0"].switch_a, wires["east-west-0"].switch_b) == ("east-leaf", "west-leaf")
     card = wires["east1-east-leaf"]
     assert (card.switch_a, card.switch_b) == (None, "east-leaf")
     # a paused host keeps what it cannot send, and its card lets through what the cable carries
-    assert card.a_to_b.queue_bytes == HELD_BYTES > card.b_to_a.queue_bytes
+    assert card.a_to_b.queue_bytes == HOST_QUEUE_BYTES > card.b_to_a.queue_bytes
     assert set(plan.shapes) == {(host.name, "eth0") for host in pausing.hosts}
     assert wire_from_json(json.loads(json.dumps(wire_to_json(wires["east-west-0"])))) == wires["east-west-0"]
 
@@ -115,7 +115,7 @@ def test_every_tier_may_pause() -> None:
     assert found.leaf_uplink.pause is not None
     assert found.spine_uplink.pause is not None
     assert found.spine_uplink.pause.xoff_bytes == 1_000_000
-    assert all(cable.takes_time for cable in cables(topology))
+    assert all(cable.needs_engine for cable in cables(topology))
     named = {wire.name: wire for wire in make_plan(topology, "tb0").wires()}
     assert named["east-spine1-east-core"].switch_b == named["east-west-0"].switch_a == "east-core"
 

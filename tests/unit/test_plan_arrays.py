@@ -12,7 +12,13 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.plan import COMPUTE, GroupCollective, JobPlan, Message
-from testbed.workload.plan_volume import array_keys, plan_elements, plan_load, result_elements, room_elements
+from testbed.workload.plan_volume import (
+    array_keys,
+    message_buffer_elements,
+    plan_elements,
+    plan_load,
+    result_elements,
+)
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -46,7 +52,7 @@ def test_operations_of_a_stream_share_arrays_and_messages_a_room() -> None:
         2: ("one", 0, "all_reduce", 8),
         3: ("two", 0, "all_reduce", 8),
     }
-    assert room_elements(ranks[0]) == {"one": 5}
+    assert message_buffer_elements(ranks[0]) == {"one": 5}
     assert plan_elements(JobPlan(ranks, (("all", (0,)),))) == 8 + 8 + 5
 
 
@@ -60,7 +66,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 def test_bytes_of_a_step_are_those_between_its_pairs(workload: Workload) -> None:
-    load = plan_load(workload.plan.using("ring"), workload.itemsize)
+    load = plan_load(workload.plan.with_algorithm("ring"), workload.itemsize)
     between = sum(sum(pairs.values()) for pairs in workload.pairs("ring").values())
     assert load.sent_bytes == pytest.approx(between, rel=0.02)
     assert load.messages >= sum(len(pairs) for pairs in workload.pairs("ring").values())

@@ -44,7 +44,7 @@ def test_events_of_ranks_become_theirs_in_emulated_time() -> None:
     assert slow == RankFault(1, "rank_slow", 0, 2.0, 2.0, factor=3)
     assert again == replace(slow, after_s=6.0)
     assert io == RankFault(1, "io_slow", 2, 2.0, delay_s=0.02)
-    assert RankFault.from_document(asdict(io)) == io
+    assert RankFault(**asdict(io)) == io
 
 
 def test_a_drawn_moment_is_the_events_own() -> None:
@@ -83,7 +83,7 @@ def test_which_collective_is_meant(values: dict[str, Any], place: int, other: in
         ),
         (
             {"action": "rank_mismatch", "what": "order", "group": "replicate"},
-            "events.0.what: got order, expected size or type: all collectives of rank 1 in replicate are alike",
+            "events.0.what: got order, expected size or type: all collectives of rank 1 in replicate are equal",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.comm.replicas import Policy, RingSettings
 from testbed.comm.replicas.loss_policy import CatchUpMode, Mode
-from testbed.comm.replicas.ring import chunks_of
+from testbed.comm.replicas.ring import ring_chunks
 from testbed.comm.transport import BEST_EFFORT, MemoryNetwork, Request, TrafficClass, Transport
 from testbed.contrib.conformance.harness import in_threads
 from tests.unit.replica_jobs import NUMEL, Job, Mortal, Outcome, Processes, in_threads_with_a_kill, steps_of
@@ -20,7 +20,7 @@ DETECT_S = 1.5
 @pytest.mark.parametrize("numel", [0, 1, 4, 60, 61])
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_what_one_sends_is_what_the_next_expects(size: int, numel: int, most: int) -> None:
-    plans = [chunks_of(numel, size, position, most) for position in range(size)]
+    plans = [ring_chunks(numel, size, position, most) for position in range(size)]
     for position, plan in enumerate(plans):
         assert plan.outgoing == plans[(position + 1) % size].incoming
         assert plan.outgoing[plan.own :] == plan.incoming[: len(plan.outgoing) - plan.own]
@@ -68,7 +68,7 @@ def test_no_more_than_so_many_chunks_are_unacknowledged(in_flight: int) -> None:
     job = Job(3, 1, Policy(steps=2))
     network = MemoryNetwork(3)
     watched = [Watched(transport) for transport in network.transports]
-    lines = [job.switchboard.line(rank, 0) for rank in range(3)]
+    lines = [job.switchboard.connect(rank, 0) for rank in range(3)]
 
     def program(transport: Transport) -> Outcome:
         line = lines[transport.rank]
@@ -83,7 +83,7 @@ def test_no_more_than_so_many_chunks_are_unacknowledged(in_flight: int) -> None:
 def test_checkpoints_go_to_the_next_replica_meanwhile() -> None:
     job = Job(3, 2, Policy(steps=6))
     network = MemoryNetwork(6)
-    lines = [job.switchboard.line(rank, 0) for rank in range(6)]
+    lines = [job.switchboard.connect(rank, 0) for rank in range(6)]
 
     def program(transport: Transport) -> Outcome:
         line = lines[transport.rank]

@@ -22,7 +22,7 @@ from testbed.comm.replicas.messages import (
     Leave,
     MessageError,
     Operation,
-    Part,
+    RanksLost,
     Ready,
     Report,
     Start,
@@ -79,9 +79,9 @@ class World:
         self.flush(self.lives[rank])
 
     def flush(self, life: Life) -> None:
-        for message in life.member.said[life.said :]:
+        for message in life.member.outbox[life.said :]:
             self.to_coordinator[life.rank].append((life.member.incarnation, message))
-        life.said = len(life.member.said)
+        life.said = len(life.member.outbox)
 
     def kill(self, rank: int) -> None:
         """What it has said still arrives; then its connection closes."""
@@ -95,7 +95,7 @@ class World:
         message = unpack_message(pack_message(life.heard.popleft()))  # type: ignore[arg-type]
         member = life.member
         before_step, before_epoch = member.step, member.epoch
-        again = member.hear(message)  # type: ignore[arg-type]
+        again = member.receive(message)  # type: ignore[arg-type]
         assert member.epoch >= before_epoch, "a view grows"
         life.begun -= again
         if isinstance(message, View):
@@ -107,8 +107,8 @@ class World:
             elif message.epoch != before_epoch:
                 life.begun = {operation for operation in life.begun if operation in member.summed}
         if isinstance(message, CatchUp) and message.target == self.place[life.rank][0]:
-            member.said.append(CaughtUp(message.attempt))
-        if member.left is not None and not life.dead:
+            member.outbox.append(CaughtUp(message.attempt))
+        if member.dismissed is not None and not life.dead:
             life.dead = True  # it leaves
             self.to_coordinator[life.rank].append((member.incarnation, "closed"))
         self.flush(life)
@@ -151,13 +151,13 @@ class World:
             life.begun.add(operation)
             self.parts.add((self.place[life.rank][1], life.rank, operation, member.epoch))
         else:
-            assert member.over(operation, member.view)
+            assert member.complete(operation, member.view)
         self.flush(life)
 
     def do(self, life: Life) -> bool:
         """What a rank's own program does next; whether there was anything."""
         member = life.member
-        if life.dead or member.left is not None or member.step < 0 or member.step >= self.steps:
+        if life.dead or member.dismissed is not None or member.step < 0 or member.step >= self.steps:
             return False
         if member.view is not None and not life.ready:
             life.ready = True
@@ -205,7 +205,7 @@ class World:
         if what == "send":
             incarnation, message = self.to_coordinator[rank].popleft()
             if message == "closed":
-                self.membership.closed(rank, incarnation, self.now_s)
+                self.membership.connection_closed(rank, incarnation, self.now_s)
             else:
                 known = unpack_message(pack_message(message))  # type: ignore[arg-type]
                 self.membership.receive(rank, incarnation, known, self.now_s)  # type: ignore[arg-type]
@@ -235,11 +235,11 @@ class World:
             elif record["event"] == "view":
                 self.generations[self.membership.epoch] = self.restarts
         self.membership.outbox.records.clear()
-        for order in self.membership.outbox.orders:
+        for order in self.membership.outbox.messages:
             life = self.lives[order.rank]
             if not life.dead:
                 life.heard.append(order.message)
-        self.membership.outbox.orders.clear()
+        self.membership.outbox.messages.clear()
 
 
 @st.composite
@@ -295,12 +295,12 @@ def both(ranks: int = 1, **policy: Any) -> Membership:
     )
     for rank in range(2 * ranks):
         membership.receive(rank, 0, Hello(0), 0.0)
-    membership.outbox.orders.clear()
+    membership.outbox.messages.clear()
     return membership
 
 
 def told(membership: Membership, rank: int) -> list[object]:
-    orders = membership.outbox.orders
+    orders = membership.outbox.messages
     mine: list[object] = [order.message for order in orders if order.rank == rank]
     orders[:] = [order for order in orders if order.rank != rank]
     return mine
@@ -310,9 +310,9 @@ def test_what_all_that_live_have_is_settled_for_each_coordinate() -> None:
     membership = Membership([(0, 1), (2, 3), (4, 5)], Policy(steps=2))
     for rank in range(6):
         membership.receive(rank, 0, Hello(0), 0.0)
-    membership.outbox.orders.clear()
-    membership.closed(5, 0, 0.1)
-    assert told(membership, 0) == [Part(((4, 0), (5, 0))), Stop(1)]
+    membership.outbox.messages.clear()
+    membership.connection_closed(5, 0, 0.1)
+    assert told(membership, 0) == [RanksLost(((4, 0), (5, 0))), Stop(1)]
     assert [type(message) for message in told(membership, 4)] == [Leave]
     first, second = (0, 0), (0, 1)
     membership.receive(0, 0, Report(0, 1, frozenset({first, second})), 0.2)
@@ -327,7 +327,7 @@ def test_what_all_that_live_have_is_settled_for_each_coordinate() -> None:
 def test_silence_is_death_and_late_words_of_the_dead_do_not_count() -> None:
     membership = both(detect_s=0.5)
     membership.receive(0, 0, Alive(), 0.4)
-    assert membership.next_s() == 0.5
+    assert membership.next_deadline_s() == 0.5
     membership.tick(0.5)
     assert membership.members == (0,)
     membership.receive(0, 0, Report(0, 1, frozenset()), 0.6)
@@ -341,7 +341,7 @@ def test_silence_is_death_and_late_words_of_the_dead_do_not_count() -> None:
 
 def test_a_replica_returns_at_a_boundary_once_it_has_caught_up() -> None:
     membership = both(catch_up="non_blocking")
-    membership.closed(1, 0, 0.1)
+    membership.connection_closed(1, 0, 0.1)
     membership.receive(0, 0, Report(0, 1, frozenset()), 0.1)
     membership.receive(1, 1, Hello(1), 0.2)
     attempt = CatchUp(1, 0, 1, 0)
@@ -357,7 +357,7 @@ def test_a_replica_returns_at_a_boundary_once_it_has_caught_up() -> None:
 
 def test_who_blocks_waits_for_the_returned_at_the_boundary() -> None:
     membership = both(catch_up="blocking")
-    membership.closed(1, 0, 0.1)
+    membership.connection_closed(1, 0, 0.1)
     membership.receive(0, 0, Report(0, 1, frozenset()), 0.1)
     membership.receive(1, 1, Hello(1), 0.2)
     told(membership, 1)
@@ -374,12 +374,12 @@ def test_a_source_that_is_lost_is_replaced() -> None:
     membership = Membership([(0,), (1,), (2,)], Policy(steps=9))
     for rank in range(3):
         membership.receive(rank, 0, Hello(0), 0.0)
-    membership.closed(0, 0, 0.1)
+    membership.connection_closed(0, 0, 0.1)
     membership.receive(1, 0, Report(0, 1, frozenset()), 0.1)
     membership.receive(2, 0, Report(0, 1, frozenset()), 0.1)
     membership.receive(0, 1, Hello(1), 0.2)
     first = next(message for message in told(membership, 0) if isinstance(message, CatchUp))
-    membership.closed(first.source, 0, 0.3)
+    membership.connection_closed(first.source, 0, 0.3)
     second = next(message for message in told(membership, 0) if isinstance(message, CatchUp))
     assert (second.attempt, second.source) == (2, 3 - first.source)
     membership.receive(0, 1, CaughtUp(1), 0.4)
@@ -393,13 +393,13 @@ def test_a_restart_goes_back_to_the_checkpoint_and_waits() -> None:
     for step in range(3):
         for rank in range(2):
             membership.receive(rank, 0, Done(step, 1), 0.1)
-    membership.closed(1, 0, 1.0)
+    membership.connection_closed(1, 0, 1.0)
     assert membership.step == 2
     for rank in range(2):
         membership.receive(rank, 1, Hello(1), 2.0)
     membership.tick(10.9)
-    membership.outbox.orders.clear()
-    assert membership.next_s() == 11.0
+    membership.outbox.messages.clear()
+    assert membership.next_deadline_s() == 11.0
     membership.tick(11.0)
     assert told(membership, 1) == [View(2, (0, 1), 2)]
 

@@ -46,7 +46,7 @@ def job_that_decodes(**options: Any) -> Job:
 
 def summary(job: Job) -> tuple[dict[str, Any], Timeline]:
     """Of two steps that took what the model says, and what it says."""
-    plan = job.workload.plan.using("ring")
+    plan = job.workload.plan.with_algorithm("ring")
     software = Software(message_s=1e-6)
     timeline = simulate(plan, network_of(job.topology, job.hosts), job.workload.itemsize, software)
     steps, samples = [], []

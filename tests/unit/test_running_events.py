@@ -145,10 +145,10 @@ class Recorder:
         self.due_s: float | None = None
         self.played = self.settled = 0
 
-    def play(self) -> None:
+    def apply_due(self) -> None:
         self.played += 1
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.settled += 1
 
     def apply(self, wanted: Condition) -> None:

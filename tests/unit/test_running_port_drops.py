@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.network_evidence import port_drops
-from testbed.net.fabric.bridges import CARD, cables
+from testbed.net.fabric.bridges import NIC, cables
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.link_engine import DirectionStats, EngineStats
@@ -35,7 +35,7 @@ CABLES = list(cables(TOPOLOGY))
 def nodes(dropped: dict[tuple[str, str], int], hosts: bool = False) -> dict[str, NodeCounts]:
     found: dict[str, dict[str, PortCounts]] = {}
     for node, interface in (end for cable in CABLES for end in (cable.a, cable.b)):
-        if hosts or interface != CARD:
+        if hosts or interface != NIC:
             count = dropped.get((node, interface), 0)
             found.setdefault(node, {})[interface] = PortCounts(0, 0, 0, 0, dropped=count)
     return {node: NodeCounts(ports) for node, ports in found.items()}
@@ -44,7 +44,7 @@ def nodes(dropped: dict[tuple[str, str], int], hosts: bool = False) -> dict[str,
 def account(time_s: float, up: int) -> EngineStats:
     """The engine carries the leaves' uplinks: so many packets dropped by the first one's queue."""
     directions = {}
-    for cable in (cable for cable in CABLES if cable.takes_time):
+    for cable in (cable for cable in CABLES if cable.needs_engine):
         for which in ("a_to_b", "b_to_a"):
             dropped = up if cable.a[0] == "east-leaf1" and which == "a_to_b" else 0
             directions[cable.name, which] = DirectionStats(0, 0, 0, 0, 0, 0, 0, dropped, 0, 0, 0, 0)
@@ -59,7 +59,7 @@ def sample(time_s: float, edge: str, up: int, **ports: int) -> LinkSample:
 
 
 def job(*samples: LinkSample, cards: int = 0) -> Any:
-    after = nodes({("east-leaf1", "p0"): 99, ("west1", CARD): cards}, hosts=True)
+    after = nodes({("east-leaf1", "p0"): 99, ("west1", NIC): cards}, hosts=True)
     return SimpleNamespace(samples=list(samples), before=nodes({}, hosts=True), after=after)
 
 

@@ -27,9 +27,9 @@ from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import load_topology
 from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.job.job import Job, job_of
-from testbed.workload.job.traffic_matrix import total
+from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import QUEUE, Computing, JobPlan
-from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
+from testbed.workload.serving import draw_arrivals, form_batches, read_arrivals
 from tests.queueing import (
     md1_wait_s,
     mdc_wait_s,
@@ -80,7 +80,7 @@ def job(**inference: Any) -> Job:
 
 
 def sent(of: Job) -> Counter[tuple[int, int]]:
-    return Counter(total(of.workload.pairs("ring").values()))
+    return Counter(sum_pairs(of.workload.pairs("ring").values()))
 
 
 def test_a_node_is_a_host_and_cards_behind_a_switch_of_its_own() -> None:
@@ -115,17 +115,17 @@ def test_nodes_say_all_of_a_building(more: dict[str, Any], field: str, expected:
 
 def test_arrivals_have_the_rate_that_was_asked_for_and_are_the_same_again() -> None:
     for kind in ("poisson", "bursts", "even"):
-        drawn = drawn_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
-        assert drawn == sorted(drawn) == drawn_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
+        drawn = draw_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
+        assert drawn == sorted(drawn) == draw_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
         assert len(drawn) / drawn[-1] == pytest.approx(500.0, rel=0.02)
-    gaps = Counter(drawn_arrivals("bursts", 500.0, 4000, seed=7, burst=4))
+    gaps = Counter(draw_arrivals("bursts", 500.0, 4000, seed=7, burst=4))
     assert set(gaps.values()) == {4}
 
 
 def test_mean_waits_of_one_server_are_those_of_theory() -> None:
     for load, count in ((0.3, 200_000), (0.5, 300_000), (0.8, 1_000_000)):
         service_s = 1e-3
-        waits = waits_s(drawn_arrivals("poisson", load / service_s, count, seed=3), service_s)
+        waits = waits_s(draw_arrivals("poisson", load / service_s, count, seed=3), service_s)
         assert sum(waits) / len(waits) == pytest.approx(md1_wait_s(load / service_s, service_s), rel=0.02)
     with pytest.raises(ValueError, match="less than 1"):
         md1_wait_s(1000.0, 1e-3)
@@ -136,14 +136,14 @@ def test_mean_waits_of_servers_that_take_turns_are_those_of_one_queue() -> None:
         assert mdc_wait_s(load, 1.0, 1) == pytest.approx(md1_wait_s(load, 1.0), rel=1e-6)
     # taking turns is the same as one queue before all, where service is equal
     for servers, load in ((2, 0.6), (6, 0.7)):
-        arrivals = drawn_arrivals("poisson", servers * load, 300_000, seed=7)
+        arrivals = draw_arrivals("poisson", servers * load, 300_000, seed=7)
         waits = [wait for turn in range(servers) for wait in waits_s(arrivals[turn::servers], 1.0)]
         assert sum(waits) / len(waits) == pytest.approx(mdc_wait_s(servers * load, 1.0, servers), rel=0.03)
 
 
 def test_waits_by_the_last_arrivals_alone_have_the_mean_of_spitzer() -> None:
     for load, count in ((0.5, 20), (0.8, 40)):
-        arrivals = drawn_arrivals("poisson", load, 200_000, seed=9)
+        arrivals = draw_arrivals("poisson", load, 200_000, seed=9)
         recent = recent_waits_s(arrivals, 1.0, count)
         assert sum(recent) / len(recent) == pytest.approx(recent_wait_s(load, 1.0, count), rel=0.02)
         assert all(own <= whole + 1e-6 for own, whole in zip(recent, waits_s(arrivals, 1.0), strict=True))
@@ -153,13 +153,13 @@ def test_waits_by_the_last_arrivals_alone_have_the_mean_of_spitzer() -> None:
 
 def test_batches_go_when_they_are_full_or_their_first_has_waited() -> None:
     arrivals = [0.0, 0.1, 0.2, 0.9, 2.0, 2.1]
-    found = closed_batches(arrivals, 3, 0.5)
+    found = form_batches(arrivals, 3, 0.5)
     assert [(one.first, one.end, one.closed_s) for one in found] == [
         (0, 3, 0.2),
         (3, 4, pytest.approx(1.4)),
         (4, 6, pytest.approx(2.5)),
     ]
-    assert [one.closed_s for one in closed_batches(arrivals, 1, 0.0)] == arrivals
+    assert [one.closed_s for one in form_batches(arrivals, 1, 0.0)] == arrivals
 
 
 def test_a_file_of_arrivals_is_read_and_what_is_wrong_in_it_is_said(tmp_path: Path) -> None:

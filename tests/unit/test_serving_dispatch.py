@@ -25,11 +25,11 @@ from testbed.show.exchange.chakra import load_job
 from testbed.show.report.serving import describe_serving
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
-from testbed.workload.dispatch import Dispatched, Dispatcher, Dispatching, NoServerError, PieceKey
+from testbed.workload.dispatch import Dispatcher, Dispatching, DispatchLog, NoServerError, PieceKey
 from testbed.workload.dispatch.dispatcher import DispatchRules, Server
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.launch_spec import JobSpec
-from testbed.workload.job.traffic_matrix import total
+from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import Message, Operation
 from tests.queueing import md1_wait_s, waits_s
 from tests.unit.test_serving import RECOMMENDATION, SAMPLES, TABLES, job, sent
@@ -91,7 +91,7 @@ def test_what_is_not_answered_goes_to_somebody_else_until_there_is_an_answer() -
     chosen.answered(0, 2.0)
     assert chosen.found.outages[0].back_s == 2.0
     assert chosen.found.first[0] == 2
-    assert Dispatched.from_document(json.loads(json.dumps(chosen.found.to_document()))) == chosen.found
+    assert DispatchLog.from_document(json.loads(json.dumps(chosen.found.to_document()))) == chosen.found
 
 
 def test_a_lost_connection_sends_all_that_is_owed_again_and_nobody_left_is_an_end() -> None:
@@ -103,7 +103,7 @@ def test_a_lost_connection_sends_all_that_is_owed_again_and_nobody_left_is_an_en
     assert len(chosen.found.outages) == 1
     chosen.answered(2, 0.7)
     assert not chosen.over
-    with pytest.raises(NoServerError, match=r"sent 2 times; east1, east4: none that has the model's tables"):
+    with pytest.raises(NoServerError, match=r"sent 2 times; east1, east4: no server with the model's tables"):
         chosen.due(1.6)
 
 
@@ -122,7 +122,7 @@ def carried(**inference: Any) -> tuple[Job, dict[str, Any]]:
     """A job as the model carries it out, and its figures."""
     made = job(**inference)
     timeline = predict_step(made, "ring")
-    done = made.as_carried(timeline.carried)
+    done = made.as_executed(timeline.carried)
     return done, figures_of(done, timeline)
 
 
@@ -167,7 +167,7 @@ def test_a_request_s_time_is_the_sum_of_its_parts_where_it_is_sent_again() -> No
     # answers take longer than they are waited for: there are 2 ms to the nodes and back
     made = job(serve=["east1", "east8"], entry="users1", rate=300, retry={"after": "1.5 ms", "most": 9})
     timeline = predict_step(made, "ring")
-    done = made.as_carried(timeline.carried)
+    done = made.as_executed(timeline.carried)
     figures = figures_of(done, timeline)
     serving = done.workload.serving
     assert serving is not None
@@ -177,7 +177,7 @@ def test_a_request_s_time_is_the_sum_of_its_parts_where_it_is_sent_again() -> No
     for one in times:
         assert one.parts.total_s == pytest.approx(one.latency_s, rel=1e-9)
     request = SAMPLES * (TABLES * (4 * 3 + 4) + 5 * 4)
-    found = Counter(total(done.workload.pairs("ring").values()))
+    found = Counter(sum_pairs(done.workload.pairs("ring").values()))
     assert serving.dispatched is not None
     assert found[14, 0] + found[14, 7] == len(serving.dispatched.sendings) * request
 

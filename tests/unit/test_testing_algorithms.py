@@ -54,10 +54,10 @@ def test_one_of_ones_own_for_uneven_rows_conforms() -> None:
     [
         (RowsAlgorithm(lambda count, most: count // 2), r"sent\(1, 7\): got 0, expected 1 to 7"),
         (RowsAlgorithm(lambda count, most: most + 1), r"sent\(0, 0\): got 1, expected 0 to 0"),
-        (RowsAlgorithm(to_eights, ahead=True), r"sent\(0, 7\): got 0, expected 7, known ahead"),
+        (RowsAlgorithm(to_eights, posts_ahead=True), r"sent\(0, 7\): got 0, expected 7, known ahead"),
         (
             RowsAlgorithm(to_eights, concurrency=0),
-            r"rows that came to rank 0: got \[0, 5\], expected \[0, 3\]",
+            r"rows received by rank 0: got \[0, 5\], expected \[0, 3\]",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_one_of_ones_own_conforms() -> None:
     [
         (
             deaf,
-            r"deaf of all_reduce, 2 ranks in buildings \[0, 0\]: rank 1 waits for ever for rank 0, round 2 of 2",
+            r"deaf of all_reduce, 2 ranks in buildings \[0, 0\]: rank 1 waits forever for rank 0, round 2 of 2",
         ),
         (forgetful, "rank 1 ends without what rank 0 has for block 0"),
         (overwrites, "rank 0 ends without what rank 0 has for block 0"),

@@ -89,7 +89,7 @@ def test_groups_that_are_joined_in_another_order_wait_for_ever() -> None:
     second = Collective("b", "compute", group="b", numel=1, site="train.py:2")
     found = first_mismatch(trace((first, second), (second, first), a=(0, 1), b=(0, 1)))
     assert found == (
-        "ranks wait for each other for ever: rank 0 at train.py:1 waits in all_reduce of group a for rank 1; "
+        "ranks wait for each other forever: rank 0 at train.py:1 waits in all_reduce of group a for rank 1; "
         "rank 1 at train.py:2 waits in all_reduce of group b for rank 0"
     )
     assert first_mismatch(trace((first, second), (first, second), a=(0, 1), b=(0, 1))) is None

@@ -23,7 +23,7 @@ from testbed.workload.plans import WorkloadRequest
 from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.workload.traces.consistency import check_matching
-from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reordered
+from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reorder_ranks
 from tests.unit.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)
@@ -80,15 +80,15 @@ def test_another_order_keeps_all_bytes_and_who_sends_them_to_whom() -> None:
     request = WorkloadRequest(("east",) * 4)
     trace = JobTrace(tuple(map(own, range(4))), {"all": (0, 1, 2, 3)})
     order = (2, 0, 3, 1)
-    moved = reordered(trace, order)
+    moved = reorder_ranks(trace, order)
     check_matching(moved)
     before, after = (plan_traffic(plan_trace(one, request), 4) for one in (trace, moved))
     assert {(order[here], order[there]): size for (here, there), size in after.items()} == before
     assert moved.ranks[0][0] == Collective(
         "weights", group="all", collective="broadcast", numel=1000, root=order.index(2)
     )
-    assert reordered(moved, (1, 3, 0, 2)) == trace  # back again
-    assert reordered(trace, range(4)) is trace
+    assert reorder_ranks(moved, (1, 3, 0, 2)) == trace  # back again
+    assert reorder_ranks(trace, range(4)) is trace
 
 
 def test_a_scenario_says_where_ranks_are(tmp_path: Path) -> None:

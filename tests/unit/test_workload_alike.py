@@ -45,8 +45,8 @@ def test_collectives_that_name_no_algorithm_take_the_variants() -> None:
     named = {"collective": "all_reduce", "size": "8 KiB", "algorithm": "ring"}
     spec = WorkloadSpec.model_validate({"collectives": [named]})
     plan = plan_collectives(spec, (0, 0, 1, 1))
-    assert plan.using("hierarchical") is plan
-    buckets = plan_data_parallel(workload(model=TINY), (0, 0, 1, 1)).using("hierarchical")
+    assert plan.with_algorithm("hierarchical") is plan
+    buckets = plan_data_parallel(workload(model=TINY), (0, 0, 1, 1)).with_algorithm("hierarchical")
     assert {op.algorithm for op in buckets.ranks[3] if isinstance(op, GroupCollective)} == {"hierarchical"}
     assert buckets.ranks[0] is buckets.ranks[3]
 

@@ -117,9 +117,9 @@ def test_a_tree_crosses_once_per_block_and_a_ring_with_all_but_one() -> None:
 
 def test_many_small_products_take_longer_than_one() -> None:
     wise = BlockWise(TREE, True, (), half_rows=64)
-    assert wise.longer(8192, 8) == pytest.approx((1 + 64 / 1024) / (1 + 64 / 8192))
-    assert wise.longer(512, 8) == pytest.approx(2 / 1.125)
-    assert BlockWise(TREE, True, ()).longer(512, 8) == 1.0
+    assert wise.slowdown(8192, 8) == pytest.approx((1 + 64 / 1024) / (1 + 64 / 8192))
+    assert wise.slowdown(512, 8) == pytest.approx(2 / 1.125)
+    assert BlockWise(TREE, True, ()).slowdown(512, 8) == 1.0
 
 
 # ---- plans

@@ -15,7 +15,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Workload, job_of
-from testbed.workload.job.kinds.decode import routed, shares_of
+from testbed.workload.job.kinds.decode import draw_routing, expert_shares
 from testbed.workload.plan import GroupCollective, Pause
 from testbed.workload.plan_volume import plan_traffic
 
@@ -40,12 +40,12 @@ def workload(scale: Scale | None = None, **options: Any) -> Workload:
 
 
 def rows_of(experts_per_token: int = 1, seed: int = 1) -> tuple[tuple[int, ...], ...]:
-    return routed(random.Random(f"{seed}/decode"), RANKS, BATCH, 8, experts_per_token)[0]
+    return draw_routing(random.Random(f"{seed}/decode"), RANKS, BATCH, 8, experts_per_token)[0]
 
 
 def sent(found: Workload) -> int:
     """Bytes to others."""
-    return sum(plan_traffic(found.plan.using("ring"), 4).values())
+    return sum(plan_traffic(found.plan.with_algorithm("ring"), 4).values())
 
 
 def across(rows: tuple[tuple[int, ...], ...]) -> int:
@@ -64,18 +64,18 @@ def test_a_rank_has_a_token_once_however_many_of_its_experts_are_there() -> None
 
 def test_experts_get_what_their_shares_are_worth_and_each_token_as_many_as_ever() -> None:
     batch, shares = 20_000, (1.0, 2.0, 3.0, 4.0)
-    rows, _ = routed(random.Random("1"), RANKS, batch, RANKS, 1, shares)
+    rows, _ = draw_routing(random.Random("1"), RANKS, batch, RANKS, 1, shares)
     got = [sum(own[target] for own in rows) / (RANKS * batch) for target in range(RANKS)]
     assert got == pytest.approx([share / sum(shares) for share in shares], abs=0.01)
-    rows, _ = routed(random.Random("1"), RANKS, 100, RANKS, 3, shares)
+    rows, _ = draw_routing(random.Random("1"), RANKS, 100, RANKS, 3, shares)
     assert all(sum(own) == 300 for own in rows)
     # of a pair without replacement (1 and 2 of weights 1, 1, 2): 1/4 x 1/3 + 1/4 x 1/3 leave the third out
-    rows, _ = routed(random.Random("1"), 3, batch, 3, 2, (1.0, 1.0, 2.0))
+    rows, _ = draw_routing(random.Random("1"), 3, batch, 3, 2, (1.0, 1.0, 2.0))
     assert sum(own[2] for own in rows) / (3 * batch) == pytest.approx(5 / 6, abs=0.01)
 
 
 def test_routing_skew_is_the_spread_of_shares_and_leaves_what_is_even_as_it_is() -> None:
-    shares = shares_of("1", 50_000, 0.5)
+    shares = expert_shares("1", 50_000, 0.5)
     assert statistics.fmean(shares) / statistics.median(shares) == pytest.approx(1.25**0.5, abs=0.01)
     assert statistics.pstdev(shares) / statistics.fmean(shares) == pytest.approx(0.5, abs=0.01)
     assert sent(workload(routing_skew=0.0)) == sent(workload())
@@ -114,7 +114,7 @@ def test_buffers_that_are_not_chained_are_posted_one_by_one() -> None:
     assert [pause.duration_s for pause in posted] == pytest.approx([3 * 2e-6] * 2)
     assert not any(isinstance(operation, Pause) for operation in chained.plan.ranks[0])
     assert sent(apart) == sent(chained)
-    rows, buffers = routed(random.Random(1), RANKS, 1, 8, 2)
+    rows, buffers = draw_routing(random.Random(1), RANKS, 1, 8, 2)
     assert [sum(own) for own in buffers] == [2] * RANKS  # a token's experts, of the same rank or not
     assert all(0 < row <= 2 for row in map(sum, rows))
 

@@ -70,9 +70,9 @@ def planned(shape: tuple[int, ...], more: Mapping[str, object]) -> JobPlan:
 def test_ranks_that_do_alike_have_the_plans_of_their_own(
     shape: tuple[int, ...], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_plan, "REMEMBERED", 0)
+    monkeypatch.setattr(pipeline_plan, "MAX_CACHED_PLANS", 0)
     made = planned(shape, more)
-    monkeypatch.setattr(pipeline_plan, "likeness", lambda *_: None)
+    monkeypatch.setattr(pipeline_plan, "symmetry_key", lambda *_: None)
     assert made == planned(shape, more)
 
 
@@ -84,9 +84,9 @@ def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(
     others = [{f"{PARALLELISM}.collectives.{name}": "bidirectional_ring"} for name in DEGREES[2:4]]
     asked: list[Mapping[str, object]] = [{}, *MORE.values(), *placements, *others]
     known = [planned(shape, changes) for changes in asked]
-    monkeypatch.setattr(pipeline_plan, "_known", OrderedDict())
-    monkeypatch.setattr(pipeline_plan, "_patterns", pipeline_plan._Patterns())
-    monkeypatch.setattr(pipeline_plan, "REMEMBERED", 0)
+    monkeypatch.setattr(pipeline_plan, "_plans", OrderedDict())
+    monkeypatch.setattr(pipeline_plan, "_patterns", pipeline_plan._PatternCache())
+    monkeypatch.setattr(pipeline_plan, "MAX_CACHED_PLANS", 0)
     assert known == [planned(shape, changes) for changes in asked]
 
 

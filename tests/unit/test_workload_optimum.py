@@ -31,7 +31,7 @@ from testbed.workload.schedules import (
 from testbed.workload.schedules.action_times import peak_activations, time_orders
 from testbed.workload.schedules.base import SCHEDULES
 from testbed.workload.schedules.cp_sat import JobShop
-from testbed.workload.schedules.optimal_search import optimum, room_of, shortest_s
+from testbed.workload.schedules.optimal_search import activation_limit, find_optimal, lower_bound_s
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -46,7 +46,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def searched(costs: Costs, ranks: int, microbatches: int, memory: float = 1.0) -> SearchResult:
     request = ScheduleRequest(ranks, microbatches, 1, memory, costs, effort=2.0)
-    return optimum(request, request.loop)
+    return find_optimal(request, request.loop)
 
 
 def every_order(stages: list[int], microbatches: int) -> Iterator[tuple[Action, ...]]:
@@ -78,7 +78,7 @@ def every_order(stages: list[int], microbatches: int) -> Iterator[tuple[Action, 
 @pytest.mark.parametrize("memory", [0.5, 1.0])
 def test_nothing_that_can_be_tried_is_quicker(costs: Costs, memory: float) -> None:
     request = ScheduleRequest(2, 2, 1, memory, costs)
-    room, best_s = room_of(request), float("inf")
+    room, best_s = activation_limit(request), float("inf")
     fitting = [
         [order for order in every_order([rank], 2) if peak_activations([order]) <= room] for rank in range(2)
     ]
@@ -106,9 +106,9 @@ def test_it_is_whole_within_memory_and_no_slower_than_what_is_known(
     costs = Costs(1.0, 0.9, 0.8, (latency_s,) * (ranks - 1), (busy_s,) * (ranks - 1))
     request = ScheduleRequest(ranks, microbatches, chunks, memory, costs, effort=0.5)
     owners = request.loop if chunks == 1 else request.there_and_back
-    found = optimum(request, owners)
+    found = find_optimal(request, owners)
     assert check_orders(found.orders, microbatches) == tuple(owners)
-    assert peak_activations(found.orders) <= room_of(request)
+    assert peak_activations(found.orders) <= activation_limit(request)
     timed = time_orders(owners, found.orders, costs)
     assert timed is not None
     assert timed.step_s == pytest.approx(found.step_s)
@@ -127,7 +127,7 @@ def test_a_schedule_by_other_costs_is_a_place_to_begin() -> None:
         assert timed is not None
         waves[costs] = timed.step_s
     request = ScheduleRequest(8, 16, 2, 2.0, all_hops, effort=0.1, named=far_alone)
-    found = optimum(request, request.there_and_back)
+    found = find_optimal(request, request.there_and_back)
     assert dict(found.known)["CrossWave"] == min(waves.values())
     assert found.step_s <= min(waves.values())
 
@@ -144,10 +144,10 @@ def test_a_long_step_is_searched_window_by_window() -> None:
     request = ScheduleRequest(
         ranks, microbatches, 1, 1.0, Costs(1.0, 0.9, 0.8, latencies, times), effort=0.05
     )
-    found = optimum(request, request.loop)
+    found = find_optimal(request, request.loop)
     assert 3 * ranks * microbatches > 1000
     assert check_orders(found.orders, microbatches) == tuple(request.loop)
-    assert peak_activations(found.orders) <= room_of(request)
+    assert peak_activations(found.orders) <= activation_limit(request)
     assert found.bound_s <= found.step_s <= found.known[0][1]
 
 
@@ -156,7 +156,7 @@ def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch
     first = make_schedule("optimal", 3, 4, costs)
     assert len(list(own_cache.glob("*.json"))) == 1
     monkeypatch.setattr(schedule_cache, "_known", {})
-    monkeypatch.setattr("testbed.workload.schedules.optimal_search.optimum", None)
+    monkeypatch.setattr("testbed.workload.schedules.optimal_search.find_optimal", None)
     again = make_schedule("optimal", 3, 4, costs)
     assert (again, again.searched) == (first, first.searched)
     monkeypatch.undo()
@@ -279,9 +279,9 @@ def test_nothing_that_is_known_takes_less_than_the_bound_without_a_search(
     for chunks in (1, 2):
         request = ScheduleRequest(ranks, microbatches, chunks, memory, costs, effort=0.0)
         owners = request.loop if chunks == 1 else request.there_and_back
-        found = optimum(request, owners)
-        shop = JobShop(tuple(owners), microbatches, costs, room_of(request))
-        assert shortest_s(shop) <= found.step_s * (1 + 1e-9)
+        found = find_optimal(request, owners)
+        shop = JobShop(tuple(owners), microbatches, costs, activation_limit(request))
+        assert lower_bound_s(shop) <= found.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,6 @@ def test_nothing_that_is_known_takes_less_than_the_bound_without_a_search(
 )
 def test_the_bound_is_near_what_is_found(costs: Costs, memory: float, least: float) -> None:
     request = ScheduleRequest(2, 8, 1, memory, costs, effort=4.0)
-    found = optimum(request, request.loop)
-    shop = JobShop(tuple(request.loop), 8, costs, room_of(request))
-    assert least * found.step_s <= shortest_s(shop) <= found.step_s * (1 + 1e-9)
+    found = find_optimal(request, request.loop)
+    shop = JobShop(tuple(request.loop), 8, costs, activation_limit(request))
+    assert least * found.step_s <= lower_bound_s(shop) <= found.step_s * (1 + 1e-9)

@@ -7,8 +7,8 @@ import pytest
 
 from testbed.workload.operations import GroupCollective, Operation
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_columns import likeness, pattern_columns
-from testbed.workload.plan_patterns import Pattern, SymmetricPlans, Using
+from testbed.workload.plan_columns import pattern_columns, plan_key
+from testbed.workload.plan_patterns import AlgorithmPattern, Pattern, SymmetricPlans
 
 
 def gradients(*algorithms: str, numel: int = 1000) -> Pattern:
@@ -22,16 +22,16 @@ def gradients(*algorithms: str, numel: int = 1000) -> Pattern:
 
 def test_an_algorithm_is_put_where_there_is_none() -> None:
     pattern = gradients("", "tree", "")
-    using = pattern.using("ring")
+    using = pattern.with_algorithm("ring")
     assert [own.algorithm for own in using.operations if isinstance(own, GroupCollective)] == [
         "ring",
         "tree",
         "ring",
     ]
-    assert pattern.using("ring") is using
-    assert using.using("tree") is using  # none is left
+    assert pattern.with_algorithm("ring") is using
+    assert using.with_algorithm("tree") is using  # none is left
     assert [own.name for own in using.operations] == ["g0", "g1", "g2"]
-    assert [(own.algorithm, many) for own, many in using.exchanged if isinstance(own, GroupCollective)] == [
+    assert [(own.algorithm, many) for own, many in using.exchanges if isinstance(own, GroupCollective)] == [
         ("ring", 2),
         ("tree", 1),
     ]
@@ -39,25 +39,25 @@ def test_an_algorithm_is_put_where_there_is_none() -> None:
 
 def test_columns_do_not_go_by_the_algorithm() -> None:
     pattern = gradients("", "tree", "")
-    assert pattern_columns(pattern.using("ring")) is pattern_columns(pattern)
+    assert pattern_columns(pattern.with_algorithm("ring")) is pattern_columns(pattern)
     plans = [
-        JobPlan(SymmetricPlans([pattern.using(own)], [None]), (("all", (0,)),))
+        JobPlan(SymmetricPlans([pattern.with_algorithm(own)], [None]), (("all", (0,)),))
         for own in ("ring", "double_tree")
     ]
-    assert likeness(plans[0]) != likeness(plans[1])
+    assert plan_key(plans[0]) != plan_key(plans[1])
     named = JobPlan(SymmetricPlans([gradients("ring", "tree", "ring")], [None]), (("all", (0,)),))
-    assert likeness(named) == likeness(plans[0])  # however it came by its algorithms
+    assert plan_key(named) == plan_key(plans[0])  # however it came by its algorithms
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 def test_what_is_alike_now_is_one(algorithm: str) -> None:
     """Columns of collectives that are told apart by an algorithm alone are others once they have the same."""
     pattern = gradients("", "tree", "")
-    using, plain = pattern.using(algorithm), gradients(algorithm, "tree", algorithm)
-    assert isinstance(using, Using)
-    assert using.tells_as_many_apart is (algorithm != "tree")
-    assert using.sorts == plain.sorts
-    assert [many for _, many in using.exchanged] == [many for _, many in plain.exchanged]
+    using, plain = pattern.with_algorithm(algorithm), gradients(algorithm, "tree", algorithm)
+    assert isinstance(using, AlgorithmPattern)
+    assert using.keeps_kinds_distinct is (algorithm != "tree")
+    assert using.shared_kinds == plain.shared_kinds
+    assert [many for _, many in using.exchanges] == [many for _, many in plain.exchanges]
     columns = pattern_columns(using), pattern_columns(plain)
     assert columns[0] is not None
     assert columns[1] is not None

@@ -24,7 +24,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.transformer import ModelSpec
 from testbed.workload.job.job import Workload, workload_of
-from testbed.workload.job.rank_placement import minimize_crossing, shortest_way
+from testbed.workload.job.rank_placement import minimize_crossing, shortest_route
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -466,7 +466,7 @@ def test_the_shortest_way_is_the_shortest(count: int, seed: int) -> None:
     def long_s(way: Sequence[str]) -> float:
         return sum(delays_s[pair] for pair in pairwise(way))
 
-    found = shortest_way(places, delays_s)
+    found = shortest_route(places, delays_s)
     assert sorted(found) == places
     assert long_s(found) == min(map(long_s, permutations(places)))
 
@@ -530,7 +530,7 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
                 "accelerators_per_rank": 6,
             },
             {},
-            "got a rank has 6 accelerators, of which 6 are left for data_parallel_shard 4, expected one to divide",
+            "got a rank has 6 accelerators, of which 6 remain for data_parallel_shard 4, expected one to divide",
         ),
         (
             {"pipeline_parallel_degree": 8},

@@ -172,7 +172,7 @@ def test_a_plan_stands_alone(tmp_path: Path) -> None:
         (
             "def mine(request):\n    c = Message('a', 's', 'k', (), 1, 4, 0, True)\n"
             "    return JobPlan(((c,), (), (), ()))\n",
-            "got rank 0: a send of 4 elements, tag 0, from 0 to 1, expected one like it on rank 1",
+            "got rank 0: a send of 4 elements, tag 0, from 0 to 1, expected a matching receive on rank 1",
         ),
         (
             "def mine(request):\n    b = PlanBuilder(request)\n    b.collective(b.group('g', [0, 2]), 'all_reduce', 8,"
@@ -187,12 +187,12 @@ def test_a_plan_stands_alone(tmp_path: Path) -> None:
         (
             "def mine(request):\n    b = PlanBuilder(request)\n    b.group('g', [0, 1])\n    b.group('g', [1, 2])\n"
             "    b.compute(0, 1)\n    return b.plan()\n",
-            "group 1 (g): rank 1 once more",
+            "group 1 (g): rank 1 twice",
         ),
         (
             "def mine(request):\n    own = [GroupCollective('c', 's', 'k', (), 0, numel=n) for n in (4, 8, 4, 4)]\n"
             "    return JobPlan(tuple((one,) for one in own), (('all', (0, 1, 2, 3)),))\n",
-            "other collectives on rank 1 than on rank 0",
+            "different collectives on rank 1 and on rank 0",
         ),
         (
             "def mine(request):\n    go = {'numel': 4}\n    ranks = [()] * 4\n"

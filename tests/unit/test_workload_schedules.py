@@ -27,7 +27,7 @@ from testbed.workload.schedules import (
     schedule_of,
     write_csv,
 )
-from testbed.workload.schedules.greedy import Rules, greedy
+from testbed.workload.schedules.greedy import Limits, greedy
 from testbed.workload.stages import Part, Stage
 
 MESSAGE_BYTES = 1e9
@@ -154,7 +154,7 @@ def test_who_plays_keeps_to_its_memory(
     forward_s, input_s, weight_s, latency_s = times
     costs = Costs(forward_s, input_s, weight_s, (latency_s,) * ranks, (latency_s / 2,) * ranks)
     room = chunks + extra
-    orders = greedy(owners, microbatches, costs, Rules((room,) * ranks, parts=parts))
+    orders = greedy(owners, microbatches, costs, Limits((room,) * ranks, parts=parts))
     schedule = schedule_of("play", orders, microbatches)
     for order in schedule.orders:
         alive = 0.0
@@ -168,7 +168,7 @@ def test_who_plays_keeps_to_its_memory(
     [
         ("0F0,0B0\n1F0,1X0\n", "line 2: got '1X0', expected a stage, one of F, B, I, W"),
         ("0F0,0B0,0B0\n", "rank 0: got 0B0 twice, expected each action once"),
-        ("0F0,0B0\n0F1,0B1\n", "rank 1: got 0F1, expected it of rank 0, which has stage 0"),
+        ("0F0,0B0\n0F1,0B1\n", "rank 1: got 0F1, expected it on rank 0, which has stage 0"),
         ("0F0,0I0\n", "rank 0, stage 0, microbatch 0: got F, I, expected F and B, or F, I and W"),
         ("0F0,0B0\n2F0,2B0\n", "got stages [0, 2], expected 0, 1, 2 and so on"),
         ("0F0,0B0,0F1,0B1\n", "got 0B1, expected microbatches 0 to 0"),

@@ -14,7 +14,7 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.recorded_trace import chakra_trace
 from testbed.workload.plan import GroupCollective
-from testbed.workload.trace_conversion import About, trace_of
+from testbed.workload.trace_conversion import TraceInfo, trace_of
 from testbed.workload.traces import Collective, Compute, TraceError
 from testbed.workload.traces.chakra import read_job, write_job
 from tests.unit.et_wire import COMP, INT64, LOAD, UINT64, attribute, collective, node, version, waits, write
@@ -45,13 +45,13 @@ def replaced(scenario: Scenario, algorithm: str) -> Scenario:
 def test_what_comes_back_takes_as_long(name: str, variant: str, tmp_path: Path) -> None:
     scenario = own(name, variant)
     (before,) = dry_runs(scenario, UNSCALED).values()
-    trace = trace_of(before.workload.plan, About("float32", "by hand"))
+    trace = trace_of(before.workload.plan, TraceInfo("float32", "by hand"))
     write_job(trace, tmp_path)
     assert read_job(tmp_path) == trace
     data = {**scenario.to_data(), "workload": {"chakra": str(tmp_path)}, "algorithms": [before.algorithm]}
     (after,) = dry_runs(load_scenario(data), UNSCALED).values()
     assert after.timeline.step_time_s == before.timeline.step_time_s > 0
-    plans = [run.workload.plan.using("ring") for run in (before, after)]
+    plans = [run.workload.plan.with_algorithm("ring") for run in (before, after)]
     sizes = [[sum(getattr(one, "numel", 0) for one in own) for own in plan.ranks] for plan in plans]
     assert sizes[0] == sizes[1]
 
@@ -60,7 +60,7 @@ def test_figures_are_real_ones_and_uneven_collectives_keep_their_rows() -> None:
     scale = Scale(size_scale=10.0, time_dilation=4.0)
     scenario = own("sharding", "fsdp-ring-1")
     (workload,) = workloads_of(scenario, scale).values()
-    trace = trace_of(workload.plan, About("float32"), scale)
+    trace = trace_of(workload.plan, TraceInfo("float32"), scale)
     (real,) = workloads_of(scenario, UNSCALED).values()
     there = [node for node in trace.ranks[0] if isinstance(node, Collective)]
     wanted = [one for one in real.plan.ranks[0] if isinstance(one, GroupCollective)]
@@ -68,7 +68,7 @@ def test_figures_are_real_ones_and_uneven_collectives_keep_their_rows() -> None:
     rows = ((1, 2), (3, 4))
     uneven = GroupCollective("x", "s", "k", (), 0, "all_to_all_v", 8, "ring", table=rows)
     made = trace_of(
-        replace(workload.plan, ranks=((uneven,), (uneven,)), groups=(("ep", (1, 0)),)), About("float32")
+        replace(workload.plan, ranks=((uneven,), (uneven,)), groups=(("ep", (1, 0)),)), TraceInfo("float32")
     )
     assert [node.splits for own in made.ranks for node in own if isinstance(node, Collective)] == [
         (3, 4),
@@ -79,8 +79,8 @@ def test_figures_are_real_ones_and_uneven_collectives_keep_their_rows() -> None:
 
 def test_measured_durations_take_the_place_of_planned_ones() -> None:
     (workload,) = workloads_of(own("quickstart", "ring"), UNSCALED).values()
-    trace = trace_of(workload.plan, About("float32"), measured_s={(3, 0): 7.0})
-    planned = trace_of(workload.plan, About("float32"))
+    trace = trace_of(workload.plan, TraceInfo("float32"), measured_s={(3, 0): 7.0})
+    planned = trace_of(workload.plan, TraceInfo("float32"))
     assert trace.ranks[2] == planned.ranks[2]
     assert trace.ranks[3][1:] == planned.ranks[3][1:]
     first = trace.ranks[3][0]
@@ -105,7 +105,7 @@ def test_traces_are_found_from_the_scenarios_folder_and_reckoned_for_its_acceler
     assert run.workload.compute_s == 2.0
     h100 = scenario_of(tmp_path, chakra="traces", accelerator="h100")
     assert chakra_trace(h100.workload).ranks[0][0] == Compute("work", duration_s=1 / (989 * 0.4), flops=1e12)
-    with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to reckon it for"):
+    with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to estimate it for"):
         dry_runs(scenario_of(tmp_path, chakra="traces"), UNSCALED)
 
 

@@ -15,7 +15,7 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.transformer import ModelSpec
-from testbed.workload.intra_node import IntraNodeTime, Members, Tiers, model_intra_node
+from testbed.workload.intra_node import GroupSpread, IntraNodeTime, Tiers, model_intra_node
 from testbed.workload.job.job import job_of
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import CONTEXT, DIMENSIONS, EXPERT, REPLICATE, SHARD, TENSOR, make_mesh
@@ -34,54 +34,54 @@ def degrees(**own: int) -> dict[str, int]:
 
 def test_a_ring_in_one_domain_is_at_the_pace_of_its_links() -> None:
     own = model_intra_node(make_mesh(degrees(**{TENSOR: 8}), 1, 8), TIERS)
-    assert own.members == {TENSOR: Members(8, 8)}
+    assert own.members == {TENSOR: GroupSpread(8, 8)}
     size = 134_217_728
     turn_s = 8.4e-6 + 7 * 3.4e-6 + size * 7 / 8 / UP
-    assert own.around(TENSOR, "all_gather", size) == IntraNodeTime(0.0, turn_s, turn_s)
-    assert own.around(TENSOR, "reduce_scatter", size) == IntraNodeTime(turn_s, 0.0, turn_s)
+    assert own.collective_time(TENSOR, "all_gather", size) == IntraNodeTime(0.0, turn_s, turn_s)
+    assert own.collective_time(TENSOR, "reduce_scatter", size) == IntraNodeTime(turn_s, 0.0, turn_s)
     # NCCL: 2 (n - 1) steps, one launch
     whole_s = 8.4e-6 + 14 * 3.4e-6 + 2 * size * 7 / 8 / UP
-    assert own.around(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
+    assert own.collective_time(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
 
 
 def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() -> None:
     mesh = make_mesh(degrees(**{REPLICATE: 32, TENSOR: 4}), 1, 128)
     own = model_intra_node(mesh, TIERS)
     # replicas are four accelerators apart: two in a domain of eight, sixteen domains
-    assert own.members[REPLICATE] == Members(32, 2)
+    assert own.members[REPLICATE] == GroupSpread(32, 2)
     size = 1e9
     turn_s = 8.4e-6 + 16 * 3.4e-6 + 15 * 9.6e-6 + size * 31 / 32 / (2 * OUT)
-    assert own.around(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
+    assert own.collective_time(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
     apart = model_intra_node(make_mesh(degrees(**{REPLICATE: 32, TENSOR: 8}), 1, 256), TIERS)
-    assert apart.members[REPLICATE] == Members(32, 1)
+    assert apart.members[REPLICATE] == GroupSpread(32, 1)
 
 
 def test_domains_may_be_shared_with_the_next_rank() -> None:
     # 500 accelerators are 62 nodes and a half: the other half is the next rank's, of the same group
     several = model_intra_node(make_mesh(degrees(**{REPLICATE: 250, TENSOR: 4}), 2, 500), TIERS)
-    assert several.members[REPLICATE] == Members(125, 2)
+    assert several.members[REPLICATE] == GroupSpread(125, 2)
     assert several.members[REPLICATE].domains == 63
     alone = model_intra_node(make_mesh(degrees(**{REPLICATE: 125, TENSOR: 4}), 1, 500), TIERS)
-    assert alone.members[REPLICATE] == Members(125, 1)
+    assert alone.members[REPLICATE] == GroupSpread(125, 1)
 
 
 def test_an_exchange_leaves_and_stays_at_the_same_time() -> None:
     own = model_intra_node(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
     size = 1e8
     expected_s = 8.4e-6 + 9.6e-6 + max(size * 7 / 16 / UP, size * 8 / 16 / OUT)
-    assert own.around(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
+    assert own.collective_time(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
 
 
 def test_who_shares_a_sequence_shares_data() -> None:
     own = model_intra_node(make_mesh(degrees(**{SHARD: 4, CONTEXT: 2}), 1, 8), TIERS)
-    assert own.members[SHARD] == Members(8, 8)
+    assert own.members[SHARD] == GroupSpread(8, 8)
     assert own.shards == 8
 
 
 def test_nothing_of_what_is_not_inside() -> None:
     own = model_intra_node(make_mesh(degrees(**{SHARD: 4, TENSOR: 8}), 4, 8), TIERS)
-    assert own.around(SHARD, "all_gather", 1e9).alone_s == 0.0
-    assert own.around(TENSOR, "all_reduce", 0.0).alone_s == 0.0
+    assert own.collective_time(SHARD, "all_gather", 1e9).alone_s == 0.0
+    assert own.collective_time(TENSOR, "all_reduce", 0.0).alone_s == 0.0
 
 
 # ---- in a plan
@@ -265,7 +265,7 @@ def test_a_hierarchy_may_be_one_of_leaves() -> None:
     found = {}
     for hierarchy in ("buildings", "leaves"):
         plan = job_of(on_nodes({**own, "hierarchy": hierarchy}, model=MODEL), Scale()).workload.plan
-        plan = plan.using("hierarchical")
+        plan = plan.with_algorithm("hierarchical")
         assert JobPlan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
         found[hierarchy] = between(plan, nodes), between(plan, plan.buildings)
     array_bytes = 4 * sum(parameter.numel for parameter in parameters(ModelSpec.model_validate(MODEL)))
@@ -314,7 +314,7 @@ def test_nodes_by_formula_and_emulated_agree(degrees_of: dict[str, int], formula
     for own in (by_formula, each):
         made = job_of(own, Scale()).workload.training
         assert made is not None
-        took_s.append(dry_run(replace(made, plan=made.plan.using(own.algorithms[0]))).step_time_s)
+        took_s.append(dry_run(replace(made, plan=made.plan.with_algorithm(own.algorithms[0]))).step_time_s)
     assert took_s[0] == pytest.approx(took_s[1], rel=0.05)
 
 

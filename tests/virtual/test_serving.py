@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.workload.serving import drawn_arrivals
+from testbed.workload.serving import draw_arrivals
 from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s, waits_s
 from tests.virtual.conftest import finished_run, variants_of
 
@@ -75,7 +75,7 @@ def test_one_card_keeps_requests_waiting_as_theory_says() -> None:
         (found,) = variants_of(folder).values()
     assert found["verdict"]["status"] == "trusted"
     measured_s = found["serving"]["mean_parts"]["queue_s"]
-    arrivals_s = drawn_arrivals("poisson", RATE, REQUESTS, seed=1)
+    arrivals_s = draw_arrivals("poisson", RATE, REQUESTS, seed=1)
     assert measured_s == pytest.approx(mean(waits_s(arrivals_s, SERVICE_S)), abs=1e-7)
     # of the draw that part is taken out whose mean is known
     own_s = mean(recent_waits_s(arrivals_s, SERVICE_S, RECENT))

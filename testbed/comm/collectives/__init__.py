@@ -1,4 +1,4 @@
-"""Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, data with known answers."""
+"""Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, and verifiable test data."""
 
 from testbed.comm.collectives.algorithm_selection import (
     TuningTable,

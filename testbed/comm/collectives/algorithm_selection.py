@@ -1,4 +1,8 @@
-"""Algorithms by name: the plan that each makes, what it puts on the wire, which one `auto` takes."""
+"""Choice of algorithms: plans and traffic of each by name, the rule of `auto`, and tuning tables.
+
+A tuning table says which algorithm was fastest by collective, ranks, buildings and size; `testbed bench --tune`
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,26 @@ from testbed.plugins import Registry
 Traffic = dict[tuple[int, int], int]
 
 OWN = (registry, all_reduce, all_gather, trees, all_to_all, all_to_all_v)
-"""Modules that register what the testbed has itself: known with them, with no look at what is installed."""
+"""Modules that register the built-in algorithms: importing them makes these known without scanning entry points."""
 
 
 def plan_of(collective: str | Collective, algorithm: str | Algorithm, request: PlanRequest) -> Plan:
-    """One rank's plan. PluginError names the algorithms that there are."""
+    """Return one rank's plan. A PluginError for an unknown algorithm lists the known ones."""
     return algorithm_of(collective, algorithm)(request)
 
 
 def pieces_for(collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, ranks: int) -> int:
-    """In how many channels or chunks an array goes; 1 for algorithms that have neither. Sizes: see `traffic`."""
+    """Return the number of channels or chunks of an array; 1 for algorithms with neither. Sizes: see `traffic`."""
     return algorithm_of(collective, algorithm).pieces(size_bytes, ranks)
 
 
 def choose_algorithm(collective: str | Collective, size_bytes: int, groups: Sequence[int]) -> str:
-    """What `algorithm="auto"` takes where no tuning table says otherwise; sizes are those of `traffic`, in bytes.
+    """Return what `algorithm="auto"` picks without a tuning table; sizes are those of `traffic`, in bytes.
 
-    Small arrays go with the fewest steps: halving_doubling, far_first (near_first backwards), binomial trees. Large
-    ones go by rings, which keep every link busy with neighbours; where there are several buildings, hierarchically, for
-    then the least possible crosses. All-to-all crosses hierarchically while blocks are small, directly after that.
+    Small arrays use the fewest steps: halving_doubling, far_first (near_first backwards), binomial trees. Large
+    ones use rings, which keep every link between neighbours busy; with several buildings they use a hierarchy,
+    which minimises the bytes that cross. All-to-all crosses hierarchically while blocks are small, and directly
+    otherwise.
     """
     return collective_of(collective).automatic(size_bytes, groups)
 
@@ -56,12 +61,20 @@ def traffic(
     groups: Sequence[int],
     root: int = 0,
 ) -> Traffic:
-    """Payload bytes per ordered pair of ranks (source, target), without pairs that send nothing.
+    """Return payload bytes per ordered pair of ranks (source, target), without pairs that send nothing.
 
-    numel: elements of the array in all_reduce, broadcast, reduce; of one rank's block in all_gather (its input),
-    reduce_scatter (its output), gather, scatter and all_to_all (what it has for one rank); of a block in any other.
-    groups: the building of each rank. "auto" is what `choose_algorithm` takes. PluginError for an algorithm that there
-    is not.
+    Args:
+        collective: Name or definition.
+        algorithm: Name or definition; "auto" is what `choose_algorithm` picks.
+        numel: Elements of the array in all_reduce, broadcast, reduce; of one rank's block in all_gather (its
+            input), reduce_scatter (its output), gather, scatter and all_to_all (what it has for one rank); of a
+            block in any other.
+        itemsize: Bytes per element.
+        groups: The building of each rank.
+        root: The root rank, if the collective has one.
+
+    Raises:
+        PluginError: If the algorithm is unknown.
     """
     size, known = len(groups), collective_of(collective)
     if algorithm == AUTO:
@@ -78,14 +91,14 @@ def traffic(
 
 
 def between_groups(pairs: Mapping[tuple[int, int], float], groups: Sequence[int]) -> int:
-    """The part of some traffic that goes between different groups, in bytes."""
+    """Return the bytes of this traffic that cross between different groups."""
     return round(sum(count for (source, target), count in pairs.items() if groups[source] != groups[target]))
 
 
 def wan_bytes(
     collective: str | Collective, algorithm: str | Algorithm, numel: int, itemsize: int, groups: Sequence[int]
 ) -> int:
-    """Of a collective's traffic (see `traffic`), all bytes between different buildings, all directions."""
+    """Return the bytes that a collective sends between different buildings, all directions together; see `traffic`."""
     return between_groups(traffic(collective, algorithm, numel, itemsize, groups), groups)
 
 
@@ -94,7 +107,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Entry:
-    """Up to `max_bytes` (None: any size) take this algorithm, with so many ranks in so many buildings."""
+    """One row of a tuning table: jobs of this shape use `algorithm` for up to `max_bytes` (None: any size)."""
 
     collective: str
     ranks: int
@@ -105,16 +118,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class TuningTable:
-    """Measured choices. Where none fits, the rule of `Collective.choose_algorithm` holds.
+    """Measured choices of algorithms. If none matches, the rule of `Collective.automatic` applies.
 
-    size_scale: how many bytes one of the arrays' stands for, so that a scaled job chooses as the real one would.
+    size_scale: how many bytes each byte of an array represents, so that a scaled job chooses as the full-size one
+    would.
     """
 
     entries: tuple[Entry, ...] = ()
     size_scale: float = 1.0
 
     def choose(self, collective: str | Collective, size_bytes: int, groups: Sequence[int]) -> str:
-        """The algorithm for an array of this size, as `catalogue.traffic` counts it, in bytes."""
+        """Return the algorithm for an array of this size in bytes, as `traffic` counts it."""
         size_bytes = round(size_bytes * self.size_scale)
         known = collective_of(collective)
         name = collective if isinstance(collective, str) else known.name
@@ -127,22 +141,25 @@ class TuningTable:
         return known.automatic(size_bytes, groups)
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the table as a JSON-compatible dict."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> TuningTable:
-        """The inverse, after it went through JSON."""
+        """Return the table from a dict made by `to_document`."""
         return cls(tuple(Entry(**entry) for entry in document["entries"]), document["size_scale"])
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the table as JSON."""
         document = {"schema": SCHEMA, "entries": [asdict(entry) for entry in self.entries]}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> TuningTable:
-        """The inverse of `write`. OSError, or ValueError naming file, entry, field, value and what was expected."""
+        """Read a table from JSON.
+
+        Raises OSError, or ValueError naming file, entry, field, value and what was expected.
+        """
         try:
             document = json.loads(path.read_text())
         except ValueError as error:
@@ -160,9 +177,12 @@ class TuningTable:
     def fastest(
         cls, times_s: Mapping[tuple[str, int, int], Mapping[int, Mapping[str, float]]]
     ) -> TuningTable:
-        """From times by (collective, ranks, buildings), size in bytes and algorithm: the quickest of each size.
+        """Return a table of the fastest algorithm of each size, from times in seconds.
 
-        Sizes next to each other with the same choice make one entry; the largest one's goes on for ever.
+        Adjacent sizes with the same choice share an entry; the entry of the largest size has no upper limit.
+
+        Args:
+            times_s: Times by (collective, ranks, buildings), then size in bytes, then algorithm.
         """
         entries = []
         for (collective, ranks, buildings), sizes in times_s.items():

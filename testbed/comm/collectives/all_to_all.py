@@ -1,4 +1,7 @@
-"""All-to-all of a communicator's ranks, with shares that both ends know, or only the one that sends them."""
+"""All-to-all with counts known to both ends or only to the sender, and dispatch and combine.
+
+Dispatch sends slices of an array to their ranks, one slice to several ranks if need be; combine sends them back.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ LARGEST_COUNT = 1 << 36
 
 
 class AllToAll(WindowOperations):
-    """What every rank has for every other one."""
+    """All-to-all operations of a communicator."""
 
     def all_to_all_single(
         self,
@@ -44,9 +47,10 @@ class AllToAll(WindowOperations):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """The i-th share of rank s's `input` into the s-th share of rank i's `output`.
+        """Copy the i-th share of rank s's `input` into the s-th share of rank i's `output`.
 
-        Split sizes: rows of the first dimension per rank; None: equal shares. What rank s has for i, i must expect.
+        Split sizes are rows of the first dimension per rank; None: equal shares. The sizes of sender and receiver
+        must match.
         """
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
@@ -59,7 +63,7 @@ class AllToAll(WindowOperations):
         outputs[self.rank][:] = inputs[self.rank]
         even = input_split_sizes is None and output_split_sizes is None
         if algorithm == AUTO:
-            # all ranks must choose alike, so not by sizes that they do not share
+            # all ranks must choose alike, so sizes that differ between ranks do not count
             size_bytes = inputs[self.rank].nbytes if even else LARGE_BYTES
             algorithm = self.tuning.choose("all_to_all", size_bytes, self.groups)
         plan = self._plan(ALL_TO_ALL, algorithm, 0)
@@ -70,7 +74,7 @@ class AllToAll(WindowOperations):
             counts[self.rank] = [share.size for share in inputs]
             if even:
                 counts[:] = counts[self.rank]
-            elif relays:  # who passes on for others must know how much
+            elif relays:  # a rank that relays blocks must know their sizes
                 whole = counts.reshape(-1)
                 share = self._plan("all_gather", "far_first", counts[0].nbytes)
                 yield from self._blocks(share, whole, whole, tag, position)
@@ -91,18 +95,27 @@ class AllToAll(WindowOperations):
         timeout_s: float | None = None,
         output_split_sizes: Sequence[int] | None = None,
     ) -> Work:
-        """All-to-all whose receivers do not know how much comes, as for tokens that a router sends to experts.
+        """Exchange rows whose number the receivers do not know, as for tokens that a router sends to experts.
 
-        input: rows for rank 0, then for rank 1 and so on, `input_split_sizes` of each. output: (size, M, ...), room for
-        M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
-        Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody, "told_counts" the rows
-        alone, as `output_split_sizes` says how many come from each: see `all_to_all_v`. The first two go to eight peers
-        at a time, "late_counts_at_once" to all.
+        The Work's `result` is the number of rows received from each rank. Algorithms, see `all_to_all_v`:
+
+        - "late_counts" sends the real rows, to eight peers at a time; "late_counts_at_once", to all peers at once;
+        - "padded" sends M rows to every rank, to eight peers at a time;
+        - "told_counts" sends only the rows, because `output_split_sizes` says how many come from each rank.
+
+        Args:
+            output: Array of shape (size, M, ...), with room for M rows from each rank, of which the first are filled.
+            input: Rows for rank 0, then for rank 1 and so on.
+            input_split_sizes: Rows for each rank.
+            algorithm: One of the above, or a RowsAlgorithm.
+            async_op: Return at once; the Work is done later.
+            timeout_s: Timeout in seconds; None: the communicator's.
+            output_split_sizes: Rows that come from each rank, with "told_counts" only.
         """
         exchange = self._rows_exchange(output, input, input_split_sizes, algorithm, output_split_sizes)
         about = OperationInfo(input, algorithm if isinstance(algorithm, str) else "")
         return self._collective(
-            "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.come
+            "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.received_counts
         )
 
     def _rows_exchange(
@@ -113,39 +126,39 @@ class AllToAll(WindowOperations):
         algorithm: str | RowsAlgorithm,
         output_split_sizes: Sequence[int] | None,
     ) -> all_to_all_v.Exchange:
-        """Of arrays and sizes that fit. ValueError."""
-        how = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
+        rows_algorithm = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
         if output.ndim < 2 or output.shape[0] != self.size or output.shape[2:] != input.shape[1:]:
-            expected = f"({self.size}, most rows of any rank, *{input.shape[1:]})"
+            expected = f"({self.size}, maximum rows of any rank, *{input.shape[1:]})"
             raise ValueError(f"output: got shape {output.shape}, expected {expected}")
         bounds = split_bounds(input, "input", input_split_sizes, self.size)
         most = output.shape[1]
         if max(input_split_sizes) > most:
-            expected = f"at most {most} rows, as output has room for"
+            expected = f"at most {most} rows, the room in output"
             raise ValueError(f"input_split_sizes: got {max(input_split_sizes)}, expected {expected}")
         rows = [
             share.reshape(count, *input.shape[1:])
             for share, count in zip(shares(input, bounds), input_split_sizes, strict=True)
         ]
-        travel = [how.sent(count, most) for count in input_split_sizes]
-        rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
-        told = self._told(output_split_sizes, how.told, most)
-        return all_to_all_v.Exchange(self._group, self.rank, rows, output, input_split_sizes, how, told)
+        sent = [rows_algorithm.sent(count, most) for count in input_split_sizes]
+        rows = [padded(share, count) for share, count in zip(rows, sent, strict=True)]
+        known = self._known_counts(output_split_sizes, rows_algorithm.counts_known, most)
+        return all_to_all_v.Exchange(
+            self._group, self.rank, rows, output, input_split_sizes, rows_algorithm, known
+        )
 
-    def _told(self, sizes: Sequence[int] | None, told: bool, most: int) -> list[int] | None:
-        """How many rows come from each, given with the algorithm that goes by it and with no other. ValueError."""
-        if told != (sizes is not None):
-            expected = "how many rows come from each" if told else "it with told_counts only"
+    def _known_counts(self, sizes: Sequence[int] | None, required: bool, most: int) -> list[int] | None:
+        if required != (sizes is not None):
+            expected = "the rows from each rank" if required else "None, except with told_counts"
             raise ValueError(f"output_split_sizes: got {sizes}, expected {expected}")
         if sizes is not None and (len(sizes) != self.size or not all(0 <= size <= most for size in sizes)):
-            expected = f"{self.size} of 0 to {most} rows, as output has room for"
+            expected = f"{self.size} sizes of 0 to {most} rows, the room in output"
             raise ValueError(f"output_split_sizes: got {list(sizes)}, expected {expected}")
         return None if sizes is None else list(sizes)
 
     def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:
-        """What all ranks say they send to all must make sense, and be what this one expects."""
+        """Check that the sizes announced by all ranks are sane and match what this rank expects."""
         expected = [share.size for share in outputs]
         if counts.min() < 0 or counts.max() > LARGEST_COUNT or counts[:, self.rank].tolist() != expected:
             raise TransportError(
@@ -156,24 +169,26 @@ class AllToAll(WindowOperations):
 
 @dataclass(frozen=True)
 class DispatchHandle:
-    """What was told in a dispatch, for its combine, and for later ones of which as many rows go each way.
+    """Layout of a dispatch, for its combine and for later dispatches with the same counts.
 
-    slices: rows of each, as [begin, end) in the input. indices: which of them went to rank 0, then to rank 1 and so on;
-    block_lengths: how many to each. come: rows from each rank, once they have.
+    slices: rows of each slice, as [begin, end) in the input.
+    indices: the slices sent to rank 0, then those sent to rank 1 and so on.
+    block_lengths: the number of slices sent to each rank.
+    received_rows: rows received from each rank, once they have arrived.
     """
 
     slices: tuple[tuple[int, int], ...]
     indices: tuple[int, ...]
     block_lengths: tuple[int, ...]
-    come: Sequence[int]
+    received_rows: Sequence[int]
 
     @property
     def sent(self) -> list[int]:
-        """Rows that went to each rank."""
+        """Rows sent to each rank."""
         return [sum(end - begin for begin, end in block) for block in self.blocks()]
 
     def blocks(self) -> Iterator[list[tuple[int, int]]]:
-        """The slices for each rank."""
+        """Yield the slices for each rank."""
         first = 0
         for length in self.block_lengths:
             yield [self.slices[index] for index in self.indices[first : first + length]]
@@ -181,7 +196,7 @@ class DispatchHandle:
 
 
 class DispatchCombine(AllToAll):
-    """As NCCLX's all-to-all-v with dynamic counts does; one slice goes to several ranks where experts are doubled."""
+    """Dispatch and combine as in NCCLX's all-to-all-v with dynamic counts; replicated experts get the same slice."""
 
     def dispatch(
         self,
@@ -194,19 +209,28 @@ class DispatchCombine(AllToAll):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Slices of `input`, of `split_lengths` rows each, to ranks; into `output`, (size, M, ...), by source.
+        """Send slices of `input` to ranks, and receive theirs into `output` by source rank.
 
-        indices: of the slices, those for rank 0 first; block_lengths: how many for each rank. The Work's `result` is a
-        Handle. handle: of an earlier dispatch of which as many rows came from each rank: no counts are told then, as
-        buffers are known. Sends 8 (n - 1) bytes and the rows, or rows alone.
+        Sends 8 (n - 1) bytes and the rows, or only the rows with `handle`. The Work's `result` is a DispatchHandle.
+
+        Args:
+            output: Array of shape (size, M, ...), with room for M rows from each rank.
+            input: The rows, slice after slice.
+            split_lengths: Rows of each slice.
+            indices: Slices to send, those for rank 0 first.
+            block_lengths: The number of indices for each rank.
+            handle: Handle of an earlier dispatch with the same rows from each rank: no counts are sent.
+            async_op: Return at once; the Work is done later.
+            timeout_s: Timeout in seconds; None: the communicator's.
         """
         planned = self._planned(input, split_lengths, indices, block_lengths)
         rows = [input[begin:end] for block in planned.blocks() for begin, end in block]
         packed = np.concatenate(rows) if rows else input[:0]
-        algorithm, told = ("late_counts", None) if handle is None else ("told_counts", handle.come)
-        exchange = self._rows_exchange(output, packed, planned.sent, algorithm, told)
-        about, made = OperationInfo(input, algorithm), replace(planned, come=exchange.come)
-        return self._collective("dispatch", exchange.steps, async_op, timeout_s, about, made)
+        algorithm, known = ("late_counts", None) if handle is None else ("told_counts", handle.received_rows)
+        exchange = self._rows_exchange(output, packed, planned.sent, algorithm, known)
+        about = OperationInfo(input, algorithm)
+        result = replace(planned, received_rows=exchange.received_counts)
+        return self._collective("dispatch", exchange.steps, async_op, timeout_s, about, result)
 
     def combine(
         self,
@@ -216,20 +240,29 @@ class DispatchCombine(AllToAll):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Rows of a dispatch back: `input`, (size, M, ...), as it came; into `output`, as the dispatch's input was.
+        """Return the rows of a dispatch to their ranks.
 
-        A slice that went to several ranks becomes the sum of what they return; rows that went nowhere are left alone.
-        Both ends know how many rows there are. Sends the rows.
+        A slice that was sent to several ranks becomes the sum of what they return; rows that were sent nowhere are
+        unchanged. Both ends know the counts, so only rows are sent.
+
+        Args:
+            output: Array of the shape of the dispatch's input.
+            input: Array of shape (size, M, ...), as received by the dispatch.
+            handle: The result of the dispatch.
+            async_op: Return at once; the Work is done later.
+            timeout_s: Timeout in seconds; None: the communicator's.
         """
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
         if input.ndim < 2 or input.shape[0] != self.size or input.shape[2:] != output.shape[1:]:
-            expected = f"({self.size}, most rows of any rank, *{output.shape[1:]})"
+            expected = f"({self.size}, maximum rows of any rank, *{output.shape[1:]})"
             raise ValueError(f"input: got shape {input.shape}, expected {expected}")
-        how, sent = rows_algorithm_of(ALL_TO_ALL_V, "told_counts"), handle.sent
+        algorithm, sent = rows_algorithm_of(ALL_TO_ALL_V, "told_counts"), handle.sent
         room = np.empty((self.size, max((*sent, 1)), *output.shape[1:]), output.dtype)
-        rows = [input[rank, :count] for rank, count in enumerate(handle.come)]
-        exchange = all_to_all_v.Exchange(self._group, self.rank, rows, room, handle.come, how, sent)
+        rows = [input[rank, :count] for rank, count in enumerate(handle.received_rows)]
+        exchange = all_to_all_v.Exchange(
+            self._group, self.rank, rows, room, handle.received_rows, algorithm, sent
+        )
 
         def steps(tag: int, position: Position) -> Steps:
             yield from exchange.steps(tag, position)
@@ -246,14 +279,14 @@ class DispatchCombine(AllToAll):
     def _planned(
         self, input: Array, lengths: Sequence[int], indices: Sequence[int], blocks: Sequence[int]
     ) -> DispatchHandle:
-        """What is to be sent; nothing has come. ValueError."""
+        """Return the layout of a dispatch of which nothing has been received. Raises ValueError."""
         check_array(input, "input")
         if any(length < 0 for length in lengths) or sum(lengths) > len(input):
             raise ValueError(
-                f"split_lengths: got {list(lengths)}, expected rows of {len(input)} in all, or fewer"
+                f"split_lengths: got {list(lengths)}, expected lengths that add up to at most {len(input)} rows"
             )
         if len(blocks) != self.size or any(block < 0 for block in blocks) or sum(blocks) != len(indices):
-            expected = f"{self.size} numbers, {len(indices)} in all, as there are indices"
+            expected = f"{self.size} numbers that add up to the {len(indices)} indices"
             raise ValueError(f"block_lengths: got {list(blocks)}, expected {expected}")
         if wrong := [index for index in indices if not 0 <= index < len(lengths)]:
             raise ValueError(f"indices: got {wrong[0]}, expected 0 to {len(lengths) - 1}")

@@ -1,4 +1,4 @@
-"""Where the blocks of a plan lie in a rank's memory: what to send, where to put what comes, what to do with it then."""
+"""Blocks of a plan in a rank's memory, and the element types and reductions that every algorithm supports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = memoryview(b"")
 
 
 def as_bytes(array: Array) -> memoryview:
-    """The memory of a contiguous array."""
+    """Return the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data if array.size else NOTHING
 
 
@@ -26,20 +26,20 @@ class Data(Protocol):
     """One rank's blocks during one collective."""
 
     def outgoing(self, runs: Runs) -> Array:
-        """What a message with these blocks holds; to be left alone until it is sent."""
+        """Return the content of a message with these blocks; it must not change until it is sent."""
 
     def incoming(self, runs: Runs, reduces: bool) -> Array:
-        """Where such a message is to be received."""
+        """Return the buffer into which a message with these blocks is received."""
 
     def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
-        """It has come, into what `incoming` gave."""
+        """Process a message that was received into the buffer from `incoming`."""
 
 
 class Blocks:
-    """Blocks of one flat array, `bounds[b]` to `bounds[b + 1]`.
+    """Blocks of one flat array: block b is `bounds[b]` to `bounds[b + 1]`.
 
-    source: where they are at first, left as it is unless it is `target`. target: of the same size, where blocks end
-    after they were received or reduced.
+    source: the initial blocks, unchanged unless it is `target`.
+    target: an array of the same size for blocks that were received or reduced.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Blocks:
         self._target = target
         self._bounds = bounds
         self._operation = operation
-        # per block, whether it is in `target`; nothing to tell apart where that is `source`
+        # per block, whether it is in `target`; not needed if that is `source`
         self._moved = None if source is target else bytearray(len(bounds) - 1)
         self._buffers: list[Array] = []
 
     def outgoing(self, runs: Runs) -> Array:
-        """See Data."""
+        """Return the content of a message; see `Data`."""
         if len(runs) == 1:
             start, end = runs[0]
             where = self._where(start, end)
@@ -63,7 +63,7 @@ class Blocks:
         return self._packed(runs)
 
     def incoming(self, runs: Runs, reduces: bool) -> Array:
-        """See Data."""
+        """Return the receive buffer of a message; see `Data`."""
         bounds = self._bounds
         if len(runs) == 1 and not reduces:
             start, end = runs[0]
@@ -71,7 +71,7 @@ class Blocks:
         return self._buffer(sum(bounds[end] - bounds[start] for start, end in runs))
 
     def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
-        """See Data."""
+        """Process a received message; see `Data`."""
         bounds, target, moved = self._bounds, self._target, self._moved
         if reduces:
             position = 0
@@ -95,14 +95,14 @@ class Blocks:
                 moved[start:end] = b"\1" * (end - start)
 
     def _where(self, start: int, end: int) -> Array | None:
-        """The array in which all of these blocks are; None when some have moved and some not."""
+        """Return the array that holds all of these blocks; None if some have moved and some not."""
         if self._moved is None:
             return self._target
         count = self._moved.count(1, start, end)
         return self._target if count == end - start else None if count else self._source
 
     def _pieces(self, start: int, end: int) -> list[tuple[int, int, Array]]:
-        """These blocks as (start, end, array that they are in)."""
+        """Return these blocks as (start, end, array that holds them)."""
         where = self._where(start, end)
         if where is not None:
             return [(start, end, where)]
@@ -120,7 +120,7 @@ class Blocks:
         return np.concatenate(parts)
 
     def _buffer(self, numel: int) -> Array:
-        """Memory for a message that is read and then done with: used again and again, for fresh memory is slow."""
+        """Return scratch memory for a message, reusing buffers because fresh memory is slow."""
         for index, buffer in enumerate(self._buffers):
             if buffer.size >= numel:
                 return self._buffers.pop(index)[:numel]
@@ -128,10 +128,10 @@ class Blocks:
 
 
 class PairBlocks:
-    """Blocks from everybody to everybody: number s * size + d is from rank s to rank d.
+    """Blocks from every rank to every rank: block s * size + d is from rank s to rank d.
 
-    inputs[d]: what this rank has for rank d. outputs[s]: where that of rank s goes. sizes: elements of every
-    block, by number; only those that this rank passes on for others matter.
+    inputs[d]: the block for rank d. outputs[s]: where the block of rank s is stored.
+    sizes: elements of every block, by number; used only for blocks that this rank relays.
     """
 
     def __init__(
@@ -145,22 +145,22 @@ class PairBlocks:
         self._sizes = sizes
 
     def outgoing(self, runs: Runs) -> Array:
-        """See Data."""
+        """Return the content of a message; see `Data`."""
         blocks = blocks_of(runs)
         if len(blocks) == 1:
             return self._blocks[blocks[0]]
-        # empty blocks never came
+        # empty blocks were never received
         return np.concatenate([self._blocks.get(block, self._empty) for block in blocks])
 
     def incoming(self, runs: Runs, reduces: bool) -> Array:
-        """See Data."""
+        """Return the receive buffer of a message; see `Data`."""
         blocks = blocks_of(runs)
         if len(blocks) == 1 and blocks[0] in self._outputs:
             return self._outputs[blocks[0]]
         return np.empty(sum(map(self._size, blocks)), dtype=self._dtype)
 
     def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
-        """See Data."""
+        """Process a received message; see `Data`."""
         blocks = blocks_of(runs)
         if len(blocks) == 1 and blocks[0] in self._outputs:
             return
@@ -170,7 +170,7 @@ class PairBlocks:
             position += part.size
             output = self._outputs.get(block)
             if output is None:
-                self._blocks[block] = part  # on its way to another rank
+                self._blocks[block] = part  # to be relayed to another rank
             else:
                 output[:] = part
 
@@ -181,15 +181,11 @@ class PairBlocks:
 
 try:
     import ml_dtypes
-except ImportError:  # somebody else's environment, where bfloat16 comes in a Reduction of its own
+except ImportError:  # a user's own environment, where bfloat16 needs a Reduction of its own
     ml_dtypes = None  # type: ignore[assignment]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_OTHER_DTYPES = (
-    "int8",
-    "uint8",
-    "int16",
-)  # of other people's arrays, and for types that NumPy has no name for
+_OTHER_DTYPES = ("int8", "uint8", "int16")  # of users' arrays, and for types that NumPy has no name for
 _BY_DTYPE = {np.dtype(name): name for name in (*DTYPES, *_OTHER_DTYPES) if name != "bfloat16"}
 if ml_dtypes is not None:
     _BY_DTYPE[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
@@ -198,16 +194,18 @@ OPERATIONS: dict[str, Operation] = {
     "product": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
-    "avg": np.add,  # and divided by the number of ranks in the end
+    "avg": np.add,  # `finish` divides by the number of ranks
 }
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction that is not among `OPERATIONS`.
+    """A custom reduction that is not among `OPERATIONS`.
 
-    combine: two parts into one, called as NumPy's own are, `combine(one, other, out=one)`; associative and commutative.
-    finish: what is left to do, in place, once all parts of so many ranks are. name: for records.
+    name: name for records.
+    combine: reduces two parts into one, called as a NumPy ufunc, `combine(one, other, out=one)`; associative and
+    commutative.
+    finish: last step, in place, called with the array and the number of ranks once all parts are reduced.
     """
 
     name: str
@@ -216,7 +214,7 @@ class Reduction:
 
 
 def dtype_named(name: str) -> np.dtype[np.generic]:
-    """The numpy type of this name. ValueError for others than `DTYPES`."""
+    """Return the NumPy type of this name. Raises ValueError for names not in `DTYPES`."""
     for dtype, known in _BY_DTYPE.items():
         if known == name and name in DTYPES:
             return dtype
@@ -224,7 +222,7 @@ def dtype_named(name: str) -> np.dtype[np.generic]:
 
 
 def operation_named(op: str | Reduction) -> Operation:
-    """How two parts are reduced into one. ValueError for names of others than `OPERATIONS`."""
+    """Return the function that reduces two parts into one. Raises ValueError for names not in `OPERATIONS`."""
     if isinstance(op, Reduction):
         return op.combine
     if op not in OPERATIONS:
@@ -233,12 +231,12 @@ def operation_named(op: str | Reduction) -> Operation:
 
 
 def reduction_name(op: str | Reduction) -> str:
-    """A reduction's name."""
+    """Return the name of a reduction."""
     return op.name if isinstance(op, Reduction) else op
 
 
 def finish(op: str | Reduction, array: Array, size: int) -> None:
-    """What is left to do once all parts of `size` ranks are reduced: an average divides, whole numbers towards zero."""
+    """Apply the last step of a reduction over `size` ranks: an average divides, integers round towards zero."""
     if isinstance(op, Reduction):
         if op.finish is not None:
             op.finish(array, size)
@@ -257,7 +255,7 @@ def finish(op: str | Reduction, array: Array, size: int) -> None:
 def check_array(
     array: Array, name: str, writes: bool = False, like: Array | None = None, numel: int | None = None
 ) -> None:
-    """Refuse what collectives cannot work on in place. TypeError, ValueError."""
+    """Reject an array on which collectives cannot work in place. Raises TypeError or ValueError."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name}: got {type(array).__name__}, expected a numpy array")
     if array.dtype not in _BY_DTYPE:
@@ -275,9 +273,16 @@ def check_array(
 
 
 def split_bounds(array: Array, name: str, sizes: Sequence[int] | None, parts: int) -> list[int]:
-    """Where each rank's share of an array starts and ends, in elements.
+    """Return where each rank's share of an array starts and ends, in elements.
 
-    sizes: rows of the first dimension per rank, which must make up the array; None: all alike. ValueError.
+    Args:
+        array: The array to share out.
+        name: Its name for errors.
+        sizes: Rows of the first dimension per rank, which must add up to the array; None: equal shares.
+        parts: The number of ranks.
+
+    Raises:
+        ValueError: If the sizes do not fit.
     """
     rows = array.shape[0] if array.ndim else 1
     if sizes is None:
@@ -295,20 +300,20 @@ def split_bounds(array: Array, name: str, sizes: Sequence[int] | None, parts: in
 
 
 def shares(array: Array, bounds: Sequence[int]) -> list[Array]:
-    """An array cut there, flat."""
+    """Return a flat view of the array for each share."""
     flat = array.reshape(-1)
     return [flat[start:end] for start, end in pairwise(bounds)]
 
 
 def padded(share: Array, rows: int) -> Array:
-    """The share, made up to so many rows."""
+    """Return a copy of the share, zero-padded to `rows` rows."""
     made = np.zeros((rows, *share.shape[1:]), share.dtype)
     made[: len(share)] = share
     return made
 
 
 def require_array(array: Array | None, name: str, where: str) -> Array:
-    """Refuse None where an array has to be."""
+    """Return the array; raises ValueError if it is None."""
     if array is None:
         raise ValueError(f"{name}: got None, expected an array {where}")
     return array

@@ -1,4 +1,4 @@
-"""Operations under way, as those who asked for them see them."""
+"""Handles of operations in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.comm.transport import TransportError
 
 
 class CollectiveTimeout(TransportError, TimeoutError):
-    """A collective that did not finish in time: its name and number, this rank, and the peers that it waits for.
+    """A collective did not finish in time; names the operation, this rank, and the peers that it waits for.
 
     phase: how far it was, such as "reduce-scatter, round 2 of 7". Ranks are those of the transport.
     """
@@ -32,14 +32,14 @@ class CollectiveTimeout(TransportError, TimeoutError):
             for verb, peers in (("receive from", self.receives_from), ("send to", self.sends_to))
             if peers
         ]
-        how_far = f" ({phase})" if phase else ""
+        where = f" ({phase})" if phase else ""
         super().__init__(
-            f"{name}{how_far} on rank {rank}: not done within {timeout_s:g} s; waits {' and '.join(waits)}"
+            f"{name}{where} on rank {rank}: not done within {timeout_s:g} s; waits {' and '.join(waits)}"
         )
 
 
 class Work:
-    """One operation under way. `start_s`, `end_s`: CLOCK_MONOTONIC on this rank; `end_s` is NaN until it is done."""
+    """One operation in flight. `start_s`, `end_s`: CLOCK_MONOTONIC on this rank; `end_s` is NaN until it is done."""
 
     __slots__ = ("_engine", "_result", "_task", "_timeout_s")
 
@@ -56,29 +56,33 @@ class Work:
 
     @property
     def start_s(self) -> float:
-        """When it was asked for."""
+        """The time of the call."""
         return self._task.start_s
 
     @property
     def end_s(self) -> float:
-        """When this rank had its result."""
+        """The time at which this rank had its result."""
         return self._task.end_s
 
     @property
     def result(self) -> Any:
-        """What the operation tells besides what is in its arrays; see the operation. None until it is done."""
+        """Values that the operation returns besides its arrays; see the operation. None until it is done."""
         return self._result if self._task.done else None
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether it has ended, successfully or not."""
         return self._task.done
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done; after an error the arrays' contents are undefined.
+        """Return when it is done; after an error the contents of the arrays are undefined.
 
-        Raises CollectiveTimeout `timeout_s` from now, or by default the operation's own timeout after its start; it can
-        be waited for again. TransportError (PeerLost, Revoked) as soon as this or another operation of its communicator
-        has failed, Aborted once this rank has given up.
+        Args:
+            timeout_s: Seconds from now; None: the operation's own timeout, from its start.
+
+        Raises:
+            CollectiveTimeout: If it is not done in time; it can be waited for again.
+            TransportError: PeerLost or Revoked as soon as this or another operation of its communicator has failed,
+                Aborted once this rank has given up.
         """
         engine, task = self._engine, self._task
         if timeout_s is None:
@@ -97,7 +101,7 @@ class Work:
             raise task.error
 
     def timed_out(self, timeout_s: float) -> CollectiveTimeout:
-        """The error that it is not done after so long, with whom it waits for."""
+        """Return the timeout error, with the peers that it waits for."""
         pending = self._task.pending()
         sends_to = sorted({request.peer for request in pending if request.kind == "send"})
         receives_from = sorted({request.peer for request in pending if request.kind == "recv"})

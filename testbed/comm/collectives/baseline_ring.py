@@ -1,7 +1,8 @@
-"""The ring all-reduce that a job does alone on its network, before and after its steps, broken off where it is long.
+"""The ring all-reduce that a job runs alone on its network before and after its steps, cut short if it is long.
 
-Whole, n ranks send n messages in each of 2 (n - 1) rounds: with 128 ranks most of what starting them took. In a part of
-the rounds every rank uses its path as in all of them. What is in the arrays afterwards is of no use.
+In full, n ranks send n messages in each of 2 (n - 1) rounds; with 128 ranks that took most of the startup time. In
+the first rounds every rank uses its path as it would in all of them. The contents of the arrays are meaningless
+afterwards.
 """
 
 from __future__ import annotations
@@ -10,31 +11,34 @@ from testbed.comm.collectives.algorithms.all_reduce import RING_CHANNELS, ring
 from testbed.comm.collectives.plan import Plan, first_rounds
 from testbed.comm.collectives.registry import ALL_REDUCE, Algorithm, PlanRequest
 
-MOST_ROUNDS = 32  # all that 17 ranks have
-TIMES = 5  # that it is done before the steps, and after them: windows open meanwhile
-WARM_TIMES = 2  # where all times are alike
+MOST_ROUNDS = 32  # all rounds of 17 ranks
+TIMES = 5  # repetitions before the steps, and after them, while congestion windows open
+WARM_TIMES = 2  # repetitions if all take the same time
 
 
 def baseline_rounds(ranks: int) -> int:
-    """How many rounds it has, in each of which every rank sends to the next one."""
+    """Return the number of rounds, in each of which every rank sends to the next one."""
     return min(2 * max(0, ranks - 1), MOST_ROUNDS)
 
 
 def baseline_times(exact: bool, lossy: bool, warms_up: bool) -> int:
-    """How many times it is done before the steps, of which the quickest counts.
+    """Return the number of repetitions before the steps, of which the fastest counts.
 
-    exact: by the virtual clock. lossy: whether links lose packets. warms_up: see TransportKind.
+    Args:
+        exact: Whether the job runs under the virtual clock.
+        lossy: Whether links lose packets.
+        warms_up: See `TransportKind`.
     """
     return WARM_TIMES if exact and not lossy and not warms_up else TIMES
 
 
 def baseline_is_whole(ranks: int) -> bool:
-    """Whether these are all rounds of a ring all-reduce."""
+    """Return whether it has all rounds of a ring all-reduce."""
     return 2 * (ranks - 1) <= MOST_ROUNDS
 
 
-def _begun(request: PlanRequest) -> Plan:
+def _first_rounds_of_ring(request: PlanRequest) -> Plan:
     return first_rounds(ring(request), MOST_ROUNDS)
 
 
-BASELINE_RING = Algorithm(ALL_REDUCE, _begun, RING_CHANNELS, name="ring, its first rounds")
+BASELINE_RING = Algorithm(ALL_REDUCE, _first_rounds_of_ring, RING_CHANNELS, name="ring, its first rounds")

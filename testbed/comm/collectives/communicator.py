@@ -21,7 +21,7 @@ from testbed.comm.collectives.arrays import (
 )
 from testbed.comm.collectives.async_work import CollectiveTimeout, Work
 from testbed.comm.collectives.failure_scopes import Vote
-from testbed.comm.collectives.group import COMMUNICATORS, EVERYBODY, OperationInfo, RankGroup
+from testbed.comm.collectives.group import COMMUNICATORS, WORLD, OperationInfo, RankGroup
 from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.comm.flight_recorder import Recorder
@@ -29,20 +29,30 @@ from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport
 
 
 class Communicator(DispatchCombine):
-    """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
+    """Ranks that execute collectives together: all ranks of a transport, or some of them after `split`.
 
-    groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
-    a ring follows the ranks' own order, so it crosses boundaries least where each building's ranks are consecutive.
-    timeout_s: for every operation, from its start, unless the operation has one of its own. traffic: class of all its
-    messages, on connections of their own. tuning: what `auto` goes by. name: for errors.
+    Ranks are numbered from 0, and every rank calls the same collectives in the same order. Arrays are C-contiguous,
+    of one of `DTYPES`, or int8, uint8 or int16; otherwise ValueError or TypeError is raised. All operations return
+    a Work, which is done already unless `async_op`; any number may be in flight.
 
-    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`, or int8, uint8
-    or int16; ValueError or TypeError otherwise. All operations return a Work, which is done already unless `async_op`;
-    any number may be under way. They move on only inside calls of this communicator, or of others split from it: `wait`
-    of any Work, `sleep`, `progress`, or any blocking operation. One communicator per transport, others by `split`; one
-    thread, but `abort`. An operation that fails, fails all of its communicator on this rank, and no others; a peer that
-    is lost fails all communicators that contain it. What is in their arrays is undefined then; `shrink` gets the living
-    together again. recorder: where operations of this and all split from it are written down.
+    Operations progress only inside calls of this communicator, or of others split from it: `wait` of any Work,
+    `sleep`, `progress`, or any blocking operation. There is one communicator per transport, others come from
+    `split`. All calls come from one thread, except `abort`.
+
+    A failed operation fails all operations of its communicator on this rank, and no others. A lost peer fails all
+    communicators that contain it. The contents of their arrays are then undefined; `shrink` makes a communicator of
+    the surviving ranks.
+
+    Args:
+        transport: Connects the ranks.
+        groups: The building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto`
+            use it. A ring follows the order of ranks, so it crosses buildings least if each building's ranks are
+            consecutive.
+        timeout_s: Timeout of every operation, from its start, unless the operation has its own.
+        traffic: Class of all its messages, which use connections of their own.
+        tuning: Table from which `auto` chooses.
+        name: Name for error messages.
+        recorder: Records operations of this communicator and of all split from it.
     """
 
     def __init__(
@@ -62,7 +72,7 @@ class Communicator(DispatchCombine):
         engine = Engine(transport, recorder)
         ranks = range(transport.size)
         traffic, tuning = traffic or BEST_EFFORT, tuning or TuningTable()
-        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, EVERYBODY, tuning)
+        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, WORLD, tuning)
         self._next_number = [1]  # shared by all split from this one
 
     # ---- groups of ranks
@@ -75,19 +85,19 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
         traffic: TrafficClass | None = None,
     ) -> Communicator | None:
-        """A communicator of these ranks (numbers in this one), in this order; None on all others.
+        """Make a communicator of these ranks (numbered as in this one), in this order; returns None on all others.
 
-        Every rank of this communicator calls it, those outside with whatever ranks they like, such as those of their
-        own new group. Takes one small all-reduce. What is not given is as in this communicator.
+        Every rank of this communicator calls it; those outside may pass any ranks, such as those of their own new
+        group. Takes one small all-reduce. Settings that are not given are taken from this communicator.
         """
         if len(set(ranks)) != len(ranks) or any(not 0 <= rank < self.size for rank in ranks):
-            raise ValueError(f"ranks: got {list(ranks)}, expected different ones of 0 to {self.size - 1}")
-        # a number that none of the ranks has used: messages of different communicators never meet
+            raise ValueError(f"ranks: got {list(ranks)}, expected distinct ranks of 0 to {self.size - 1}")
+        # a number that no rank has used, so that messages of different communicators never mix
         number = np.array(self._next_number, dtype=np.int64)
         self.all_reduce(number, op="max", algorithm="halving_doubling")
         self._next_number[0] = int(number[0]) + 1
         if self._next_number[0] > COMMUNICATORS:
-            raise ValueError(f"split: {COMMUNICATORS} communicators have been made, there can be no more")
+            raise ValueError(f"split: got {COMMUNICATORS} communicators already, expected fewer")
         if self.rank not in ranks:
             return None
         return self.split_as(int(number[0]), ranks, name, timeout_s=timeout_s, traffic=traffic)
@@ -102,11 +112,14 @@ class Communicator(DispatchCombine):
         traffic: TrafficClass | None = None,
         fails_with: Sequence[int] | None = None,
     ) -> Communicator:
-        """As `split`, on those ranks alone and without a message: for those of whom others may be lost.
+        """Make a communicator as `split` does, but without messages: only its members call it, others may be lost.
 
-        number: from 1 on, the same on all of them, and another for each communicator that any of them is in; a rank
-        that splits so does not `split` otherwise. fails_with: ranks whose loss ends it, as it sends to no others; None:
-        all of it.
+        Args:
+            number: From 1 on, the same on all members, and unique among the communicators that any of them is in. A
+                rank that uses `split_as` must not use `split`.
+            ranks: The members, numbered as in this communicator.
+            name, timeout_s, traffic: As of `Communicator`; by default those of this communicator.
+            fails_with: Ranks whose loss ends the communicator, because it sends to no others; None: all members.
         """
         if not 0 < number < COMMUNICATORS:
             raise ValueError(f"number: got {number}, expected 1 to {COMMUNICATORS - 1}")
@@ -129,35 +142,36 @@ class Communicator(DispatchCombine):
     # ---- after a failure
 
     def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
-        """What all living members pass, combined by AND: the same for all, whoever dies meanwhile (`MPIX_Comm_agree`).
+        """Return the AND of what all living members pass, the same on all even if members die (`MPIX_Comm_agree`).
 
-        Works on a communicator that has failed or was aborted. Who hears of a decision and dies at once may have been
-        the only one to hear it. CollectiveTimeout naming the members that are waited for.
+        Works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
+        may have been the only one to learn it. Raises CollectiveTimeout naming the members that are waited for.
         """
         return self._agree(Vote(flags), "agree", timeout_s).flags
 
     def shrink(
         self, exclude: Sequence[int] = (), name: str = "", timeout_s: float | None = None
     ) -> Communicator:
-        """A communicator of the members that live, in their order; this one has ended with it.
+        """Make a communicator of the surviving members, in their order; this communicator ends.
 
-        As `MPIX_Comm_shrink`: all living members call it, and agree on who has gone. exclude: members that are to be
-        left out as well, which do not call it, as of `ncclCommShrink`; what anybody leaves out is left out. Operations
-        under way are aborted first, on all members (`NCCL_SHRINK_ABORT`), who hear of it with Revoked.
+        As with `MPIX_Comm_shrink`, all living members call it and agree on who has failed. `exclude` names further
+        members to leave out, which do not call it, as in `ncclCommShrink`; a rank that any member excludes is left
+        out. Operations in flight are first aborted on all members (`NCCL_SHRINK_ABORT`), which raises Revoked
+        there.
         """
-        gone = [self.ranks[self._root("exclude", rank)] for rank in exclude]
+        excluded = [self.ranks[self._check_rank("exclude", rank)] for rank in exclude]
         if self.rank in exclude:
             raise ValueError(f"exclude: got this rank, {self.rank}, expected others")
         scopes = self._engine.scopes
         lost = self._scope.ranks & set(scopes.lost)
-        scopes.revoke(self._scope, "it shrinks to those that live")
-        scopes.settle()
-        vote = self._agree(Vote(-1, frozenset([*gone, *lost]), self._next_number[0]), "shrink", timeout_s)
+        scopes.revoke(self._scope, "it shrinks to the surviving ranks")
+        scopes.process_pending()
+        vote = self._agree(Vote(-1, frozenset([*excluded, *lost]), self._next_number[0]), "shrink", timeout_s)
         self._next_number[0] = vote.number + 1
-        living = [rank for rank, there in enumerate(self.ranks) if there not in vote.out]
+        living = [rank for rank, transport_rank in enumerate(self.ranks) if transport_rank not in vote.out]
         return self.split_as(vote.number, living, name)
 
-    def _agree(self, vote: Vote, word: str, timeout_s: float | None) -> Vote:
+    def _agree(self, vote: Vote, operation: str, timeout_s: float | None) -> Vote:
         self._agreements += 1
         engine, timeout_s = self._engine, self.timeout_s if timeout_s is None else timeout_s
         agreement = engine.scopes.agree(self._scope, self._agreements, vote)
@@ -166,8 +180,8 @@ class Communicator(DispatchCombine):
             engine.check(None)
             left_s = deadline_s - engine.transport.now_s
             if left_s <= 0:
-                words = f"{word} #{self._agreements}"
-                raise CollectiveTimeout(words, engine.transport.rank, [], agreement.waits_for, timeout_s)
+                name = f"{operation} #{self._agreements}"
+                raise CollectiveTimeout(name, engine.transport.rank, [], agreement.missing_members, timeout_s)
             engine.progress(left_s)
         return agreement.decided
 
@@ -181,7 +195,7 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Reduce `array`, in place, over all ranks. Algorithms: `definitions.ALL_REDUCE.algorithms`."""
+        """Reduce `array` in place over all ranks. Algorithms: `registry.ALL_REDUCE.algorithms`."""
         check_array(array, "array", writes=True)
         operation = operation_named(op)
         flat = array.reshape(-1)
@@ -191,9 +205,8 @@ class Communicator(DispatchCombine):
             yield from self._blocks(plan, flat, flat, tag, position, operation)
             finish(op, flat, self.size)
 
-        return self._collective(
-            "all_reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
-        )
+        about = OperationInfo(array, plan.algorithm, reduction_name(op))
+        return self._collective("all_reduce", steps, async_op, timeout_s, about)
 
     def reduce_scatter_tensor(
         self,
@@ -218,13 +231,8 @@ class Communicator(DispatchCombine):
             flat[:] = scratch[own]
             finish(op, flat, self.size)
 
-        return self._collective(
-            "reduce_scatter_tensor",
-            steps,
-            async_op,
-            timeout_s,
-            OperationInfo(input, plan.algorithm, reduction_name(op)),
-        )
+        about = OperationInfo(input, plan.algorithm, reduction_name(op))
+        return self._collective("reduce_scatter_tensor", steps, async_op, timeout_s, about)
 
     def reduce(
         self,
@@ -235,8 +243,8 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Reduce all ranks' `array` into rank `dst`'s; those of the others stay as they are."""
-        root = self._root("dst", dst)
+        """Reduce all ranks' `array` into that of rank `dst`; the others' arrays are unchanged."""
+        root = self._check_rank("dst", dst)
         check_array(array, "array", writes=self.rank == root)
         operation = operation_named(op)
         flat = array.reshape(-1)
@@ -248,9 +256,8 @@ class Communicator(DispatchCombine):
             if self.rank == root:
                 finish(op, flat, self.size)
 
-        return self._collective(
-            "reduce", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm, reduction_name(op))
-        )
+        about = OperationInfo(array, plan.algorithm, reduction_name(op))
+        return self._collective("reduce", steps, async_op, timeout_s, about)
 
     # ---- copies
 
@@ -262,7 +269,7 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Every rank's `input`, in rank order, into every rank's `output` (size x input's elements)."""
+        """Gather every rank's `input`, in rank order, into every rank's `output` (size x input's elements)."""
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
         check_array(output, "output", numel=input.size * self.size)
@@ -273,9 +280,8 @@ class Communicator(DispatchCombine):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective(
-            "all_gather_into_tensor", steps, async_op, timeout_s, OperationInfo(input, plan.algorithm)
-        )
+        about = OperationInfo(input, plan.algorithm)
+        return self._collective("all_gather_into_tensor", steps, async_op, timeout_s, about)
 
     def broadcast(
         self,
@@ -285,8 +291,8 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Rank `src`'s `array` into every rank's."""
-        root = self._root("src", src)
+        """Copy rank `src`'s `array` into every rank's."""
+        root = self._check_rank("src", src)
         check_array(array, "array", writes=self.rank != root)
         flat = array.reshape(-1)
         plan = self._plan("broadcast", algorithm, array.nbytes, root)
@@ -305,8 +311,8 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Every rank's `input`, in rank order, into rank `dst`'s `output` (size x input's elements), None elsewhere."""
-        root = self._root("dst", dst)
+        """Gather all `input`, in rank order, into rank `dst`'s `output` (size x input's elements; None elsewhere)."""
+        root = self._check_rank("dst", dst)
         check_array(input, "input")
         if self.rank == root:
             output = require_array(output, "output", "on the rank that gathers")
@@ -331,8 +337,8 @@ class Communicator(DispatchCombine):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """The i-th part of rank `src`'s `input` (size x output's elements, None elsewhere) into rank i's `output`."""
-        root = self._root("src", src)
+        """Scatter rank `src`'s `input` (size x output's elements; None elsewhere) in rank order into each `output`."""
+        root = self._check_rank("src", src)
         check_array(output, "output", writes=True)
         if self.rank == root:
             input = require_array(input, "input", "on the rank that scatters")
@@ -349,7 +355,7 @@ class Communicator(DispatchCombine):
 
         return self._collective("scatter", steps, async_op, timeout_s, OperationInfo(output, plan.algorithm))
 
-    # ---- by definition
+    # ---- any collective
 
     def collective(
         self,
@@ -362,10 +368,10 @@ class Communicator(DispatchCombine):
         timeout_s: float | None = None,
         root: int = 0,
     ) -> Work:
-        """Any collective by its definition: from the blocks in `input` to those in `output`, each in its own order.
+        """Execute any collective by its definition: from the blocks in `input` to the blocks in `output`.
 
-        input and output may be one array where both have the same blocks. In between the whole array is in memory of
-        its own, of which only what is used is touched. Not for collectives with uneven rows.
+        `input` and `output` may be one array if both have the same blocks. The whole array is staged in separate
+        memory, of which only the used part is touched. Collectives with uneven rows are not supported.
         """
         known = collective_of(collective)
         if known.uneven:
@@ -394,17 +400,17 @@ class Communicator(DispatchCombine):
         return self._collective(known.name, steps, async_op, timeout_s, about)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Done when every rank has called it. Dissemination: in round k tell the rank 2^k further, hear from 2^k back.
+        """Wait until every rank has called it (dissemination barrier).
 
-        Steps: ceil(log2 n), an empty message in each direction.
+        In round k, signal the rank 2^k ahead and wait for the one 2^k behind: ceil(log2 n) rounds, empty messages.
         """
 
         def steps(tag: int, position: Position) -> Steps:
             distance, record = 1, position.record
             while distance < self.size:
                 position.phase = f"distance {distance}"
-                heard = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
-                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), heard
+                receive = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
+                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), receive
                 distance *= 2
 
         return self._collective("barrier", steps, async_op, timeout_s, OperationInfo())

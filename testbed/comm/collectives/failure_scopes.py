@@ -1,7 +1,13 @@
-"""What fails together: a communicator's operations. A lost peer ends those of the communicators that contain it.
+"""Failure scopes: the operations of a communicator fail together, and its members can agree on what to do next.
 
-In the terms of NCCL and of MPI's fault tolerance (ULFM): `revoke` is what `ncclCommAbort` and `MPIX_Comm_revoke` do,
-told to all members; what members then decide together goes by `Agreement`. Both travel as notes beside all messages.
+A lost peer ends the operations of all communicators that contain it. In the terms of NCCL and of MPI's fault
+tolerance (ULFM), `revoke` is `ncclCommAbort` and `MPIX_Comm_revoke`, sent to all members. `Agreement` decides among
+members of which some die meanwhile. Both send notes outside the message stream.
+
+How agreement works: the lowest living rank decides. All members vote to it; it waits for all that it considers
+alive, combines the votes, and announces the decision. If it dies, all vote to the next rank, with the decision if
+they know one; that decision then holds. So all living ranks decide alike, provided that suspected ranks are treated
+as dead: a rank that one member has lost is lost for all.
 """
 
 from __future__ import annotations
@@ -17,12 +23,12 @@ from testbed.comm.transport import PeerLost, Transport, TransportError
 from testbed.comm.transport.base import MAX_REASON_BYTES, PeerEvents, find_peer_events
 
 REVOKE, AGREE = "revoke", "agree"
-# communicators and agreements that peers tell of before this rank has come to them: sanity
+# limit on notes about communicators and agreements that this rank has not reached yet
 _MOST_EARLY = 10_000
 
 
 class Revoked(TransportError):
-    """A member of the communicator has aborted it: nothing but `shrink` and `agree` can be done with it any more."""
+    """A member has aborted the communicator; only `shrink` and `agree` work on it from now on."""
 
     def __init__(self, rank: int, by: int, reason: str) -> None:
         self.rank, self.by, self.reason = rank, by, reason
@@ -31,7 +37,7 @@ class Revoked(TransportError):
 
 
 class Scope:
-    """The operations of one communicator. ranks: its members' numbers on the transport. failure: what ended it."""
+    """The operations of one communicator. ranks: its members' transport ranks. failure: the error that ended it."""
 
     def __init__(self, number: int, ranks: Iterable[int]) -> None:
         self.number = number
@@ -40,13 +46,13 @@ class Scope:
         self.tasks: set[Any] = set()
 
     def fail(self, error: TransportError) -> None:
-        """End everything of it. The first error counts, but for who has aborted it, which counts for more."""
+        """End all of its operations. The first error counts, except that an abort overrides any other error."""
         if self.failure is not None and (self.revoked or not isinstance(error, Revoked)):
             return
         self.failure = error
         for task in sorted(self.tasks, key=lambda task: task.start_s):
             task.cancel(self.failure)
-            if not self.failure.during:  # the task's says what was under way
+            if not self.failure.during:  # the task's error names the operation
                 self.failure = task.error
 
     @property
@@ -56,40 +62,41 @@ class Scope:
 
 
 class Scopes:
-    """All scopes of a rank, and what its peers tell about them.
+    """All scopes of a rank, and the notes that peers send about them.
 
-    lost: peers that are known to have gone, until `come_back`. stirred: whether another thread has asked for something,
-    or the transport told of something, which `settle` looks at.
+    lost: peers known to be gone, until `peer_returned`.
+    has_pending: whether another thread or the transport has queued something for `process_pending`.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._tells: PeerEvents | None = find_peer_events(transport)
+        self._peer_events: PeerEvents | None = find_peer_events(transport)
         self._scopes: weakref.WeakValueDictionary[int, Scope] = weakref.WeakValueDictionary()
-        self._wanted: deque[tuple[Scope, str]] = deque()
-        self._heard: deque[tuple[int, bytes] | PeerLost] = deque()  # inside calls of the transport
+        self._revocations: deque[tuple[Scope, str]] = deque()
+        self._inbox: deque[tuple[int, bytes] | PeerLost] = deque()  # filled inside calls of the transport
         self._agreements: dict[tuple[int, int], Agreement] = {}
-        self._votes: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}  # of those not begun here
-        self._early: dict[int, Revoked] = {}  # of communicators that this rank has not made yet
+        # votes of agreements not yet started here
+        self._votes: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
+        self._early_revocations: dict[int, Revoked] = {}  # of communicators not yet made here
         self.lost: dict[int, PeerLost] = {}
-        self.stirred = False
-        if self._tells is not None:
-            self._tells.on_note = lambda peer, data: self._hear((peer, data))
-            self._tells.on_peer_lost = self._hear
+        self.has_pending = False
+        if self._peer_events is not None:
+            self._peer_events.on_note = lambda peer, data: self._enqueue((peer, data))
+            self._peer_events.on_peer_lost = self._enqueue
 
     def add(self, number: int, ranks: Iterable[int]) -> Scope:
-        """A communicator's; of one that contains a lost peer, or was revoked before it came to be, it has failed."""
+        """Add the scope of a communicator; it has failed already if a member is lost or it was revoked early."""
         scope = self._scopes[number] = Scope(number, ranks)
-        gone = sorted(scope.ranks & set(self.lost))
-        early = self._early.pop(number, None)
-        if gone:
-            scope.fail(self.lost[gone[0]])
+        lost_members = sorted(scope.ranks & set(self.lost))
+        early = self._early_revocations.pop(number, None)
+        if lost_members:
+            scope.fail(self.lost[lost_members[0]])
         elif early is not None:
             scope.fail(early)
         return scope
 
-    def lose(self, error: PeerLost) -> None:
-        """A peer has gone: end every scope that contains it."""
+    def lose_peer(self, error: PeerLost) -> None:
+        """Record a lost peer and end every scope that contains it."""
         if error.peer in self.lost:
             return
         self.lost[error.peer] = error
@@ -99,93 +106,98 @@ class Scopes:
         for which, agreement in self._agreements.items():
             self._send(which, agreement.lose(error.peer))
 
-    def come_back(self, peer: int, lost: int | None = None) -> None:
-        """A lost peer's next incarnation may take part in communicators that are made from now on.
+    def peer_returned(self, peer: int, lost: int | None = None) -> None:
+        """Let a lost peer's next incarnation join communicators that are made from now on.
 
-        lost: the incarnation that was lost. Where a later one is there already, its connections stay.
+        `lost` is the incarnation that was lost. If a later one has connected already, its connections stay.
         """
-        known = self._tells.incarnations.get(peer, 0) if self._tells is not None else 0
+        known = self._peer_events.incarnations.get(peer, 0) if self._peer_events is not None else 0
         if hasattr(self._transport, "forget") and (lost is None or known <= lost):
             self._transport.forget(peer)
         self.lost.pop(peer, None)
 
     def revoke(self, scope: Scope, reason: str) -> None:
-        """Have a scope end on all its members, soon. Any thread, or signal handler."""
-        self._wanted.append((scope, reason))
-        self.stirred = True
+        """Request the end of a scope on all its members. May be called by any thread or signal handler."""
+        self._revocations.append((scope, reason))
+        self.has_pending = True
         self._transport.wake()
 
-    def settle(self) -> None:
-        """Do what was asked for, and told; by the rank's own thread, outside of the transport's calls."""
-        self.stirred = False
-        while self._heard:
-            heard = self._heard.popleft()
-            if isinstance(heard, PeerLost):
-                self.lose(heard)
+    def process_pending(self) -> None:
+        """Process queued revocations and notes, in the rank's own thread and outside calls of the transport."""
+        self.has_pending = False
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, PeerLost):
+                self.lose_peer(item)
             else:
-                peer, data = heard
+                peer, data = item
                 try:
                     self._on_note(peer, json.loads(data))
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                    self.lose(PeerLost(self._transport.rank, peer, f"it told nonsense ({error!r})"))
-        while self._wanted:
-            scope, reason = self._wanted.popleft()
+                    self.lose_peer(
+                        PeerLost(self._transport.rank, peer, f"it sent an invalid note ({error!r})")
+                    )
+        while self._revocations:
+            scope, reason = self._revocations.popleft()
             own = self._transport.rank
             if not scope.revoked:
-                self._pass_on(scope, own, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+                self._send_revocation(scope, own, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
             scope.fail(Revoked(own, own, reason))
 
     def agree(self, scope: Scope, sequence: int, vote: Vote) -> Agreement:
-        """Begin an agreement of a scope's members, the `sequence`-th of theirs; it goes on as they are heard."""
+        """Start the `sequence`-th agreement of a scope's members; it progresses as their notes arrive."""
         which = scope.number, sequence
         agreement = self._agreements[which] = Agreement(self._transport.rank, scope.ranks)
         for peer in scope.ranks & set(self.lost):
             agreement.lose(peer)
         for peer, message in self._votes.pop(which, ()):
-            self._send(which, agreement.hear(peer, message))
+            self._send(which, agreement.receive(peer, message))
         self._send(which, agreement.vote(vote))
         return agreement
 
-    def tell(self, peers: Iterable[int], document: dict[str, Any]) -> None:
-        """A note to peers that are not known to have gone. TransportError where the transport has none."""
-        if self._tells is None:
-            raise TransportError("this transport cannot tell peers anything beside messages")
+    def send_note(self, peers: Iterable[int], document: dict[str, Any]) -> None:
+        """Send a note to all of these peers that are not known to be lost.
+
+        Raises TransportError if the transport does not support notes.
+        """
+        if self._peer_events is None:
+            raise TransportError("this transport cannot send notes, expected one with PeerEvents")
         data = json.dumps(document).encode()
         for peer in peers:
             if peer not in self.lost and peer != self._transport.rank:
-                self._tells.send_note(peer, data)
+                self._peer_events.send_note(peer, data)
 
-    def _pass_on(self, scope: Scope, by: int, reason: str) -> None:
-        if self._tells is not None:
+    def _send_revocation(self, scope: Scope, by: int, reason: str) -> None:
+        if self._peer_events is not None:
             note = {"what": REVOKE, "communicator": scope.number, "by": by, "reason": reason}
-            self.tell(sorted(scope.ranks), note)
+            self.send_note(sorted(scope.ranks), note)
 
-    def _hear(self, heard: tuple[int, bytes] | PeerLost) -> None:
-        self._heard.append(heard)
-        self.stirred = True
+    def _enqueue(self, item: tuple[int, bytes] | PeerLost) -> None:
+        self._inbox.append(item)
+        self.has_pending = True
 
     def _send(self, which: tuple[int, int], messages: Messages) -> None:
         number, sequence = which
         for peer, message in messages:
-            self.tell([peer], {"what": AGREE, "communicator": number, "sequence": sequence, **message})
+            self.send_note([peer], {"what": AGREE, "communicator": number, "sequence": sequence, **message})
 
     def _on_note(self, peer: int, note: dict[str, Any]) -> None:
         number = int(note["communicator"])
         if note["what"] == AGREE:
             which = number, int(note["sequence"])
             if which in self._agreements:
-                self._send(which, self._agreements[which].hear(peer, note))
+                self._send(which, self._agreements[which].receive(peer, note))
             elif len(self._votes) < _MOST_EARLY:
                 self._votes.setdefault(which, []).append((peer, note))
         elif note["what"] == REVOKE:
             error = Revoked(self._transport.rank, int(note["by"]), str(note["reason"]))
             scope = self._scopes.get(number)
             if scope is None:
-                if len(self._early) < _MOST_EARLY:
-                    self._early[number] = error
+                if len(self._early_revocations) < _MOST_EARLY:
+                    self._early_revocations[number] = error
             elif not scope.revoked:
-                # passed on: who aborted it may have died in the middle of telling
-                self._pass_on(scope, error.by, error.reason)
+                # forwarded: the member that aborted it may have died before it reached everyone
+                self._send_revocation(scope, error.by, error.reason)
                 scope.fail(error)
 
 
@@ -194,35 +206,35 @@ Messages = list[tuple[int, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Vote:
-    """What is agreed on: flags, combined by AND; ranks that are out, by union; a number, by the highest."""
+    """A vote: flags, combined by AND; excluded ranks, by union; a number, by maximum."""
 
     flags: int
     out: frozenset[int] = frozenset()
     number: int = 0
 
-    def with_other(self, other: Vote) -> Vote:
-        """Both combined."""
+    def combined_with(self, other: Vote) -> Vote:
+        """Return the combination of two votes."""
         return Vote(self.flags & other.flags, self.out | other.out, max(self.number, other.number))
 
     def without(self, ranks: Iterable[int]) -> Vote:
-        """The same with these ranks out, too."""
+        """Return this vote with these ranks excluded as well."""
         return replace(self, out=self.out.union(ranks))
 
     def document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the vote as a JSON-compatible dict."""
         return {"flags": self.flags, "out": sorted(self.out), "number": self.number}
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Vote:
-        """The inverse."""
+        """Return the vote from a dict made by `document`."""
         return cls(int(document["flags"]), frozenset(map(int, document["out"])), int(document["number"]))
 
 
 class Agreement:
-    """One agreement, as one member takes part in it. Each call returns messages to be told to members.
+    """One member's state machine of one agreement. Each call returns messages to send to members.
 
-    decided: what all have agreed on, once that is known here. It must be kept and fed after that, too: others may need
-    what this member knows.
+    decided: the decision, once it is known here. The agreement must be kept and fed after that as well, because
+    other members may need what this one knows.
     """
 
     def __init__(self, rank: int, ranks: Iterable[int]) -> None:
@@ -230,14 +242,14 @@ class Agreement:
         self.ranks = tuple(sorted(ranks))
         self.decided: Vote | None = None
         self._lost: set[int] = set()
-        self._told: set[int] = set()  # of these, as the one to decide, to all others
+        self._announced_lost: set[int] = set()  # lost ranks that this rank, as the decider, has announced
         self._own: Vote | None = None
         self._votes: dict[int, Vote] = {}
         self._voted_to: int | None = None
 
     @property
-    def waits_for(self) -> list[int]:
-        """Members whose word is missing; for people."""
+    def missing_members(self) -> list[int]:
+        """Members whose vote or decision is awaited, for error messages."""
         if self._decider == self.rank:
             return [rank for rank in self._living if rank not in self._votes and rank != self.rank]
         return [self._decider]
@@ -251,23 +263,23 @@ class Agreement:
         return self._living[0]
 
     def vote(self, vote: Vote) -> Messages:
-        """This member's, once."""
+        """Cast this member's vote, once."""
         self._own = vote
         self._lose_all(vote.out)
-        return self._go_on()
+        return self._advance()
 
     def lose(self, peer: int) -> Messages:
-        """A member has gone."""
+        """Handle the loss of a member."""
         if peer not in self.ranks or peer in self._lost or peer == self.rank:
             return []
         self._lost.add(peer)
-        return self._go_on()
+        return self._advance()
 
-    def hear(self, peer: int, message: dict[str, Any]) -> Messages:
-        """A member's message.
+    def receive(self, peer: int, message: dict[str, Any]) -> Messages:
+        """Handle a member's message.
 
-        Of one that is known to have gone, if only by hearsay, nothing counts: whoever decides after it may have been
-        told already that nothing of it was heard here.
+        Messages of a member known to be lost, even if only reported by others, are ignored: the decider after it
+        may have been told already that nothing from it arrived here.
         """
         if peer in self._lost:
             return []
@@ -276,17 +288,17 @@ class Agreement:
             if self.decided is not None:
                 return []
             self.decided = vote
-            return self._go_on()  # as the one to decide, to those who have voted already
-        if self.decided is not None:  # it has not heard of it
+            return self._advance()  # as the decider, to members that have voted already
+        if self.decided is not None:  # the peer does not know the decision
             return [(peer, self._message(self.decided, True))]
         self._votes[peer] = vote
         self._lose_all(vote.out)
-        return self._go_on()
+        return self._advance()
 
     def _lose_all(self, out: Iterable[int]) -> None:
         self._lost |= set(out).intersection(self.ranks) - {self.rank}
 
-    def _go_on(self) -> Messages:
+    def _advance(self) -> Messages:
         if self._own is None:
             return []
         if self._decider != self.rank:
@@ -298,14 +310,14 @@ class Agreement:
         living = [rank for rank in self._living if rank != self.rank]
         if self.decided is None:
             if any(rank not in self._votes for rank in living):
-                if self._lost == self._told:
+                if self._lost == self._announced_lost:
                     return []
-                # who has had nothing to do with those that are lost does not know yet whom to vote to
-                self._told = set(self._lost)
+                # members that had no contact with the lost ranks do not know yet whom to vote to
+                self._announced_lost = set(self._lost)
                 return [(rank, self._message(self._own.without(self._lost), False)) for rank in living]
             vote = self._own
             for rank in living:
-                vote = vote.with_other(self._votes[rank])
+                vote = vote.combined_with(self._votes[rank])
             self.decided = vote.without(self._lost)
         return [(rank, self._message(self.decided, True)) for rank in living]
 

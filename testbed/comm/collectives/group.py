@@ -1,4 +1,4 @@
-"""Ranks that belong together: who they are, messages from one to another, time, and what all operations need."""
+"""A group of ranks: its members, point-to-point messages, time, and what every operation needs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from testbed.comm.transport import TrafficClass, TransportError
 
 LARGEST_TAG = 2**32 - 1
 # a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
-# which may come round) and a strand within a collective
+# which may wrap) and a strand within a collective
 COMMUNICATORS = 1 << 16
 POINT_TO_POINT = 1 << 62
 COMMUNICATOR_BIT = 46
 _STRAND_BITS = 16
 _SEQUENCE_MASK = (1 << 30) - 1
-EVERYBODY = 0  # the number of the communicator of all ranks
+WORLD = 0  # the number of the communicator of all ranks
 
 
 class P2POp(NamedTuple):
@@ -51,12 +51,16 @@ class Planned(NamedTuple):
 
 
 class RankGroup:
-    """Ranks of a transport, numbered from 0 in the order of `ranks`, their numbers there; `groups`: their buildings.
+    """Ranks of a transport, numbered from 0 in the order of `ranks`, which are their numbers on the transport.
 
-    traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
-    number: tells their messages from those of other communicators of the same transport. tuning: what `auto` goes by.
-    fails_with: those of the ranks whose loss ends it; None: all. control_delay: what the control part of each operation
-    takes from now on, in seconds; None: nothing.
+    groups: the building of each rank.
+    traffic: class of all their messages.
+    timeout_s: timeout of every operation without its own.
+    name: name for error messages.
+    number: separates their messages from those of other communicators of the same transport.
+    tuning: table from which `auto` chooses.
+    fails_with: the ranks whose loss ends the group; None: all.
+    control_delay: returns the time in seconds that the control part of each further operation takes; None: none.
     """
 
     control_delay: Callable[[], float] | None = None
@@ -94,25 +98,28 @@ class RankGroup:
     # ---- point to point
 
     def isend(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
-        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**32 - 1."""
+        """Start sending `array` to `peer`; do not modify it until the Work is done. Tags: 0 to 2**32 - 1."""
         check_array(array, "array")
         return self._message("isend", f"isend to rank {peer}, tag {tag}", array, peer, tag, timeout_s)
 
     def irecv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
-        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
+        """Start receiving from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
         check_array(array, "array", writes=True)
         return self._message("irecv", f"irecv from rank {peer}, tag {tag}", array, peer, tag, timeout_s)
 
     def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """`isend`, then wait."""
+        """Send and wait, as `isend`."""
         self.isend(array, peer, tag, timeout_s).wait()
 
     def recv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """`irecv`, then wait."""
+        """Receive and wait, as `irecv`."""
         self.irecv(array, peer, tag, timeout_s).wait()
 
     def batch_isend_irecv(self, operations: Sequence[P2POp], timeout_s: float | None = None) -> list[Work]:
-        """Begin all of these messages, receives first, so that none has to be staged for another; a Work for each."""
+        """Start all of these messages and return a Work for each.
+
+        Receives are posted first, so that no message has to be staged while another is posted.
+        """
         works: dict[int, Work] = {}
         for kind in ("irecv", "isend"):
             for number, operation in enumerate(operations):
@@ -126,50 +133,51 @@ class RankGroup:
                 )
         return [works[number] for number in range(len(operations))]
 
-    # ---- time, and the end
+    # ---- time and failure
 
     def sleep(self, seconds: float) -> None:
-        """Let this much time pass, as computing would, while operations move on.
+        """Let `seconds` pass, as a computation would, while operations progress.
 
-        Raises when one of this communicator's fails, or has failed; so does `progress`.
+        Raises when an operation of this communicator fails, or has failed; so does `progress`.
         """
         self._engine.sleep(seconds, self._scope)
 
     def progress(self, timeout_s: float = 0.0) -> None:
-        """Move operations on, those of all communicators; waits up to `timeout_s` for something to do."""
+        """Make progress on the operations of all communicators; waits up to `timeout_s` for something to do."""
         self._engine.progress(timeout_s)
         self._engine.check(self._scope)
 
     @property
     def engine(self) -> Engine:
-        """What carries out the operations of this rank, of all its communicators."""
+        """The engine that executes the operations of this rank, for all its communicators."""
         return self._engine
 
     @property
     def ended(self) -> int:
-        """How many operations of this rank are over, of all its communicators."""
+        """The number of operations of this rank that have ended, for all its communicators."""
         return self._engine.ended
 
     def abort(self, reason: str) -> None:
-        """End every operation of this communicator, here and, told by a note, on all its members, with Revoked.
+        """End every operation of this communicator with Revoked, here and, through a note, on all its members.
 
-        As `ncclCommAbort`, and as `MPIX_Comm_revoke` it reaches everybody: only `agree` and `shrink` work after it.
-        Of the communicator of all ranks, which the others were split from: end everything of this rank with Aborted;
-        peers lose it. For any thread, or a signal handler. Arrays' contents are undefined after it.
+        As `ncclCommAbort`, but it reaches all members, as `MPIX_Comm_revoke` does; only `agree` and `shrink` work
+        afterwards. On the communicator of all ranks, from which the others were split, it ends everything on this
+        rank with Aborted, and peers lose this rank. May be called by any thread or signal handler. The contents of
+        arrays are undefined afterwards.
         """
-        if self._number == EVERYBODY:
+        if self._number == WORLD:
             self._engine.abort(reason)
         else:
             self._engine.scopes.revoke(self._scope, reason)
 
     @property
     def failure(self) -> TransportError | None:
-        """What has ended this communicator's operations, for good; None while they go on."""
+        """The error that has ended this communicator for good; None while it works."""
         return self._engine.failure or self._scope.failure
 
-    # ---- how
+    # ---- shared by all operations
 
-    def _root(self, name: str, rank: int) -> int:
+    def _check_rank(self, name: str, rank: int) -> int:
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}: got {rank}, expected 0 to {self.size - 1}")
         return rank
@@ -182,7 +190,7 @@ class RankGroup:
     def _plan(
         self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
     ) -> Planned:
-        """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
+        """Return this rank's plan; `size_bytes` as `algorithm_selection.traffic` counts it."""
         known = collective_of(collective)
         if algorithm == AUTO:
             algorithm = self.tuning.choose(known, size_bytes, self.groups)
@@ -199,7 +207,6 @@ class RankGroup:
         position: Position,
         operation: Operation | None = None,
     ) -> Steps:
-        """The plan carried out on blocks of these arrays."""
         data = Blocks(source, target, planned.plan.bounds(target.size), operation)
         return execute_plan(self._group, planned.plan, data, tag, position)
 
@@ -213,12 +220,12 @@ class RankGroup:
         result: object = None,
     ) -> Work:
         self._sequence += 1
-        numbers = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
+        tag = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
         position = Position()
-        words = f"{name} #{self._sequence}"
+        title = f"{name} #{self._sequence}"
         record = self._begin_record(name, self._sequence, about)
         position.record = record
-        work = self._work(words, steps(numbers, position), timeout_s, about.array, position, result, record)
+        work = self._work(title, steps(tag, position), timeout_s, about.array, position, result, record)
         if not async_op:
             work.wait()
         return work
@@ -226,21 +233,22 @@ class RankGroup:
     def _message(
         self,
         kind: Literal["isend", "irecv"],
-        words: str,
+        title: str,
         array: Array,
         peer: int,
         tag: int,
         timeout_s: float | None,
     ) -> Work:
-        there, number = self._root("peer", peer), self._message_tag(tag)
-        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[there], tag)
+        self._check_rank("peer", peer)
+        wire_tag = self._message_tag(tag)
+        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[peer], tag)
 
         def steps() -> Steps:
             begin = self._group.send if kind == "isend" else self._group.receive
-            request = begin(there, number, as_bytes(array), record)
+            request = begin(peer, wire_tag, as_bytes(array), record)
             yield (request,)
 
-        return self._work(words, steps(), timeout_s, array, record=record)
+        return self._work(title, steps(), timeout_s, array, record=record)
 
     def _begin_record(
         self, name: str, sequence: int, about: OperationInfo, peer: int = -1, tag: int = 0
@@ -264,7 +272,7 @@ class RankGroup:
         return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
 
     def _controlled(self, steps: Steps, array: Array | None, record: Record | None) -> Steps:
-        """An operation behind its control part: kernels begin, buffers are registered, peers told."""
+        """Run an operation after its control part: kernel launch, buffer registration, handshake with peers."""
         costs = self._engine.costs
         delay_s = self.control_delay() if self.control_delay is not None else 0.0
         if costs is not None:
@@ -296,7 +304,7 @@ def begin_record(
     peer: int = -1,
     tag: int = 0,
 ) -> Record | None:
-    """An operation is asked for now, as `Recorder.begin` has it; None where nobody records, or there is no room."""
+    """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
     if recorder is None:
         return None
     array, algorithm, op = about

@@ -1,8 +1,9 @@
-"""What a collective does, as data: which blocks a rank sends to whom and receives from whom, round by round.
+"""Plans of collectives as data: which blocks a rank sends to whom and receives from whom, round by round.
 
-A plan knows no sizes: the array is cut into numbered blocks at fixed shares of its length, so one plan serves arrays of
-every size, bytes on the wire follow from the plan, and a plan can be reversed: played backwards, an all-gather is a
-reduce-scatter (`reverse`), for the paths on which a block spreads become those on which its parts are added up.
+A plan holds no sizes. The array is cut into numbered blocks at fixed shares of its length, so one plan serves
+arrays of every size, and bytes on the wire follow from the plan. A plan can be reversed (`reverse`): an all-gather
+played backwards is a reduce-scatter, because the paths on which a block spreads become the paths on which its parts
+are added up.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ Runs = tuple[tuple[int, int], ...]
 
 
 class Transfer(NamedTuple):
-    """One message: its other end, and the blocks in it, as runs [start, end)."""
+    """One message: the peer, and the blocks in it as runs [start, end)."""
 
     peer: int
     runs: Runs
 
 
 class Round(NamedTuple):
-    """Messages under way at once; over when all receives are done. `reduces`: what comes is reduced with what is here.
+    """Messages that are in flight at once; the round ends when all of its receives are done.
 
-    A round's sends need what the rounds before have received.
+    The sends of a round need what earlier rounds received. `reduces`: received blocks are reduced into the local
+    ones.
     """
 
     phase: str
@@ -40,11 +42,11 @@ Stage = tuple[Strand, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """One rank's part: channels that go on independently; in each, stages that come one after the other.
+    """One rank's part of a collective: independent channels, each a sequence of stages.
 
-    The strands of a stage go on independently again, each in rounds.
-    Block b holds the elements from cuts[b] / whole to cuts[b + 1] / whole of the array, rounded down. Strand k of a
-    stage talks to strand k of the same stage on other ranks, so that all ranks have equally many, some empty.
+    The strands of a stage run independently as well, each as a sequence of rounds. Block b holds the elements from
+    cuts[b] / whole to cuts[b + 1] / whole of the array, rounded down. Strand k of a stage talks to strand k of the
+    same stage on other ranks, so all ranks have the same number of strands; some may be empty.
     """
 
     whole: int
@@ -53,22 +55,22 @@ class Plan:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Of a plan with one channel."""
+        """The stages of a plan with one channel."""
         (stages,) = self.channels
         return stages
 
     def bounds(self, numel: int) -> list[int]:
-        """Where blocks start and end in an array of so many elements."""
+        """Return where blocks start and end in an array of `numel` elements."""
         whole = self.whole
         return [numel * cut // whole for cut in self.cuts]
 
     @property
     def rounds(self) -> int:
-        """How many rounds this rank goes through one after the other."""
+        """The number of rounds that this rank executes one after the other."""
         return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.channels)
 
     def sent(self, bounds: Sequence[int]) -> dict[int, int]:
-        """Elements sent per peer, for blocks with these bounds; no entry where there are none."""
+        """Return the elements sent per peer for blocks with these bounds; peers that get none are left out."""
         found: dict[int, int] = {}
         strands = [strand for stages in self.channels for stage in stages for strand in stage]
         for peer, runs in (transfer for strand in strands for step in strand for transfer in step.sends):
@@ -78,12 +80,12 @@ class Plan:
 
 
 def even(blocks: int, *stages: Stage) -> Plan:
-    """A plan on so many blocks of equal size."""
+    """Return a plan on `blocks` blocks of equal size."""
     return Plan(blocks, tuple(range(blocks + 1)), (stages,))
 
 
 def runs_of(blocks: Iterable[int]) -> Runs:
-    """Numbers of blocks, in any order, as runs of consecutive ones."""
+    """Return block numbers, given in any order, as runs of consecutive ones."""
     found: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if found and found[-1][1] == block:
@@ -94,12 +96,12 @@ def runs_of(blocks: Iterable[int]) -> Runs:
 
 
 def blocks_of(runs: Runs) -> list[int]:
-    """The numbers of the blocks in these runs."""
+    """Return the numbers of the blocks in these runs."""
     return [block for start, end in runs for block in range(start, end)]
 
 
 def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
-    """The plan played backwards: what was received is sent; `phase` renames its rounds."""
+    """Return the plan played backwards: what was received is sent. `phase` renames its rounds."""
 
     def reversed_round(step: Round) -> Round:
         return Round(phase or step.phase, step.receives, step.sends, reduces)
@@ -115,7 +117,10 @@ def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
 
 
 def then(first: Plan, *others: Plan) -> Plan:
-    """One plan after the other, on the same blocks; where both are single strands, without a pause for the others."""
+    """Return a plan that executes several plans on the same blocks one after the other.
+
+    Two single-strand plans are joined into one strand, so a rank starts the second without waiting for other strands.
+    """
     stages = list(first.stages)
     for plan in others:
         if len(stages) == len(plan.stages) == 1 and len(stages[0]) == len(plan.stages[0]) == 1:
@@ -126,27 +131,28 @@ def then(first: Plan, *others: Plan) -> Plan:
 
 
 def first_rounds(plan: Plan, most: int) -> Plan:
-    """The plan broken off after so many rounds of each channel; nothing is whole then."""
+    """Return the plan cut off after the first `most` rounds of each channel, which leaves the result incomplete."""
 
-    def begun(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    def truncate(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         found, left = [], most
         for stage in stages:
             found.append(tuple(strand[: max(0, left)] for strand in stage))
             left -= max(map(len, stage), default=0)
         return tuple(found)
 
-    return replace(plan, channels=tuple(map(begun, plan.channels)))
+    return replace(plan, channels=tuple(map(truncate, plan.channels)))
 
 
 def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
-    """The same with other numbers for blocks."""
-    return replace(plan, channels=(_all_renamed(plan.stages, name),))
+    """Return the plan with its blocks renumbered by `name`."""
+    return replace(plan, channels=(_relabel_stages(plan.stages, name),))
 
 
 def in_channels(plan: Plan, channels: int) -> Plan:
-    """Every block cut in as many parts as channels, which go on independently through all stages.
+    """Return the plan with every block cut into `channels` parts, which pass through all stages independently.
 
-    One part is reduced while another travels, one is in the next building while another is still inside.
+    While one part is reduced another is in flight, and while one part crosses between buildings another is still
+    inside.
     """
     if channels == 1:
         return plan
@@ -156,19 +162,21 @@ def in_channels(plan: Plan, channels: int) -> Plan:
         for channel in range(channels)
     ]
     parts = tuple(
-        _all_renamed(stages, lambda block, channel=channel: block * channels + channel)  # type: ignore[misc]
+        _relabel_stages(stages, lambda block, channel=channel: block * channels + channel)  # type: ignore[misc]
         for stages in plan.channels
         for channel in range(channels)
     )
     return Plan(plan.whole * channels, (*cuts, plan.cuts[-1] * channels), parts)
 
 
-def _all_renamed(stages: tuple[Stage, ...], name: Callable[[int], int]) -> tuple[Stage, ...]:
-    return tuple(tuple(_renamed(strand, name) for strand in stage) for stage in stages)
+def _relabel_stages(stages: tuple[Stage, ...], name: Callable[[int], int]) -> tuple[Stage, ...]:
+    return tuple(tuple(_relabel_strand(strand, name) for strand in stage) for stage in stages)
 
 
-def _renamed(strand: Strand, name: Callable[[int], int]) -> Strand:
-    def moved(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+def _relabel_strand(strand: Strand, name: Callable[[int], int]) -> Strand:
+    def relabeled(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
         return tuple(Transfer(t.peer, runs_of(map(name, blocks_of(t.runs)))) for t in transfers)
 
-    return tuple(step._replace(sends=moved(step.sends), receives=moved(step.receives)) for step in strand)
+    return tuple(
+        step._replace(sends=relabeled(step.sends), receives=relabeled(step.receives)) for step in strand
+    )

@@ -1,6 +1,7 @@
-"""Whether an algorithm's plans do what its collective promises: carried out on sets of contributions, with no data.
+"""Verification of plans: whether an algorithm's plans do what its collective promises.
 
-Plans are pure, so this takes no network: a plan that was added is looked at before one is built.
+Plans are executed on sets of contributions, without data and without a network, so the plans of a plug-in are
+checked before a network is built.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from testbed.comm.collectives.registry import Algorithm, Collective, PlanRequest
 from testbed.plugins import PluginError, is_file_name
 
 Held = dict[int, int]
-"""By block, whose contributions are in it, a bit per rank."""
+"""Contributions in each block, one bit per rank."""
 
 
 class WrongPlan(PluginError):
-    """Plans that do not do what their collective promises; the message says which rank, round and peer, and where."""
+    """Plans that do not do what their collective promises; the message names rank, round, peer, and source line."""
 
 
 class _Mistake(Exception):
@@ -26,19 +27,19 @@ class _Mistake(Exception):
 
 
 def check_if_plugin(collective: str, algorithm: str, groups: Sequence[int | str]) -> None:
-    """`check_plans` for what is not the testbed's own; algorithms for uneven rows have no plans to look at.
+    """Check the plans of an algorithm or collective that is not built in; uneven rows have no plans to check.
 
-    groups: the building of each rank. WrongPlan, PluginError.
+    `groups` is the building of each rank. Raises WrongPlan or PluginError.
     """
-    if is_added(collective, algorithm):
+    if is_plugin(collective, algorithm):
         known = collective_of(collective)
         numbers = {building: number for number, building in enumerate(dict.fromkeys(groups))}
         buildings = tuple(numbers[building] for building in groups)
         _check_once(known, algorithm_of(known, algorithm), buildings)
 
 
-def is_added(collective: str, algorithm: str) -> bool:
-    """Whether an algorithm, or its collective, is not the testbed's own; never for uneven rows. PluginError."""
+def is_plugin(collective: str, algorithm: str) -> bool:
+    """Return whether an algorithm or its collective is a plug-in; always False for uneven rows. Raises PluginError."""
     known = collective_of(collective)
     if known.uneven:
         known.algorithms.find(algorithm)
@@ -61,9 +62,20 @@ def check_plans(
     root: int = 0,
     pieces: int = 1,
 ) -> list[Plan]:
-    """All ranks' plans, if every message has two ends, nobody waits for ever, and each ends with what it should have.
+    """Return all ranks' plans after checking them.
 
-    groups: the building of each rank. pieces: channels or chunks. WrongPlan; PluginError where one raises.
+    Every message must have both ends, no rank may wait forever, and each rank must end with what it should have.
+
+    Args:
+        collective: Name or definition.
+        algorithm: Name or definition.
+        groups: The building of each rank.
+        root: The root rank, if the collective has one.
+        pieces: Channels or chunks.
+
+    Raises:
+        WrongPlan: If a plan is wrong.
+        PluginError: If a planner raises.
     """
     known = collective_of(collective)
     made = algorithm_of(known, algorithm)
@@ -101,7 +113,7 @@ def _check(collective: Collective, plans: Sequence[Plan], root: int) -> None:
         raise _Mistake(f"cuts: expected one at each of the {blocks} blocks of the collective")
 
     def parts(own: Sequence[int]) -> list[int]:
-        """A plan's blocks in those of the collective."""
+        """Return the plan's blocks that make up these blocks of the collective."""
         edges = [(block * first.whole // blocks, (block + 1) * first.whole // blocks) for block in own]
         return [part for low, high in edges for part in range(positions[low], positions[high])]
 
@@ -139,21 +151,21 @@ def _check_rounds(rank: int, plan: Plan, size: int) -> None:
                 raise _Mistake(f"rank {rank} in {step.phase!r}: blocks {runs} of {count}")
         for peer, runs in step.receives:
             for other, sent in step.sends:
-                # who sends back what it gets has all of it before
+                # a rank may send a peer the blocks that it gets from it: it receives all of them first
                 if (step.reduces or peer != other) and (both := {*blocks_of(runs)} & {*blocks_of(sent)}):
                     what = f"block {min(both)} is received while it is sent"
                     raise _Mistake(f"rank {rank} in {step.phase!r}: {what}")
 
 
 class _Channel:
-    """One channel of all ranks' plans: everybody goes as far as it can, on what is `held`."""
+    """One channel of all ranks' plans; every rank advances as far as the blocks in `held` allow."""
 
     def __init__(self, plans: Sequence[Plan], channel: int, held: list[Held], reduces: bool) -> None:
         self.stages = [plan.channels[channel] for plan in plans]
         self.held, self.reduces = held, reduces
         self.wires: defaultdict[tuple[int, int, int, int], deque[tuple[Runs, Held]]] = defaultdict(deque)
         self.stage_of = [0] * len(plans)
-        # by strand of the stage that a rank is in, the round, and whether its sends are done
+        # per rank, by strand of its current stage: the round, and whether its sends are done
         self.rounds: list[dict[int, tuple[int, bool]]] = [defaultdict(lambda: (0, False)) for _ in plans]
 
     def run(self) -> None:
@@ -161,15 +173,15 @@ class _Channel:
         while moved:
             moved = False
             for rank in range(len(self.stages)):
-                moved |= self._go_on(rank)
+                moved |= self._advance(rank)
         for rank, stages in enumerate(self.stages):
             if self.stage_of[rank] < len(stages):
-                raise _Mistake(self._why(rank))
+                raise _Mistake(self._deadlock(rank))
         for (source, target, *_), messages in self.wires.items():
             if messages:
                 raise _Mistake(f"rank {source} sends rank {target} a message that it does not receive")
 
-    def _go_on(self, rank: int) -> bool:
+    def _advance(self, rank: int) -> bool:
         if self.stage_of[rank] == len(self.stages[rank]):
             return False
         before = dict(self.rounds[rank])
@@ -219,7 +231,7 @@ class _Channel:
                 raise _Mistake(f"{where} reduces block {block} of rank {peer} into nothing")
             self.held[rank][block] = parts | before if step.reduces else parts
 
-    def _why(self, rank: int) -> str:
+    def _deadlock(self, rank: int) -> str:
         stage = self.stages[rank][self.stage_of[rank]]
         for number, strand in enumerate(stage):
             position, _ = self.rounds[rank][number]
@@ -231,5 +243,5 @@ class _Channel:
                     if not self.wires[peer, rank, self.stage_of[rank], number]
                 ]
                 when = f"round {position + 1} of {len(strand)} in {step.phase!r}"
-                return f"rank {rank} waits for ever for rank {peers[0] if peers else '?'}, {when}"
-        return f"rank {rank} waits for ever"
+                return f"rank {rank} waits forever for rank {peers[0] if peers else '?'}, {when}"
+        return f"rank {rank} waits forever"

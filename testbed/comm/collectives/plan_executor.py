@@ -1,4 +1,4 @@
-"""Carries out a plan: posts receives ahead, sends what a round has, goes on when its receives are done."""
+"""Plan executor: posts receives ahead, sends what a round has, and advances when its receives are done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Request, TrafficClass
 
-# receives are posted for so many rounds ahead, so that a peer who is early finds room
+# rounds for which receives are posted ahead, so that messages of a faster peer have a buffer
 AHEAD = 2
 Posted = list[tuple[Runs, Array, Request]]
 
@@ -26,34 +26,34 @@ class Group:
         self.traffic = traffic
 
     def send(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
-        """Begin to send to a member."""
-        there = self.ranks[peer]
+        """Start sending to a member."""
+        rank = self.ranks[peer]
         if record is not None:
-            record.sent(there, len(view), self.transport.now_s)
-        return self.transport.isend(there, tag, view, self.traffic)
+            record.sent(rank, len(view), self.transport.now_s)
+        return self.transport.isend(rank, tag, view, self.traffic)
 
     def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
-        """Begin to receive from a member; recorded when it comes, which may be long before its turn."""
-        there = self.ranks[peer]
+        """Start receiving from a member; the arrival is recorded when it happens, which may be long before its turn."""
+        rank = self.ranks[peer]
         if record is None:
-            return self.transport.irecv(there, tag, view, self.traffic)
-        record.expected(there, len(view), self.transport.now_s)
-        request = self.transport.irecv(there, tag, view, self.traffic)
+            return self.transport.irecv(rank, tag, view, self.traffic)
+        record.expected(rank, len(view), self.transport.now_s)
+        request = self.transport.irecv(rank, tag, view, self.traffic)
         if request.done:
-            self._come(record, request)
+            self._on_received(record, request)
         else:
-            request.on_done = partial(self._come, record)
+            request.on_done = partial(self._on_received, record)
         return request
 
-    def _come(self, record: Record, request: Request) -> None:
+    def _on_received(self, record: Record, request: Request) -> None:
         if request.error is None:
             record.received(request.peer, len(request.view), self.transport.now_s)
 
 
 def execute_plan(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
-    """One rank's part of a collective. Uses tags from `tag` on, one per strand.
+    """Execute one rank's part of a collective. Uses tags from `tag` on, one per strand.
 
-    Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.
+    Sends are waited for only at the end: a block that was sent in part returns only after its receiver had it.
     """
     sends: list[Request] = []
     if len(plan.channels) == 1:
@@ -93,7 +93,9 @@ def _strand(
         position.phase, position.round, position.rounds = phase, number + 1, count
         if record is not None:
             record.position(phase, number + 1, count)
-        if sends and sends[0].done:  # it holds what was packed for it; all of them, the whole array and more
+        if (
+            sends and sends[0].done
+        ):  # drop finished sends: together, their packed buffers exceed the whole array
             sends[:] = [request for request in sends if not request.done]
         for peer, runs in outgoing:
             array = data.outgoing(runs)

@@ -1,8 +1,8 @@
-"""Runs operations, written as generators, as far as their messages have come.
+"""Progress engine: advances operations, written as generators, as their messages arrive.
 
-A generator yields tuples of requests (of a transport, or tasks begun by `Engine.start`) and goes on when all of a tuple
-are done. Many are under way at once; they go on in the order in which their messages arrive. What goes wrong with one
-of a communicator's operations ends all of its operations, and those of no other: see `failure_scopes`.
+A generator yields tuples of requests (of a transport, or tasks started by `Engine.start`) and resumes when all of a
+tuple are done. Many run concurrently; they resume in the order in which their messages arrive. An error in one
+operation of a communicator ends all of its operations, and those of no other: see `failure_scopes`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Waitable(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it has ended, successfully or not."""
 
     @property
     def error(self) -> TransportError | None:
-        """Why it went wrong, once it is done."""
+        """The error it failed with, once it is done."""
 
     on_done: Callable[[Any], None] | None
 
@@ -37,9 +37,9 @@ Steps = Generator[tuple[Waitable, ...], None, None]
 
 
 class Position:
-    """How far an operation is: phase, and round of rounds (0 where it has none). For errors, and whoever is curious.
+    """Progress of an operation: phase, and round of rounds (0 if it has none). For errors and diagnostics.
 
-    record: where it is written down, too.
+    record: the flight recorder's record of the operation.
     """
 
     __slots__ = ("phase", "record", "round", "rounds")
@@ -55,7 +55,7 @@ class Position:
 
 
 class Event:
-    """Something that somebody else brings about, as something to wait for."""
+    """A waitable that is set by other code."""
 
     __slots__ = ("done", "error", "on_done")
 
@@ -64,8 +64,8 @@ class Event:
         self.error: TransportError | None = None
         self.on_done: Callable[[Event], None] | None = None
 
-    def come(self) -> None:
-        """It has happened; again does nothing."""
+    def set(self) -> None:
+        """Mark the event as done; further calls do nothing."""
         if not self.done:
             self.done = True
             if self.on_done is not None:
@@ -73,7 +73,7 @@ class Event:
 
 
 class Outcome(Event):
-    """The end of a task, as something to wait for that does not fail who waits, whatever the task's `error` is."""
+    """The end of a task as an event: waiting for it succeeds even if the task failed."""
 
     __slots__ = ("task",)
 
@@ -83,11 +83,11 @@ class Outcome(Event):
         if task.done:
             self.done = True
         else:
-            task.on_done = lambda _: self.come()
+            task.on_done = lambda _: self.set()
 
 
 class Task:
-    """One generator on its way. `start_s`, `end_s`: CLOCK_MONOTONIC; `end_s` is NaN until it is done."""
+    """One running generator. `start_s`, `end_s`: CLOCK_MONOTONIC; `end_s` is NaN until it is done."""
 
     __slots__ = (
         "_engine",
@@ -118,7 +118,7 @@ class Task:
         self.scope = scope
         self.record = record
         self.position = position
-        # a part of another task has no name, and nobody asks how long it took
+        # a subtask has no name and is not timed
         self.start_s = float("nan")
         if name:
             self.start_s = time.monotonic() if record is None else record.scheduled_s
@@ -132,7 +132,7 @@ class Task:
         self._missing = 0
 
     def pending(self) -> list[Request]:
-        """The messages that it waits for now."""
+        """Return the messages that it waits for now."""
         found: list[Request] = []
         for item in self._waiting:
             if item.done:
@@ -143,9 +143,9 @@ class Task:
                 found.append(item)
         return found
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run until it has to wait again, or is done."""
-        if self.done:  # with an error, while some of its messages were under way
+        if self.done:  # it failed while some of its messages were in flight
             return
         waiting = self._waiting
         steps = self._steps
@@ -166,15 +166,15 @@ class Task:
             for item in waiting:
                 if not item.done:
                     missing += 1
-                    heard = item.on_done  # somebody who only looks
-                    item.on_done = self._on_done if heard is None else partial(self._after, heard)
+                    observer = item.on_done
+                    item.on_done = self._on_done if observer is None else partial(self._after, observer)
             if missing:
                 self._waiting = waiting
                 self._missing = missing
                 return
 
-    def _after(self, heard: Callable[[Any], None], item: Waitable) -> None:
-        heard(item)
+    def _after(self, observer: Callable[[Any], None], item: Waitable) -> None:
+        observer(item)
         self._on_done(item)
 
     def _on_done(self, item: Waitable) -> None:
@@ -183,16 +183,19 @@ class Task:
             self._engine.ready.append(self)
 
     def cancel(self, error: TransportError) -> None:
-        """End it with this error, and its parts: they take no further message. What they have posted stays posted."""
+        """End the task and its subtasks with this error.
+
+        Posted receives stay posted, but nothing takes their messages.
+        """
         if not self.done:
             self._finish(error)
 
     def _finish(self, error: TransportError | None) -> None:
-        self.done = True  # first: what fails because of it comes back here
+        self.done = True  # first, because failures that follow from this one re-enter here
         if self.name:
             self.end_s = time.monotonic()
             self._engine.ended += 1
-            if error is not None and not error.during:  # else it is the one that another operation met
+            if error is not None and not error.during:  # otherwise it is another operation's error
                 where = str(self.position or "")
                 error = error.during_operation(f"{self.name} ({where})" if where else self.name)
         self.error = error
@@ -215,10 +218,12 @@ class Task:
 
 
 class Engine:
-    """The tasks of one transport. `failure`: that the rank gives up altogether, or that its transport has.
+    """The tasks of one transport.
 
-    ended: how many operations have, so that who waits for many need not look at each whenever a frame comes.
-    recorder: writes down what they do. costs: what operations take beside their messages; None: nothing.
+    failure: the error with which the rank, or its transport, has given up altogether.
+    ended: the number of operations that have ended, so that a caller waiting for many need not check each one.
+    recorder: records the operations; None: no records.
+    costs: the modelled cost of operations in addition to their messages; None: none.
     """
 
     def __init__(
@@ -231,9 +236,9 @@ class Engine:
         self.failure: TransportError | None = None
         self.ended = 0
         self.scopes = Scopes(transport)
-        self._abort_told = False
+        self._abort_sent = False
         self._timers: list[tuple[float, int, Event]] = []
-        self._timers_made = 0
+        self._timer_count = 0
         self._posted: deque[Event] = deque()
 
     def start(
@@ -244,9 +249,9 @@ class Engine:
         scope: Scope | None = None,
         record: Record | None = None,
     ) -> Task:
-        """Begin; what can be done at once is done when this returns.
+        """Start a task; it has run as far as possible when this returns.
 
-        A part of another task has no name of its own, and no scope. One whose scope has failed does not begin.
+        A subtask has no name and no scope. A task whose scope has failed does not run.
         """
         task = Task(self, name, steps, position, scope, record)
         if scope is not None:
@@ -254,60 +259,60 @@ class Engine:
                 task.cancel(scope.failure)
                 return task
             scope.tasks.add(task)
-        task.go_on()
+        task.resume()
         return task
 
     def timer(self, time_s: float) -> Event:
-        """What comes at this time of CLOCK_MONOTONIC."""
+        """Return an event that is set at this time of CLOCK_MONOTONIC."""
         event = Event()
-        self._timers_made += 1  # of two for one moment the earlier comes first
-        heapq.heappush(self._timers, (time_s, self._timers_made, event))
+        self._timer_count += 1  # ties are broken by creation order
+        heapq.heappush(self._timers, (time_s, self._timer_count, event))
         return event
 
     def post(self, event: Event) -> None:
-        """Have it come in the rank's own thread, soon. Any thread may call this."""
+        """Set an event soon, in the rank's own thread. Any thread may call this."""
         self._posted.append(event)
         self.transport.wake()
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
-        """Move messages, waiting for them up to `timeout_s` (None: for ever), and let tasks go on; may return early."""
+        """Transfer messages, waiting up to `timeout_s` (None: no limit), and resume tasks; may return early."""
         ready = self.ready
         if self._timers and timeout_s != 0.0:
             left_s = max(0.0, self._timers[0][0] - time.monotonic())
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self.transport.progress(0.0 if ready else timeout_s)
         while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2].come()
+            heapq.heappop(self._timers)[2].set()
         while self._posted:
-            self._posted.popleft().come()
+            self._posted.popleft().set()
         while ready:
-            ready.popleft().go_on()
-        if self.scopes.stirred:  # after those that met a failure by themselves
-            self.scopes.settle()
+            ready.popleft().resume()
+        if self.scopes.has_pending:  # after the tasks that met the failure themselves
+            self.scopes.process_pending()
 
     def abort(self, reason: str) -> None:
-        """Have every wait end with Aborted, and peers lose this rank for this reason. Any thread, or signal handler."""
+        """Make every wait raise Aborted, and peers lose this rank for this reason. For any thread or signal handler."""
         self.failure = self.failure or Aborted(self.transport.rank, reason)
         self.transport.wake()
 
     def fail(self, scope: Scope, error: TransportError) -> None:
-        """One of a scope's operations went wrong: all of it ends; where a peer was lost, all scopes that have it."""
+        """Fail a scope after one of its operations failed; a lost peer fails all scopes that contain it."""
         if isinstance(error, PeerLost) and not error.orderly:
-            self.scopes.lose(error)
+            self.scopes.lose_peer(error)
         scope.fail(error)
 
     def check(self, scope: Scope | None) -> None:
-        """Raise the error that ended the rank's part, or the scope. Called in every wait, by the rank's own thread."""
+        """Raise the error that ended this rank or the scope. Called in every wait, by the rank's own thread."""
         if self.failure is not None:
-            if isinstance(self.failure, Aborted) and not self._abort_told:
-                self._abort_told = True
+            if isinstance(self.failure, Aborted) and not self._abort_sent:
+                self._abort_sent = True
                 self.transport.abort(self.failure.reason)
             raise self.failure
         if scope is not None and scope.failure is not None:
             raise scope.failure
 
     def sleep(self, seconds: float, scope: Scope | None) -> None:
-        """Keep everything moving for this long. Raises the scope's error when one of its tasks fails, or has failed."""
+        """Make progress for this long. Raises the scope's error if one of its tasks fails, or has failed."""
         deadline_s = time.monotonic() + seconds
         left_s = seconds
         while left_s > 0:

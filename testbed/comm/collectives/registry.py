@@ -1,6 +1,8 @@
-"""What collectives there are, and by which algorithms: each registers where it stands, a file of one's own brings more.
+"""The registry of collectives and of the algorithms that execute them.
 
-A `Collective` says what each rank has before and after; an `Algorithm` makes each rank's plan of how it gets there.
+A `Collective` says what each rank has before and after; an `Algorithm` makes each rank's plan. Modules register
+their own where they define them, and plug-ins add more. Below, n is the number of ranks; in all_to_all, block s * n
++ d goes from rank s to rank d.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from testbed.comm.collectives.plan import Plan, in_channels, reverse
 from testbed.plugins import PluginError, Registry, attribute_errors
 
 AUTO = "auto"
-PACKAGE = "testbed.comm.collectives.algorithms"  # whose modules register what the testbed has itself
+PACKAGE = (
+    "testbed.comm.collectives.algorithms"  # its modules register the built-in collectives and algorithms
+)
 ENTRY_POINTS, ALGORITHM_ENTRY_POINTS = "testbed.collectives", "testbed.collective_algorithms"
 
 
 class PlanRequest(NamedTuple):
-    """What a plan is for: this rank, the building of each rank, the root where there is one, channels or chunks."""
+    """The input of a planner: this rank, each rank's building, the root if any, and the count of channels or chunks."""
 
     rank: int
     groups: tuple[int, ...]
@@ -30,34 +34,37 @@ class PlanRequest(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.groups)
 
 
 class Pieces(NamedTuple):
-    """In how many parts an array goes: as many as have `least_bytes` each, `most` of them."""
+    """How many pieces an array is cut into: at most `most`, each of at least `least_bytes`."""
 
     most: int
     least_bytes: int
 
     def of(self, size_bytes: int) -> int:
-        """For so many bytes; 1 at the least."""
+        """Return the number of pieces for an array of `size_bytes`, at least 1."""
         return max(1, min(self.most, size_bytes // self.least_bytes))
 
 
 MakePlan = Callable[[PlanRequest], Plan]
 MakePlanT = TypeVar("MakePlanT", bound=Callable[..., Plan])
 AutoRule = Callable[[int, Sequence[int]], bool]
-"""Whether `auto` takes an algorithm, by size in bytes, as `catalogue.traffic` counts it, and the ranks' buildings."""
+"""Whether `auto` picks an algorithm, given the size in bytes as `algorithm_selection.traffic` counts it, and each
+rank's building."""
 
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """How a collective is done. Called with a PlanRequest, it makes that rank's plan.
+    """How a collective is executed. Called with a PlanRequest, it returns that rank's plan.
 
-    channels: every block is cut, and the parts go on independently (`plan.in_channels`), by the bytes of the whole
-    array over the number of ranks. chunks: the plan itself makes so many (`PlanRequest.pieces`), by the bytes of the
-    whole array. Neither: the array goes in one piece. source: the file and line where it stands.
+    channels: every block is cut, and the parts proceed independently (`plan.in_channels`); their number follows
+    from the bytes of the whole array over the number of ranks.
+    chunks: the plan itself cuts the array (`PlanRequest.pieces`); their number follows from the bytes of the whole
+    array. With neither, the array is sent in one piece.
+    source: the file and line of the definition.
     """
 
     collective: Collective
@@ -68,18 +75,18 @@ class Algorithm:
     source: tuple[Path, int] = (Path(), 0)
 
     def __call__(self, request: PlanRequest) -> Plan:
-        """This rank's plan, cached. PluginError where it raises, or makes none."""
+        """Return this rank's plan, cached. Raises PluginError if the planner raises or returns something else."""
         return _plan(self, request)
 
     def pieces(self, size_bytes: int, ranks: int) -> int:
-        """Channels or chunks for an array of this size, as `catalogue.traffic` counts it."""
+        """Return the number of channels or chunks; the size is that of `algorithm_selection.traffic`, in bytes."""
         whole_bytes = size_bytes * self.collective.blocks(ranks)
         if self.channels is not None:
             return self.channels.of(whole_bytes // ranks)
         return 1 if self.chunks is None else self.chunks.of(whole_bytes)
 
     def serving(self, collective: Collective) -> Algorithm:
-        """The same for the collective that is this one's played backwards; itself for its own."""
+        """Return this algorithm for `collective`: itself for its own, played backwards for the mirrored one."""
         return self if collective is self.collective else _reversed(self, collective)
 
 
@@ -109,33 +116,34 @@ def _reversed(algorithm: Algorithm, collective: Collective) -> Algorithm:
 
 @dataclass(frozen=True)
 class RowsAlgorithm:
-    """How rows travel whose number the receivers do not know: `algorithms.all_to_all_v.Exchange` carries it out.
+    """How rows are sent when receivers do not know their number; `algorithms.all_to_all_v.Exchange` executes it.
 
-    sent: how many rows travel where there are `count` to be sent, of which nobody has more than `most` for anybody.
-    concurrency: with so many peers at a time. ahead: `sent` is the same for any count, so that receivers need not
-    know it first. told: they know `count` from an exchange before, so that no counts travel; then all rows do.
+    sent: the number of rows on the wire for `count` rows to send, where no rank has more than `most` for any other.
+    concurrency: the number of peers at a time.
+    posts_ahead: receivers post before counts arrive, because `sent` is the same for any count, or counts are known.
+    counts_known: receivers know `count` from an earlier exchange, so no counts are sent, only rows.
     """
 
     sent: Callable[[int, int], int]
     concurrency: int = 8
-    ahead: bool = False
-    told: bool = False
+    posts_ahead: bool = False
+    counts_known: bool = False
 
     @property
     def pads(self) -> bool:
-        """Whether more travels than there is."""
-        return self.ahead and not self.told
+        """Whether padding is sent."""
+        return self.posts_ahead and not self.counts_known
 
 
 class Algorithms(Registry[Any]):
-    """Those of one collective, by name: an Algorithm each; of one with uneven rows a RowsAlgorithm."""
+    """The algorithms of one collective by name: Algorithm objects, or RowsAlgorithm objects if its rows are uneven."""
 
     def __init__(self, collective: Collective) -> None:
-        what = f"{collective.name} algorithm"
         self.collective = collective
-        super().__init__(what, PACKAGE, ALGORITHM_ENTRY_POINTS, self._misfit, f"{collective.name}.")
+        what = f"{collective.name} algorithm"
+        super().__init__(what, PACKAGE, ALGORITHM_ENTRY_POINTS, self._expected_kind, f"{collective.name}.")
 
-    def _misfit(self, thing: object) -> str | None:
+    def _expected_kind(self, thing: object) -> str | None:
         if self.collective.uneven:
             return None if isinstance(thing, RowsAlgorithm) else "a RowsAlgorithm"
         fitting = (self.collective, self.collective.mirror)
@@ -145,7 +153,7 @@ class Algorithms(Registry[Any]):
         return f"an algorithm of {names}, as its `algorithm` decorator makes one"
 
     def has(self, name: str) -> bool:
-        """Whether `find` would find it."""
+        """Return whether `find` would find this name."""
         try:
             self.find(name)
         except PluginError:
@@ -159,13 +167,16 @@ class Algorithms(Registry[Any]):
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """A collective operation, by what ranks have of one array, cut in equal blocks, before and after it.
+    """A collective operation, defined by the blocks of one array that each rank has before and after it.
 
-    blocks: how many, by the number of ranks. before, after: by rank, number of ranks and root, the blocks that a rank
-    has and those that it ends with, in the order in which they lie in its arrays. reduces: what a rank ends with is
-    the reduction of what all had, who must all have the same blocks; else each block is copied from where it is.
-    bus_factor: busbw over algbw, by the number of ranks, as nccl-tests have it. mirror: the collective whose plans are
-    this one's when they are played backwards. uneven: in place of blocks every pair of ranks has rows of their number.
+    blocks: the number of equal blocks, by the number of ranks.
+    before, after: the blocks that a rank starts and ends with, by rank, number of ranks and root, in the order in
+    which they lie in its arrays.
+    reduces: a rank ends with the reduction of what all ranks had, who must all have the same blocks; otherwise each
+    block is copied from the rank that has it.
+    bus_factor: busbw over algbw, by the number of ranks, as in nccl-tests.
+    mirror: the collective that this one is when its plans are played backwards.
+    uneven: instead of blocks, every pair of ranks exchanges its own number of rows.
     """
 
     name: str
@@ -180,13 +191,13 @@ class Collective:
 
     @cached_property
     def algorithms(self) -> Algorithms:
-        """By which it can be done."""
+        """The algorithms that implement it."""
         return Algorithms(self)
 
     def algorithm(
         self, *, channels: Pieces | None = None, chunks: Pieces | None = None
     ) -> Callable[[MakePlan], Algorithm]:
-        """Decorate a function that makes plans: an algorithm of this collective; see there for what it goes in."""
+        """Decorate a planner to make it an algorithm of this collective; see `Algorithm` for the options."""
         return lambda make: Algorithm(self, make, channels, chunks, make.__name__, _source(make))
 
     def register(
@@ -197,34 +208,37 @@ class Collective:
         chunks: Pieces | None = None,
         auto: AutoRule | None = None,
     ) -> Callable[[MakePlanT], MakePlanT]:
-        """Decorate a function that makes plans: it goes by this name from now on, and `auto` takes it by a rule."""
+        """Decorate a planner to register it under `name`; `auto` is the rule by which "auto" picks it."""
 
-        def keep(make: MakePlanT) -> MakePlanT:
+        def register_planner(make: MakePlanT) -> MakePlanT:
             self.add(name, Algorithm(self, make, channels, chunks, name, _source(make)), auto)
             return make
 
-        return keep
+        return register_planner
 
     def add(self, name: str, algorithm: Algorithm | RowsAlgorithm, auto: AutoRule | None = None) -> None:
-        """An algorithm goes by this name from now on; see `register`, which makes one of a function."""
+        """Register an algorithm under `name`; `register` does so for a planner function."""
         self.algorithms.register(name)(algorithm)
         self._rules.append((name, auto))
 
     def automatic(self, size_bytes: int, groups: Sequence[int]) -> str:
-        """What `auto` takes: the first whose rule holds, or the first of all that registered."""
+        """Return what `auto` picks: the first algorithm whose rule holds, or else the first one registered."""
         chosen = (name for name, rule in self._rules if rule is not None and rule(size_bytes, groups))
         return next(chosen, self._rules[0][0])
 
     def parts(self, size: int) -> int:
-        """Blocks of a rank's larger array, input or output."""
+        """Return the number of blocks in a rank's larger array, input or output."""
         return _parts(self, size)
 
     def part(self, numel: int, size: int) -> int:
-        """Elements as `catalogue.traffic` counts them, by those of a rank's larger array."""
+        """Return the elements as `algorithm_selection.traffic` counts them, from those of a rank's larger array."""
         return numel // self.parts(size)
 
     def elements(self, numel: int, rank: int, size: int) -> tuple[int, int | None]:
-        """Of a rank's input, and of its output, None where that is the input; numel: of the larger one."""
+        """Return the elements of a rank's input and of its output, the latter None if it is the input.
+
+        `numel` counts the elements of the larger array.
+        """
         before, after = (side(rank, size, 0) for side in (self.before, self.after))
         part = self.part(numel, size)
         return part * len(before), None if before == after else part * len(after)
@@ -236,20 +250,20 @@ def _parts(collective: Collective, size: int) -> int:
     return max(len(side(rank, size, 0)) for side in sides for rank in range(size))
 
 
-def _no_collective(thing: object) -> str | None:
+def _not_a_collective(thing: object) -> str | None:
     return None if isinstance(thing, Collective) else "a Collective"
 
 
-COLLECTIVES: Registry[Collective] = Registry("collective", PACKAGE, ENTRY_POINTS, _no_collective)
+COLLECTIVES: Registry[Collective] = Registry("collective", PACKAGE, ENTRY_POINTS, _not_a_collective)
 
 
 def collective_of(collective: str | Collective) -> Collective:
-    """By name, or FILE.py:NAME; one that is there already, itself. PluginError."""
+    """Return a collective by name or FILE.py:NAME, or the Collective itself. Raises PluginError if unknown."""
     return COLLECTIVES.find(collective) if isinstance(collective, str) else collective
 
 
 def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Algorithm:
-    """By names, or FILE.py:NAME; one that is there already, itself. PluginError."""
+    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective; PluginError if unknown."""
     known = collective_of(collective)
     if isinstance(algorithm, Algorithm):
         return algorithm.serving(known)
@@ -258,14 +272,14 @@ def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Al
 
 
 def rows_algorithm_of(collective: str | Collective, algorithm: str | RowsAlgorithm) -> RowsAlgorithm:
-    """The same of a collective with uneven rows."""
+    """Return an algorithm of a collective with uneven rows, as `algorithm_of` does."""
     if isinstance(algorithm, RowsAlgorithm):
         return algorithm
     found: RowsAlgorithm = collective_of(collective).algorithms.find(algorithm)
     return found
 
 
-# what `auto` takes for small, where steps count and not bytes
+# up to this size `auto` minimises steps, not bytes
 SMALL_BYTES = 64 * 1024
 
 Ranks = Callable[[int, int, int], Sequence[int]]
@@ -311,50 +325,50 @@ def _at_root(blocks: Ranks) -> Ranks:
     return lambda rank, size, root: blocks(rank, size, root) if rank == root else ()
 
 
-def _one_way(ranks: int) -> float:
+def _once(ranks: int) -> float:
     return 1.0
 
 
-def _there_and_back(ranks: int) -> float:
+def _twice(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def _kept(collective: Collective) -> Collective:
+def _register(collective: Collective) -> Collective:
     return COLLECTIVES.register(collective.name)(collective)
 
 
-ALL_REDUCE = _kept(Collective("all_reduce", _one, _whole, _whole, True, _there_and_back))
-ALL_GATHER = _kept(Collective("all_gather", _each, _own, _all))
-REDUCE_SCATTER = _kept(Collective("reduce_scatter", _each, _all, _own, True, mirror=ALL_GATHER))
-ALL_TO_ALL = _kept(Collective("all_to_all", _pairs, _from_own, _for_own))
-ALL_TO_ALL_V = _kept(Collective("all_to_all_v", _pairs, _from_own, _for_own, uneven=True))
-BROADCAST = _kept(Collective("broadcast", _one, _at_root(_whole), _whole, False, _one_way))
-REDUCE = _kept(Collective("reduce", _one, _whole, _at_root(_whole), True, _one_way, BROADCAST))
-SCATTER = _kept(Collective("scatter", _each, _at_root(_all), _own))
-GATHER = _kept(Collective("gather", _each, _own, _at_root(_all), mirror=SCATTER))
-SENDRECV = _kept(Collective("sendrecv", _each, _own, _left, False, _one_way))
+ALL_REDUCE = _register(Collective("all_reduce", _one, _whole, _whole, True, _twice))
+ALL_GATHER = _register(Collective("all_gather", _each, _own, _all))
+REDUCE_SCATTER = _register(Collective("reduce_scatter", _each, _all, _own, True, mirror=ALL_GATHER))
+ALL_TO_ALL = _register(Collective("all_to_all", _pairs, _from_own, _for_own))
+ALL_TO_ALL_V = _register(Collective("all_to_all_v", _pairs, _from_own, _for_own, uneven=True))
+BROADCAST = _register(Collective("broadcast", _one, _at_root(_whole), _whole, False, _once))
+REDUCE = _register(Collective("reduce", _one, _whole, _at_root(_whole), True, _once, BROADCAST))
+SCATTER = _register(Collective("scatter", _each, _at_root(_all), _own))
+GATHER = _register(Collective("gather", _each, _own, _at_root(_all), mirror=SCATTER))
+SENDRECV = _register(Collective("sendrecv", _each, _own, _left, False, _once))
 
 
 def small(size_bytes: int, groups: Sequence[int]) -> bool:
-    """Few steps matter more than few bytes."""
+    """Return whether the array is so small that few steps matter more than few bytes."""
     return size_bytes <= SMALL_BYTES
 
 
 def large(size_bytes: int, groups: Sequence[int]) -> bool:
-    """The reverse."""
+    """Return whether the array is not `small`."""
     return not small(size_bytes, groups)
 
 
 def large_across(size_bytes: int, groups: Sequence[int]) -> bool:
-    """Large, and ranks are in several buildings."""
+    """Return whether the array is large and ranks are in several buildings."""
     return large(size_bytes, groups) and len(set(groups)) > 1
 
 
 def large_inside(size_bytes: int, groups: Sequence[int]) -> bool:
-    """Large, and ranks are in one building."""
+    """Return whether the array is large and ranks are in one building."""
     return large(size_bytes, groups) and len(set(groups)) == 1
 
 
 def small_across(size_bytes: int, groups: Sequence[int]) -> bool:
-    """Blocks for one rank are so small that the messages between buildings count."""
+    """Return whether the per-rank blocks are so small that the number of messages between buildings matters."""
     return len(set(groups)) > 1 and size_bytes // len(groups) <= SMALL_BYTES // 16

@@ -1,8 +1,8 @@
-"""Windows: memory that a communicator's members write into without asking its owner, under torchcomms' names.
+"""Windows: memory that the members of a communicator write into directly, with the names of torchcomms.
 
-After MPI's remote memory access and NCCLX's windows (arXiv:2510.20171): `new_window` tells all members of all windows,
-in one all-gather; from then on a put is one message, which no receive, announcement or slot is needed for, and a signal
-an empty one. Which protocol a scenario has makes no difference to them.
+Modelled on MPI's remote memory access and NCCLX's windows (arXiv:2510.20171). `new_window` exchanges all windows in
+one all-gather. From then on a put is one message, which needs no receive, announcement or slot, and a signal is an
+empty message. The scenario's protocol does not affect them.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from testbed.comm.transport.onesided import (
     signal_tag,
 )
 
-_TOLD = 3  # of each member's window: its number there, its elements, bytes of an element
+_FIELDS = 3  # exchanged for each window: its number at the owner, its elements, bytes per element
 
 
 class WindowOperations(RankGroup):
-    """What members of a communicator do with windows."""
+    """Window operations of a communicator."""
 
     def new_window(self, array: Array, timeout_s: float | None = None) -> Window:
-        """Have all members write into this rank's `array` from now on, and this one into theirs.
+        """Expose this rank's `array` for writes by all members, and get access to theirs.
 
-        Every rank of the communicator calls it, with as many elements as it likes, of one type. Sends 24 bytes for each
-        member; TransportError where a transport of somebody's own does not take puts.
+        Every rank of the communicator calls it, each with any number of elements, all of one type. Sends 24 bytes
+        per member. Raises TransportError if a custom transport does not support puts.
         """
         check_array(array, "array", writes=True)
         carrier = find_one_sided(self.transport)
         if carrier is None:
             raise TransportError(
-                f"rank {self.transport.rank}: window: its transport takes no puts, expected one that has `exposed`"
+                f"rank {self.transport.rank}: window: its transport supports no puts, expected one with `exposed`"
             )
         assert isinstance(carrier, OneSided)
-        # first: whoever has heard of it may write
+        # first, because a member that knows the window may write to it
         number = carrier.exposed.add(as_bytes(array), self.ranks)
-        told = np.zeros((self.size, _TOLD), np.int64)
-        told[self.rank] = number, array.size, array.itemsize
-        plan = self._plan("all_gather", "far_first", told[0].nbytes)
-        flat = told.reshape(-1)
+        windows = np.zeros((self.size, _FIELDS), np.int64)
+        windows[self.rank] = number, array.size, array.itemsize
+        plan = self._plan("all_gather", "far_first", windows[0].nbytes)
+        flat = windows.reshape(-1)
 
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
@@ -56,7 +56,7 @@ class WindowOperations(RankGroup):
         about = OperationInfo(array, plan.algorithm)
         try:
             self._collective("new_window", steps, False, timeout_s, about)
-            sizes = sorted(set(told[:, 2].tolist()))
+            sizes = sorted(set(windows[:, 2].tolist()))
             if sizes != [array.itemsize]:
                 raise ValueError(
                     f"array: got elements of {sizes} bytes on the ranks, expected one type on all"
@@ -64,16 +64,16 @@ class WindowOperations(RankGroup):
         except BaseException:
             carrier.exposed.remove(number)
             raise
-        return Window(self, carrier, carrier.exposed, array, told)
+        return Window(self, carrier, carrier.exposed, array, windows)
 
 
 class Window:
-    """This rank's window, and what it knows of the others'. `array`: this rank's, which peers write into.
+    """This rank's window and access to those of the other members.
 
-    Puts and signals to one rank arrive in the order in which they were begun, and a signal is had only when all puts
-    before it are in place; those to different ranks know nothing of each other. Whoever writes into an array that is
-    being read, or twice to one place without a signal in between, gets what he asked for. All operations return a Work,
-    as the communicator's do, and fail with it.
+    `array` is this rank's memory, which peers write into. Puts and signals to one rank arrive in the order in which
+    they were started, and a signal is delivered only after all earlier puts are in place; there is no order between
+    different ranks. Writes into an array that is being read, or twice to one place without a signal in between,
+    have undefined results. All operations return a Work, as the communicator's do, and fail with it.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Window:
         carrier: Transport,
         exposed: ExposedWindows,
         array: Array,
-        told: Array,
+        windows: Array,
     ) -> None:
         self.array = array
         self._members, self._carrier, self._exposed = members, carrier, exposed
-        self._numbers: list[int] = told[:, 0].tolist()
-        self._sizes: list[int] = told[:, 1].tolist()
+        self._numbers: list[int] = windows[:, 0].tolist()
+        self._sizes: list[int] = windows[:, 1].tolist()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -102,10 +102,10 @@ class Window:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Write `array` into rank `dst`'s window, from its element `offset` on.
+        """Write `array` into rank `dst`'s window, starting at its element `offset`.
 
-        Done when `array` may be used again; the other side is told by `signal`, or by `fence`. ValueError, naming
-        window, offset and size, for what does not fit.
+        Done when `array` may be reused; the target learns of it through `signal` or `fence`. Raises ValueError,
+        naming window, offset and size, if the array does not fit.
         """
         members = self._members
         check_array(array, "array", like=self.array)
@@ -115,53 +115,53 @@ class Window:
                 f"put into window {number} of rank {dst}: got {array.size} elements at offset {offset}, "
                 f"expected them within its {size}"
             )
-        there, view = members.ranks[dst], as_bytes(array)
+        target, view = members.ranks[dst], as_bytes(array)
         tag = put_tag(number, offset * array.itemsize)
-        record = members._begin_record("put", 0, OperationInfo(array), there, number)
+        record = members._begin_record("put", 0, OperationInfo(array), target, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.sent(there, len(view), members.transport.now_s)
+                record.sent(target, len(view), members.transport.now_s)
             if view:
-                yield (self._carrier.isend(there, tag, view, members.traffic),)
+                yield (self._carrier.isend(target, tag, view, members.traffic),)
 
         return self._begin(f"put to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
     def signal(self, dst: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Have rank `dst` know that all puts to it that were begun before this are in place."""
+        """Signal rank `dst` that all earlier puts to it are in place."""
         members = self._members
         number, _ = self._known(dst)
-        there, tag = members.ranks[dst], signal_tag(number)
-        record = members._begin_record("signal", 0, OperationInfo(), there, number)
+        target, tag = members.ranks[dst], signal_tag(number)
+        record = members._begin_record("signal", 0, OperationInfo(), target, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.sent(there, 0, members.transport.now_s)
-            yield (self._carrier.isend(there, tag, NOTHING, members.traffic),)
+                record.sent(target, 0, members.transport.now_s)
+            yield (self._carrier.isend(target, tag, NOTHING, members.traffic),)
 
         return self._begin(f"signal to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
     def wait_signal(self, peer: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Done when a signal of rank `peer`'s has come that no other `wait_signal` has had; each has one."""
+        """Wait for a signal from rank `peer`; each signal completes one `wait_signal`."""
         members = self._members
         self._known(peer, "peer")
-        there, number = members.ranks[peer], self._numbers[members.rank]
-        record = members._begin_record("wait_signal", 0, OperationInfo(), there, number)
+        source, number = members.ranks[peer], self._numbers[members.rank]
+        record = members._begin_record("wait_signal", 0, OperationInfo(), source, number)
 
         def steps() -> Steps:
             if record is not None:
-                record.expected(there, 0, members.transport.now_s)
-            yield (self._carrier.irecv(there, signal_tag(number), NOTHING, members.traffic),)
+                record.expected(source, 0, members.transport.now_s)
+            yield (self._carrier.irecv(source, signal_tag(number), NOTHING, members.traffic),)
             if record is not None:
-                record.received(there, 0, members.transport.now_s)
+                record.received(source, 0, members.transport.now_s)
 
-        words = f"wait_signal from rank {peer}, window {number}"
-        return self._begin(words, steps(), async_op, timeout_s, record)
+        title = f"wait_signal from rank {peer}, window {number}"
+        return self._begin(title, steps(), async_op, timeout_s, record)
 
     def fence(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Done when all members have called it and all puts that any began before are in place, as `MPI_Win_fence`.
+        """Wait until all members have called it and all earlier puts of all members are in place, as `MPI_Win_fence`.
 
-        An empty message from each to each.
+        Every member sends every other member an empty message.
         """
         members = self._members
         own = self._numbers[members.rank]
@@ -169,33 +169,33 @@ class Window:
         def steps(tag: int, position: Position) -> Steps:
             transport, record = self._carrier, position.record
             waits = []
-            for peer, there in enumerate(members.ranks):
+            for peer, rank in enumerate(members.ranks):
                 if peer == members.rank:
                     continue
                 if record is not None:
-                    record.sent(there, 0, transport.now_s)
-                    record.expected(there, 0, transport.now_s)
-                waits.append(transport.irecv(there, signal_tag(own, FENCE), NOTHING, members.traffic))
+                    record.sent(rank, 0, transport.now_s)
+                    record.expected(rank, 0, transport.now_s)
+                waits.append(transport.irecv(rank, signal_tag(own, FENCE), NOTHING, members.traffic))
                 waits.append(
-                    transport.isend(there, signal_tag(self._numbers[peer], FENCE), NOTHING, members.traffic)
+                    transport.isend(rank, signal_tag(self._numbers[peer], FENCE), NOTHING, members.traffic)
                 )
             yield tuple(waits)
             if record is not None:
-                for there in members.ranks:
-                    if there != transport.rank:
-                        record.received(there, 0, transport.now_s)
+                for rank in members.ranks:
+                    if rank != transport.rank:
+                        record.received(rank, 0, transport.now_s)
 
         return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 
     def free(self, timeout_s: float | None = None) -> None:
-        """`fence`, and nobody writes any more: a put that comes later loses its sender. Every rank calls it."""
+        """Close the window after a `fence`; a later put makes its sender lose this rank. Every rank calls it."""
         self.fence(timeout_s=timeout_s)
         self._exposed.remove(self._numbers[self._members.rank])
 
     def _begin(
         self, name: str, steps: Steps, async_op: bool, timeout_s: float | None, record: Record | None
     ) -> Work:
-        """An operation without a control part: what it needs was registered, and told, with the window."""
+        """Start an operation without a control part, because registration and exchange happened with the window."""
         members, engine = self._members, self._members.engine
         if record is not None:
             record.started(record.scheduled_s)
@@ -207,7 +207,7 @@ class Window:
         return work
 
     def _known(self, rank: int, name: str = "dst") -> tuple[int, int]:
-        """A member's window: its number there, its elements."""
+        """Return a member's window: its number at the owner, and its elements."""
         members = self._members
         if not 0 <= rank < members.size or rank == members.rank:
             raise ValueError(f"{name}: got {rank}, expected another rank of 0 to {members.size - 1}")

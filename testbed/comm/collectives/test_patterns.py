@@ -1,11 +1,15 @@
-"""Data whose exact reduction is known, whatever the order of adding, in the spirit of nccl-tests' `#wrong`.
+"""Test data whose exact reduction is known for any order of addition, in the spirit of nccl-tests' `#wrong`.
 
-For a sum, average, minimum or maximum rank r holds pattern x (r + 1): whole numbers so small that sums stay exact in
-float32. What ranks from 128 on add to a sum is as small as that of the first 128, half of it below zero, so that it
-cancels among neighbours and among ranks that lie a power of two apart: exact for thousands of them. The pattern
-repeats after a prime number of elements and has every value once, so data that is shifted, missing, doubled or of
-another salt differs nearly everywhere. float16 and bfloat16 have room for less: there ranks hold zeros and ones to be
-added up (or taken away, from 128 on), or numbers up to 210 to be compared. For a product ranks hold ones and twos.
+For a sum, average, minimum or maximum, rank r holds pattern x (r + 1): integers small enough for sums to be exact
+in float32. From rank 128 on, contributions to a sum are as small as those of the first 128, and half of them are
+negative. They cancel among neighbours and among ranks a power of two apart, so sums stay exact for thousands of
+ranks.
+
+The pattern repeats after a prime number of elements and has every value once, so data that is shifted, missing,
+duplicated or of another salt differs nearly everywhere.
+
+float16 and bfloat16 have room for less: for sums, ranks hold zeros and ones (negative for some ranks from 128 on);
+for minimum and maximum, numbers up to 210. For a product, ranks hold ones and twos.
 """
 
 from __future__ import annotations
@@ -20,34 +24,34 @@ from testbed.comm.collectives.registry import Collective
 
 PERIOD = 1021
 SMALL_FLOATS = ("float16", "bfloat16")
-_ADDED = 128  # ranks whose sum has room in float32; of bfloat16's whole numbers half
-_SMALL = 211  # whole numbers below it are exact in every type
-_STRIDE = 379  # neighbours differ much
+_ADDED = 128  # ranks whose sum is exact in float32; half of the integers that are exact in bfloat16
+_SMALL = 211  # integers below it are exact in every type
+_STRIDE = 379  # makes neighbouring elements differ widely
 _TILE = 17 * PERIOD  # small enough for a core's cache
-_BLOCK = _TILE - PERIOD  # of these elements one period is left to start anywhere
+_BLOCK = _TILE - PERIOD  # leaves one period, so that a block can start at any phase
 
 
 def fill(array: Array, rank: int, salt: int = 0, op: str = "sum") -> None:
-    """Write rank `rank`'s contribution; `salt` tells one collective's data from another's."""
+    """Write rank `rank`'s contribution; `salt` distinguishes the data of different collectives."""
     tile = _contribution(array.dtype.name, rank, op)
     for block, expected in _blocks(array, tile, salt):
         block[:] = expected
 
 
 def count_wrong(array: Array, size: int, salt: int = 0, op: str = "sum") -> int:
-    """How many elements differ from the reduction of what `size` ranks have filled in."""
+    """Return the number of elements that differ from the reduction over `size` ranks that used `fill`."""
     tile = _reduced(array.dtype.name, size, op)
     return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
 def count_wrong_among(array: Array, ranks: Sequence[int], salt: int = 0, op: str = "sum") -> int:
-    """As `count_wrong`, where only these ranks of all have taken part."""
+    """Return the number of wrong elements, as `count_wrong`, if only these ranks took part."""
     tile = _reduced_among(array.dtype.name, tuple(ranks), op)
     return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
 def expect(array: Array, size: int, salt: int = 0, op: str = "sum") -> None:
-    """Write the reduction of what `size` ranks have filled in."""
+    """Write the reduction over `size` ranks that used `fill`."""
     tile = _reduced(array.dtype.name, size, op)
     for block, expected in _blocks(array, tile, salt):
         block[:] = expected
@@ -56,7 +60,7 @@ def expect(array: Array, size: int, salt: int = 0, op: str = "sum") -> None:
 def count_wrong_output(
     collective: Collective, output: Array, rank: int, size: int, salt: int = 0, op: str = "sum", root: int = 0
 ) -> int:
-    """How many elements of rank `rank`'s output are not what the collective promises, where all inputs are filled."""
+    """Return the number of wrong elements in rank `rank`'s output, where all inputs were written by `fill`."""
     after = collective.after(rank, size, root)
     if not after:
         return 0
@@ -85,7 +89,7 @@ def count_wrong_output(
 
 
 def _blocks(array: Array, tile: Array, salt: int) -> Iterator[tuple[Array, Array]]:
-    """Pieces of the array, with what the tile has for them."""
+    """Yield blocks of the array with their part of the tile."""
     flat = array.reshape(-1)
     first = salt % PERIOD
     for start in range(0, flat.size, _BLOCK):
@@ -108,12 +112,12 @@ def _whole_numbers(dtype: str, rank: int, op: str) -> Array:
 
 
 def _factor(rank: int, op: str) -> int:
-    """Of the pattern, that rank `rank` holds."""
+    """Return the multiple of the pattern that rank `rank` holds."""
     return _sign(rank) * (rank % _ADDED + 1) if op in ("sum", "avg") else rank + 1
 
 
 def _sign(rank: int) -> int:
-    """Of what rank `rank` adds: the Thue-Morse sequence, from where sums would grow too large."""
+    """Return the sign of rank `rank`'s summand: the Thue-Morse sequence from rank 128 on, to limit sums."""
     return -1 if rank >= _ADDED and rank.bit_count() % 2 else 1
 
 

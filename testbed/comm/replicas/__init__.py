@@ -1,7 +1,8 @@
-"""Replicas of a model that come and go: who is a member of which step, and all-reduces among those that live.
+"""Fault-tolerant data parallelism: replicas fail and return, and surviving replicas continue with all-reduces.
 
-A replica is all ranks that hold one copy of the model between them; it fails and returns as a whole. A coordinator
-beside the launcher alone says who the members are, on sockets that no emulated network carries.
+A replica is the set of ranks that hold one copy of the model; it fails and returns as a whole. A coordinator
+process next to the launcher decides the membership of each step. It talks to ranks over unix sockets, outside the
+emulated network.
 """
 
 from testbed.comm.replicas.loss_policy import Policy

@@ -1,8 +1,8 @@
-"""The coordinator: a process beside the launcher, which makes each rank's line to it. No emulated network carries them.
+"""The coordinator: a process next to the launcher with a connection to each rank, outside the emulated network.
 
-A line is a pair of unix sockets that keep packets apart (SOCK_SEQPACKET), made for every incarnation of a rank: its end
-closes with the rank's process, so the coordinator sees a death at once. The launcher hands the other ends over on its
-own line.
+A connection is a pair of unix sockets that preserve packet boundaries (SOCK_SEQPACKET), made for every incarnation
+of a rank. The rank's end closes with its process, so the coordinator sees a death at once. The launcher passes the
+other end to the coordinator over its control socket.
 """
 
 from __future__ import annotations
@@ -27,69 +27,69 @@ RECORDS = "replicas.jsonl"
 
 
 class Switchboard:
-    """The launcher's side: makes lines, and hands one end of each to the coordinator."""
+    """The launcher's side: makes connections and passes one end of each to the coordinator."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
-    def line(self, rank: int, incarnation: int) -> socket.socket:
-        """A rank's end, for its process; close it in this one once that is forked."""
+    def connect(self, rank: int, incarnation: int) -> socket.socket:
+        """Return a rank's end of a new connection; close it in this process after forking the rank."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        who = json.dumps([rank, incarnation]).encode()
-        socket.send_fds(self._control, [who], [theirs.fileno()])
+        address = json.dumps([rank, incarnation]).encode()
+        socket.send_fds(self._control, [address], [theirs.fileno()])
         theirs.close()
         return ours
 
     def close(self) -> None:
-        """There will be no more lines; the coordinator ends with the last one."""
+        """Make no more connections; the coordinator exits when the last one closes."""
         self._control.close()
 
 
 class Coordinator:
-    """Carries out what the membership says, until no line is left."""
+    """The event loop that connects the membership state machine to the ranks' sockets."""
 
     def __init__(self, membership: Membership, control: socket.socket, records: IO[str]) -> None:
         self.membership, self._control, self._records = membership, control, records
         self._poll = select.epoll()
-        self._lines: dict[int, tuple[socket.socket, int, int]] = {}  # by descriptor: rank, incarnation
+        # by file descriptor: socket, rank, incarnation
+        self._connections: dict[int, tuple[socket.socket, int, int]] = {}
         self._of_rank: dict[int, socket.socket] = {}
         self._poll.register(control, select.EPOLLIN)
 
     def run(self) -> None:
-        """Until the launcher has closed its line and all ranks have theirs."""
-        open_ended = True
-        while open_ended or self._lines:
-            wait_s = self.membership.next_s() - time.monotonic()
+        """Run until the launcher has closed its control socket and all ranks their connections."""
+        accepting = True
+        while accepting or self._connections:
+            wait_s = self.membership.next_deadline_s() - time.monotonic()
             if self.membership.phase is Phase.OVER:
                 wait_s = 1.0
             for descriptor, _ in self._poll.poll(max(0.0, min(wait_s, 3600.0))):
                 if descriptor == self._control.fileno():
-                    open_ended = self._take_line()
+                    accepting = self._accept()
                 else:
-                    self._hear(descriptor)
+                    self._receive(descriptor)
             self.membership.tick(time.monotonic())
-            self._carry_out()
+            self._flush_outbox()
         self._poll.close()
 
-    def _take_line(self) -> bool:
+    def _accept(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self._control, _HAND_OVER_BYTES, 1)
         if not data:
             self._poll.unregister(self._control)
             return False
         rank, incarnation = json.loads(data)
-        line = socket.socket(fileno=descriptors[0])
-        line.setblocking(False)
-        self._lines[line.fileno()] = line, rank, incarnation
-        self._of_rank[rank] = line
-        self._poll.register(line, select.EPOLLIN)
+        connection = socket.socket(fileno=descriptors[0])
+        connection.setblocking(False)
+        self._connections[connection.fileno()] = connection, rank, incarnation
+        self._of_rank[rank] = connection
+        self._poll.register(connection, select.EPOLLIN)
         return True
 
-    def _hear(self, descriptor: int) -> None:
-        """All that a rank has said."""
-        line, rank, incarnation = self._lines[descriptor]
+    def _receive(self, descriptor: int) -> None:
+        connection, rank, incarnation = self._connections[descriptor]
         while True:
             try:
-                packet = line.recv(MOST_BYTES)
+                packet = connection.recv(MOST_BYTES)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -97,29 +97,29 @@ class Coordinator:
             now_s = time.monotonic()
             if not packet:
                 self._poll.unregister(descriptor)
-                del self._lines[descriptor]
-                if self._of_rank.get(rank) is line:
+                del self._connections[descriptor]
+                if self._of_rank.get(rank) is connection:
                     del self._of_rank[rank]
-                line.close()
-                self.membership.closed(rank, incarnation, now_s)
+                connection.close()
+                self.membership.connection_closed(rank, incarnation, now_s)
                 return
             message = unpack_message(packet)
             if not isinstance(message, FromRank):
-                raise MessageError(f"rank {rank}: got {message}, expected what ranks say")
+                raise MessageError(f"rank {rank}: got {message}, expected a message from a rank")
             self.membership.receive(rank, incarnation, message, now_s)
 
-    def _carry_out(self) -> None:
+    def _flush_outbox(self) -> None:
         outbox = self.membership.outbox
-        for order in outbox.orders:
-            line = self._of_rank.get(order.rank)
-            if line is not None:
+        for outgoing in outbox.messages:
+            connection = self._of_rank.get(outgoing.rank)
+            if connection is not None:
                 try:
-                    line.send(pack_message(order.message))
+                    connection.send(pack_message(outgoing.message))
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # its end is closed, which is read next
+                    pass  # the next read sees that its end is closed
                 except BlockingIOError:
-                    pass  # it does not read: soon it counts as lost
-        outbox.orders.clear()
+                    pass  # the rank does not read and will soon count as lost
+        outbox.messages.clear()
         for record in outbox.records:
             self._records.write(json.dumps(record) + "\n")
         if outbox.records:
@@ -130,7 +130,10 @@ class Coordinator:
 def fork_coordinator(
     replicas: Sequence[Sequence[int]], policy: Policy, output: Path
 ) -> tuple[int, Switchboard]:
-    """Its process, which ends by itself, and the launcher's side; records go to `<output>/replicas.jsonl`."""
+    """Fork the coordinator; returns its process id and the launcher's side. It exits by itself.
+
+    Records are written to `<output>/replicas.jsonl`.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:

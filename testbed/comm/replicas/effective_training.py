@@ -1,8 +1,9 @@
-"""How much of a long training run is effective, by what a failure costs and how often one comes. Pure; real seconds.
+"""Effective training time (ETT): the productive share of a long run, from the cost and frequency of failures.
 
-Effective is the share of time that steps would have taken had nobody been lost, each by the share of replicas in it.
-One failure comes every MTBF of the whole job, by the wall clock, as FT-HSDP (arXiv:2602.00277) counts: 600 s of restart
-at one failure in 18 minutes leave 1 - 600 / 1080, about 44 %.
+Effective time is the time that the completed steps would have taken without failures, each weighted by the share of
+replicas in it. One failure occurs every MTBF of the whole job, by wall clock, as FT-HSDP (arXiv:2602.00277) counts.
+For example, a restart of 600 s at one failure in 18 minutes leaves 1 - 600 / 1080, about 44 %. Pure functions in
+real seconds.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PAPER_MTBF_S, PAPER_RESTART_S = 18 * 60.0, 600.0
-"""At 100,000 accelerators; arXiv:2602.00277."""
+"""Figures for 100,000 accelerators; arXiv:2602.00277."""
 PAPER_RESTART_EFFECTIVE, PAPER_TOLERANT_EFFECTIVE = 0.44, 0.80
 PAPER_TOLERANT_STALL_S = 180.0
 
 
 @dataclass(frozen=True)
 class FailureCost:
-    """Of one failure. stall_s: time in which nobody does steps; redone_s: of steps that are done once more.
+    """The cost of one failure.
 
-    absent_s: how long one of `replicas` is away, while all others go on. slowed_s: by how much their steps are longer
-    meanwhile, all together.
+    stall_s: time in which no replica executes steps.
+    redone_s: time of steps that are repeated.
+    absent_s: how long one of `replicas` is absent while all others continue.
+    slowed_s: total slowdown of the others' steps meanwhile.
     """
 
     stall_s: float
@@ -31,27 +34,30 @@ class FailureCost:
 
     @property
     def lost_s(self) -> float:
-        """Of the whole job's time."""
+        """Lost time of the whole job, in seconds."""
         return self.stall_s + self.redone_s + self.slowed_s + self.absent_s / self.replicas
 
     def effective(self, mtbf_s: float) -> float:
-        """Share of time, 0 to 1; failures that come quicker than they cost leave nothing."""
+        """Return the effective share of time, 0 to 1; it is 0 if failures are more frequent than they cost."""
         return max(0.0, 1.0 - self.lost_s / mtbf_s)
 
     def budget_s(self, mtbf_s: float, effective: float) -> float:
-        """What is left of a failure's time if so much is to be effective, less what it takes; below 0: too much."""
+        """Return the time per failure that a target share leaves, minus the cost; below 0, the target is missed."""
         return mtbf_s * (1.0 - effective) - self.lost_s
 
 
 def restart_cost(restart_s: float, step_s: float, checkpoint_every: int) -> FailureCost:
-    """All begin again: a failure comes anywhere in a step, and anywhere between two checkpoints."""
+    """Return the cost of a full restart: on average it repeats half of the steps between two checkpoints."""
     return FailureCost(restart_s, step_s * checkpoint_every / 2)
 
 
 def tolerant_cost(
     stall_s: float, absent_s: float, replicas: int, catch_up_s: float = 0.0, blocking: bool = False
 ) -> FailureCost:
-    """Those that live go on: they stall once and, where they block, while the returned replica catches up."""
+    """Return the cost if surviving replicas continue.
+
+    They stall once and, with blocking catch-up, while the returned replica receives the state.
+    """
     return FailureCost(
         stall_s + (catch_up_s if blocking else 0.0),
         absent_s=max(0.0, absent_s - (catch_up_s if blocking else 0.0)),

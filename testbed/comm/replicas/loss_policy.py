@@ -1,4 +1,4 @@
-"""How a job meets the loss of a replica."""
+"""Policy for the loss of a replica."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ CatchUpMode = Literal["blocking", "non_blocking"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How failures are met. Times are the emulation's.
+    """How a job handles failures. Times are in emulated seconds.
 
-    mode: ftar: the others go on without whom they lost; restart: everybody leaves, and all begin again from the last
-    checkpoint, `restart_s` after the failure at the soonest. detect_s: silence after which a rank counts as lost.
-    catch_up: blocking: members wait at a step's boundary until a returned replica has the state; non_blocking: they do
-    steps meanwhile. checkpoint_every: steps from one checkpoint to the next. lead_s: from when all are ready until a
-    step begins.
+    mode: ftar: the surviving replicas continue; restart: all ranks exit and restart from the last checkpoint, no
+    sooner than `restart_s` after the failure.
+    detect_s: silence after which a rank counts as lost.
+    catch_up: blocking: members wait at a step boundary until a returned replica has the state; non_blocking: they
+    continue with steps meanwhile.
+    checkpoint_every: steps between checkpoints.
+    lead_s: delay from when all ranks are ready until a step starts.
+    beat_s: step starts are aligned to multiples of this period; 0: not aligned.
     """
 
     mode: Mode = "ftar"

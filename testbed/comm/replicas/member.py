@@ -1,6 +1,8 @@
-"""A rank's side of membership: a state machine that keeps the coordinator's word, without clock, sockets or arrays.
+"""A rank's side of membership: a state machine that follows the coordinator, and the rank's connection to it.
 
-Whatever a rank has done in a step is tentative until the step is committed, that is until a view of a later step comes.
+The state machine has no clock, sockets or arrays. The results of a step are tentative until the step is committed,
+that is, until a view of a later step arrives. The connection has a thread that receives messages and sends
+heartbeats.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from testbed.errors import TestbedError
 
 
 class RankDismissed(TestbedError):
-    """The coordinator does not count on this rank any more: it ends, and may come back. over: all steps are done."""
+    """The coordinator has dismissed this rank: it exits and may return. over: all steps are done."""
 
     def __init__(self, reason: str, over: bool = False) -> None:
         self.reason, self.over = reason, over
-        super().__init__(f"this rank has to leave: {reason}")
+        super().__init__(f"this rank was dismissed: {reason}")
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Of whom an operation's sum is: the members of an epoch."""
+    """The members of an epoch whose contributions are in an operation's sum."""
 
     epoch: int
     members: tuple[int, ...]
@@ -54,39 +56,41 @@ class Summed:
 
 @dataclass
 class Member:
-    """What one rank knows, and has to say: `said` is sent in its order.
+    """The membership state of one rank; messages in `outbox` are sent in order.
 
-    epoch: 0 before the first view. view: None before it, and while attempts are stopped. summed: of this step's
-    operations that are over, tentatively. committed: those of the step before, once it stands. starts: moments at which
-    steps begin, by step, the current one's alone.
+    epoch: 0 before the first view.
+    view: None before the first view, and while attempts are stopped.
+    summed: operations of this step that have finished, tentatively.
+    committed: operations of the previous step, once it is committed.
+    start_s: start time of the current step.
     """
 
     incarnation: int = 0
     epoch: int = 0
     step: int = -1
     view: View | None = None
-    left: RankDismissed | None = None
+    dismissed: RankDismissed | None = None
     catch_up: CatchUp | None = None
     start_s: float | None = None
     summed: dict[Operation, Summed] = field(default_factory=dict)
     committed: dict[Operation, Summed] = field(default_factory=dict)
-    said: list[FromRank] = field(default_factory=list)
+    outbox: list[FromRank] = field(default_factory=list)
     _finishing: bool = False
 
     def __post_init__(self) -> None:
-        self.said.append(Hello(self.incarnation))
+        self.outbox.append(Hello(self.incarnation))
 
-    # ---- what the coordinator says
+    # ---- messages from the coordinator
 
-    def hear(self, message: ToRank) -> Operations:
-        """Take it in; returns the operations that are over here and have to be done again."""
-        if self.left is not None:
+    def receive(self, message: ToRank) -> Operations:
+        """Process a message; returns the finished operations that have to be repeated."""
+        if self.dismissed is not None:
             return frozenset()
         if isinstance(message, View):
             return self._on_view(message)
         if isinstance(message, Stop):
             self.view = None
-            self.said.append(Report(self.step, message.epoch, frozenset(self.summed)))
+            self.outbox.append(Report(self.step, message.epoch, frozenset(self.summed)))
         elif isinstance(message, Start):
             if message.step == self.step:
                 self.start_s = message.start_s
@@ -94,7 +98,7 @@ class Member:
             self.catch_up = message
         elif isinstance(message, Leave):
             self.view = None
-            self.left = RankDismissed(message.reason, message.over)
+            self.dismissed = RankDismissed(message.reason, message.over)
         return frozenset()
 
     def _on_view(self, view: View) -> Operations:
@@ -106,91 +110,95 @@ class Member:
             self.start_s = None
             self._finishing = False
             return frozenset()
-        again = frozenset(self.summed) - view.settled
-        for operation in again:
+        repeated = frozenset(self.summed) - view.settled
+        for operation in repeated:
             del self.summed[operation]
-        self._look_at_end()
-        return again
+        self._check_done()
+        return repeated
 
-    # ---- what the rank does
+    # ---- progress of the rank
 
     def ready(self) -> None:
-        """It stands at the beginning of the step."""
-        self.said.append(Ready(self.step))
+        """Report that the rank is ready to start the step."""
+        self.outbox.append(Ready(self.step))
 
-    def over(self, operation: Operation, view: View) -> bool:
-        """An attempt in this view has the whole sum; returns whether that counts: no other view has come, no Stop."""
+    def complete(self, operation: Operation, view: View) -> bool:
+        """Record the complete sum of an attempt; returns False if a Stop or a newer view has made it stale."""
         if view is not self.view or operation in self.summed:
             return False
         self.summed[operation] = Summed(view.epoch, view.members)
-        self._look_at_end()
+        self._check_done()
         return True
 
     def finish(self, operations: int) -> None:
-        """The step has no more operations than these."""
+        """Declare that the step has exactly this many operations."""
         self._operations = operations
         self._finishing = True
-        self._look_at_end()
+        self._check_done()
 
-    def _look_at_end(self) -> None:
+    def _check_done(self) -> None:
         if self._finishing and self.view is not None and len(self.summed) == self._operations:
-            self.said.append(Done(self.step, self.epoch))
+            self.outbox.append(Done(self.step, self.epoch))
 
 
 class Client:
-    """on_news: called in the thread when there is something to `take`. heartbeat_s: between signs of life."""
+    """A rank's connection to the coordinator, with a thread that receives messages and sends heartbeats.
 
-    def __init__(self, line: socket.socket, heartbeat_s: float, on_news: Callable[[], None]) -> None:
-        self._line, self._heartbeat_s, self._on_news = line, heartbeat_s, on_news
-        self._news: deque[ToRank] = deque()
+    on_message: called in the thread when `take` has a message.
+    heartbeat_s: interval of heartbeats.
+    """
+
+    def __init__(self, connection: socket.socket, heartbeat_s: float, on_message: Callable[[], None]) -> None:
+        self._connection, self._heartbeat_s, self._on_message = connection, heartbeat_s, on_message
+        self._inbox: deque[ToRank] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def say(self, message: FromRank) -> None:
-        """Send; a coordinator that has gone is news, not an error."""
+    def send(self, message: FromRank) -> None:
+        """Send a message; the loss of the coordinator is reported by `take`, not raised."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._line.send(pack_message(message))
+            self._connection.send(pack_message(message))
 
     def take(self) -> list[ToRank]:
-        """What the coordinator has said since, in its order."""
+        """Return the messages received since the last call, in order."""
         found = []
-        while self._news:
-            found.append(self._news.popleft())
+        while self._inbox:
+            found.append(self._inbox.popleft())
         return found
 
-    def fall_silent(self) -> None:
-        """Neither listen nor speak any more, as if this process stood still."""
+    def freeze(self) -> None:
+        """Stop receiving and sending without closing, as a hung process would."""
         self._closing = True
 
     def close(self) -> None:
-        """Hang up: for the coordinator this incarnation is over."""
-        self.fall_silent()
+        """Close the connection, which ends this incarnation for the coordinator."""
+        self.freeze()
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=1.0)
-        if not self._thread.is_alive():  # one that gets no processor now would read what has the number next
-            self._line.close()
+        if not self._thread.is_alive():  # a starved thread could read from a reused descriptor
+            self._connection.close()
 
     def _listen(self) -> None:
         beat_s = time.monotonic() + self._heartbeat_s
         while not self._closing:
             left_s = beat_s - time.monotonic()
             if left_s <= 0:
-                self.say(Alive())
+                self.send(Alive())
                 beat_s += self._heartbeat_s
                 continue
-            if not select.select([self._line], [], [], left_s)[0]:
+            if not select.select([self._connection], [], [], left_s)[0]:
                 continue
             try:
-                packet = self._line.recv(MOST_BYTES)
-            except OSError:  # the coordinator is no more; or this end was hung up just now
+                packet = self._connection.recv(MOST_BYTES)
+            except OSError:  # the coordinator has exited, or this end was just closed
                 packet = b""
             if packet:
                 message = unpack_message(packet)
-                assert isinstance(message, ToRank), f"a coordinator said {message}"
-                self._news.append(message)
+                assert isinstance(message, ToRank), f"got {message} from a coordinator"
+                self._inbox.append(message)
             elif not self._closing:
-                self._news.append(Leave("the coordinator has gone"))
+                self._inbox.append(Leave("the coordinator has exited"))
                 self._closing = True
-            self._on_news()
+            self._on_message()

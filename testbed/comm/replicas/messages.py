@@ -1,7 +1,7 @@
-"""What ranks and the coordinator tell each other: one message is one packet of JSON.
+"""Messages between ranks and the coordinator; each is one packet of JSON.
 
-An operation is named by its group (of the rank's own ones, in the order in which they were made) and its number in the
-step, from 0: the same on all ranks of one inner coordinate, which is what a rank is within its replica.
+An operation is identified by its group (numbered per rank in order of creation) and its number in the step, from 0.
+It is the same on all ranks with one inner coordinate, which is a rank's position within its replica.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_BYTES = 60_000  # of a packet
 
 
 class MessageError(TestbedError):
-    """A packet that no rank and no coordinator sends."""
+    """A malformed packet, or one from the wrong side."""
 
 
 # ---- from a rank
@@ -26,26 +26,26 @@ class MessageError(TestbedError):
 
 @dataclass(frozen=True)
 class Hello:
-    """It is there. incarnation: how many times it has returned."""
+    """A rank has started. incarnation: how many times it has returned."""
 
     incarnation: int
 
 
 @dataclass(frozen=True)
 class Alive:
-    """Nothing else to tell."""
+    """A heartbeat."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """It stands at the beginning of this step."""
+    """The rank is ready to start this step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Done:
-    """All of its operations of the step are over, tentatively, those that are not settled in this epoch."""
+    """All operations of the step that are not settled have finished, tentatively, in this epoch."""
 
     step: int
     epoch: int
@@ -53,7 +53,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Report:
-    """Answer to Stop: which operations of the step are over here. From now on none is before the next view."""
+    """Answer to Stop: the operations of the step that have finished here. None will finish before the next view."""
 
     step: int
     epoch: int
@@ -62,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """It holds the state that this attempt was to bring."""
+    """The rank has received the state of this catch-up attempt."""
 
     attempt: int
 
@@ -72,10 +72,10 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class View:
-    """Who the members are, from now on. A later step than before says that all before it is committed.
+    """The members from now on. If the step is later than before, all earlier steps are committed.
 
-    settled: operations of this step that keep the sum that they have; all others are done by all members from their
-    untouched inputs, in this epoch.
+    settled: operations of this step that keep their sum; all others are repeated by all members from their saved
+    inputs, in this epoch.
     """
 
     epoch: int
@@ -86,7 +86,7 @@ class View:
 
 @dataclass(frozen=True)
 class Start:
-    """All members are ready: the step begins at this moment, CLOCK_MONOTONIC."""
+    """All members are ready: the step starts at this time of CLOCK_MONOTONIC."""
 
     step: int
     start_s: float
@@ -100,15 +100,15 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Part:
-    """These incarnations of ranks are lost: nothing more goes to them, and what comes from later ones is welcome."""
+class RanksLost:
+    """These incarnations of ranks are lost: send nothing to them, but accept connections from later incarnations."""
 
     lost: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class CatchUp:
-    """The state as of this step goes from each rank of one replica to that of another with the same coordinate."""
+    """Each rank of the source replica sends its state as of this step to the target's rank of the same coordinate."""
 
     attempt: int
     source: int
@@ -118,24 +118,24 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Leave:
-    """This rank is no longer counted on: it ends, and may come back as its next incarnation. over: all steps are."""
+    """This rank is dismissed: it exits and may return as its next incarnation. over: all steps are done."""
 
     reason: str
     over: bool = False
 
 
 FromRank = Hello | Alive | Ready | Done | Report | CaughtUp
-ToRank = View | Start | Stop | Part | CatchUp | Leave
+ToRank = View | Start | Stop | RanksLost | CatchUp | Leave
 Message = FromRank | ToRank
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Hello, Alive, Ready, Done, Report, CaughtUp, View, Start, Stop, Part, CatchUp, Leave)
+    for kind in (Hello, Alive, Ready, Done, Report, CaughtUp, View, Start, Stop, RanksLost, CatchUp, Leave)
 }
 
 
 @dataclass(frozen=True)
-class Order:
-    """A message and the rank that it is for."""
+class OutgoingMessage:
+    """A message and its destination rank."""
 
     rank: int
     message: ToRank
@@ -143,14 +143,14 @@ class Order:
 
 @dataclass
 class Outbox:
-    """What is to be sent, in its order, and what is to be written down."""
+    """Messages to send, in order, and records to write."""
 
-    orders: list[Order] = field(default_factory=list)
+    messages: list[OutgoingMessage] = field(default_factory=list)
     records: list[dict[str, object]] = field(default_factory=list)
 
 
 def pack_message(message: Message) -> bytes:
-    """As one packet."""
+    """Return the message as one packet. Raises MessageError if it is too large."""
     fields = {
         name: sorted(value) if isinstance(value, frozenset) else value
         for name, value in ((item.name, getattr(message, item.name)) for item in dataclasses.fields(message))
@@ -164,7 +164,7 @@ def pack_message(message: Message) -> bytes:
 
 
 def unpack_message(data: bytes) -> Message:
-    """The inverse of `pack_message`. MessageError."""
+    """Return the message in a packet from `pack_message`. Raises MessageError."""
     try:
         name, fields = json.loads(data)
         for key in ("operations", "settled"):

@@ -1,8 +1,11 @@
-"""One attempt of a fault-tolerant all-reduce: a ring of the members of one view, chunk by chunk, acknowledged.
+"""One attempt of a fault-tolerant all-reduce: a ring of the members of one view, in acknowledged chunks.
 
-A receiver has `in_flight` receives posted ahead and acknowledges each chunk once it has taken it; a sender has at most
-that many chunks under way that are not acknowledged. So what is left of an attempt that nobody goes on with is bounded:
-its receives stay posted on memory of its own, which nobody uses again.
+A receiver posts `in_flight` receives ahead and acknowledges each chunk; a sender has at most that many
+unacknowledged chunks in flight. So an abandoned attempt leaves a bounded amount behind: its receives stay posted on
+its own memory, which is never reused.
+
+Operations here must outlive the loss of a peer, so they wait with `AnyOf`: a failed request does not fail the
+waiter.
 """
 
 from __future__ import annotations
@@ -22,17 +25,22 @@ _DATA, _ACKNOWLEDGEMENT = 0, 1
 
 @dataclass(frozen=True)
 class RingSettings:
-    """chunk_bytes: of a message, at most; in_flight: chunks per neighbour that are not acknowledged, at most."""
+    """Settings of the ring.
+
+    chunk_bytes: maximum size of a message.
+    in_flight: maximum number of unacknowledged chunks per neighbour.
+    """
 
     chunk_bytes: int = 8_000_000
     in_flight: int = 2
 
 
 @dataclass(frozen=True)
-class Place:
-    """This rank's place in a ring of `size`; the neighbours' ranks. tag: of the attempt, and the one after it, too.
+class RingPosition:
+    """This rank's position in a ring of `size`, and the ranks of its neighbours.
 
-    wanted: whether anybody still wants the attempt; what makes it false gives `signal`.
+    tag: tag of the attempt; tag + 1 is used as well.
+    wanted: whether the attempt is still wanted; `signal` is notified when that changes.
     """
 
     position: int
@@ -46,10 +54,11 @@ class Place:
 
 
 class Chunks(NamedTuple):
-    """What a rank sends to its next one and gets from the one before, in this order, as parts of a flat array.
+    """Chunks that a rank sends to the next rank and receives from the previous one, in order, as array slices.
 
-    own: how many of the first that it sends are its own; each of the others it has got, in the same order. added: how
-    many of the first that it gets are to be added to what is there; the others are sums.
+    own: the first `own` chunks sent are the rank's own; each later one is forwarded after it was received, in the
+    same order.
+    added: the first `added` chunks received are added to the local data; the others are final sums.
     """
 
     outgoing: list[slice]
@@ -58,10 +67,10 @@ class Chunks(NamedTuple):
     added: int
 
 
-def chunks_of(numel: int, size: int, position: int, most: int) -> Chunks:
-    """A ring's, of one block for each of `size` ranks, cut into chunks of at most `most` elements.
+def ring_chunks(numel: int, size: int, position: int, most: int) -> Chunks:
+    """Return the chunks of a ring with one block per rank, cut into chunks of at most `most` elements.
 
-    First the parts of each block are added up around the ring, then the sums go around.
+    First the parts of each block are reduced around the ring, then the sums are passed around.
     """
 
     def block(number: int) -> list[slice]:
@@ -71,7 +80,7 @@ def chunks_of(numel: int, size: int, position: int, most: int) -> Chunks:
 
     rounds = [block(position - 1 - number) for number in range(2 * (size - 1))]
     own = block(position)
-    # what comes in the last round ends here; all else goes on in the round after
+    # chunks of the last round end here; all others are forwarded in the next round
     outgoing = [own, *rounds[:-1]]
     return Chunks(_flat(outgoing), _flat(rounds), len(own), sum(map(len, rounds[: size - 1])))
 
@@ -80,15 +89,15 @@ def _flat(rounds: Sequence[Sequence[slice]]) -> list[slice]:
     return [chunk for chunks in rounds for chunk in chunks]
 
 
-def attempt(
-    transport: Transport, place: Place, work: Array, operation: Operation, settings: RingSettings
-) -> Generator[tuple[FirstOf], None, bool]:
-    """Reduce `work`, memory of this attempt alone, in place; returns whether it holds the whole sum.
+def ring_all_reduce(
+    transport: Transport, place: RingPosition, work: Array, operation: Operation, settings: RingSettings
+) -> Generator[tuple[AnyOf], None, bool]:
+    """Reduce `work`, the attempt's own memory, in place; returns whether it holds the complete sum.
 
-    Where a neighbour is lost it waits until nobody wants the attempt any more, as somebody will say.
+    If a neighbour is lost, wait until the attempt is no longer wanted, which the coordinator will announce.
     """
     most = max(1, settings.chunk_bytes // work.itemsize)
-    outgoing, incoming, own, added = chunks_of(work.size, place.size, place.position, most)
+    outgoing, incoming, own, added = ring_chunks(work.size, place.size, place.position, most)
     posted: deque[tuple[Request, Array, slice]] = deque()
     acknowledgements: deque[Request] = deque()
     sent = received = 0
@@ -105,7 +114,7 @@ def attempt(
             acknowledgements.append(transport.irecv(place.next, taken, NOTHING, place.traffic))
             sent += 1
         waits = [request for request, _, _ in list(posted)[:1]] + list(acknowledgements)[:1]
-        yield (FirstOf(place.signal, waits),)
+        yield (AnyOf(place.signal, waits),)
         if not place.wanted():
             return False
         while posted and posted[0][0].done and posted[0][0].error is None:
@@ -118,34 +127,34 @@ def attempt(
             acknowledgements.popleft()
         if any(request.done and request.error is not None for request in waits):
             while place.wanted():
-                yield (FirstOf(place.signal),)
+                yield (AnyOf(place.signal),)
             return False
     return True
 
 
 class Signal:
-    """Wakes all who wait for it, in the order in which they came, as often as it is given."""
+    """A broadcast condition: wakes all current waiters, in order of arrival, each time it is notified."""
 
     def __init__(self) -> None:
-        self._waiting: dict[FirstOf, None] = {}
+        self._waiting: dict[AnyOf, None] = {}
 
-    def give(self) -> None:
-        """Wake them."""
+    def notify_all(self) -> None:
+        """Wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
-            one.come()
+            one.complete()
 
-    def add(self, one: FirstOf) -> None:
-        """It waits."""
+    def add(self, one: AnyOf) -> None:
+        """Add a waiter."""
         self._waiting[one] = None
 
-    def discard(self, one: FirstOf) -> None:
-        """It does no more."""
+    def discard(self, one: AnyOf) -> None:
+        """Remove a waiter."""
         self._waiting.pop(one, None)
 
 
-class FirstOf:
-    """Done when one of these requests is, well or not, or the signal is given. Looking at them is the waiter's part."""
+class AnyOf:
+    """Done when any of these requests ends, successfully or not, or the signal is notified; never fails itself."""
 
     __slots__ = ("_signal", "done", "error", "on_done")
 
@@ -157,10 +166,10 @@ class FirstOf:
         if not self.done:
             signal.add(self)
             for request in requests:
-                request.on_done = self.come
+                request.on_done = self.complete
 
-    def come(self, _: object = None) -> None:
-        """One of them is."""
+    def complete(self, _: object = None) -> None:
+        """Mark as done."""
         if not self.done:
             self.done = True
             self._signal.discard(self)

@@ -1,4 +1,4 @@
-"""One rank's part in the steps of a job whose replicas come and go."""
+"""One rank's part in the steps of a job whose replicas fail and return, and `all_reduce(algorithm="ftar")`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from testbed.comm.collectives.progress_engine import Engine, Event
 from testbed.comm.collectives.test_patterns import count_wrong, fill
 from testbed.comm.flight_recorder import Record
 from testbed.comm.replicas.member import Client, Member, RankDismissed, Summed
-from testbed.comm.replicas.messages import CatchUp, CaughtUp, Operation, Part, Stop, ToRank, View
-from testbed.comm.replicas.ring import FirstOf, Place, RingSettings, Signal, attempt
+from testbed.comm.replicas.messages import CatchUp, CaughtUp, Operation, RanksLost, Stop, ToRank, View
+from testbed.comm.replicas.ring import AnyOf, RingPosition, RingSettings, Signal, ring_all_reduce
 from testbed.comm.replicas.state_transfer import Checkpoints, TransferSettings, transfer_state
 from testbed.comm.transport import BEST_EFFORT, TrafficClass
 
-Waits = Generator[tuple[FirstOf | Event, ...], None, None]
-_LOOK_S = 0.01
+Waits = Generator[tuple[AnyOf | Event, ...], None, None]
+_POLL_S = 0.01
 _CATCH_UP_TAG = 1 << 61  # and the attempt's number
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """heartbeat_s: between signs of life. state_bytes: what a rank that returns has to get; traffic: in which class.
+    """Settings of a session.
 
-    checkpoint_bytes: what goes to the next replica, in that class, too, after every `checkpoint_every` steps.
+    heartbeat_s: interval of heartbeats.
+    state_bytes: state that a returning rank has to receive, in traffic class `traffic`.
+    checkpoint_bytes: state sent to the next replica, in the same class, after every `checkpoint_every` steps.
     """
 
     heartbeat_s: float = 0.1
@@ -44,7 +46,7 @@ class SessionSettings:
 
 @dataclass
 class PendingReduction:
-    """An operation of this step: its untouched input, and where its sum goes, again if need be."""
+    """An operation of this step: its saved input, and the array for its sum, which may be computed again."""
 
     ranks: tuple[int, ...]
     number: int
@@ -55,17 +57,20 @@ class PendingReduction:
 
 
 class Session:
-    """replicas: ranks of each, in the order of their inner coordinates; line: this rank's to the coordinator.
+    """A rank's session in a fault-tolerant job. All of it progresses inside calls of the engine.
 
-    Arrays of a step's operations belong to it from their beginning until the step is committed: their sums may change
-    till then. All of it moves on inside calls of the engine. stopped_s: when a loss was told, and when all was in order
-    again, for each.
+    The arrays of a step's operations belong to the session from their start until the step is committed, because
+    their sums may change until then.
+
+    replicas: the ranks of each, in the order of their inner coordinates.
+    connection: this rank's connection to the coordinator.
+    stops: for each loss, when it was announced and when work resumed (CLOCK_MONOTONIC).
     """
 
     def __init__(
         self,
         engine: Engine,
-        line: socket.socket,
+        connection: socket.socket,
         replicas: Sequence[Sequence[int]],
         incarnation: int = 0,
         settings: SessionSettings | None = None,
@@ -79,222 +84,223 @@ class Session:
         self.member = Member(incarnation)
         self.signal = Signal()
         self.stops: list[tuple[float, float]] = []
-        self.given_bytes = self.caught_up_bytes = self.caught_up_wrong = 0
-        self.groups = 0  # of this rank, so far
+        self.sent_bytes = self.caught_up_bytes = self.caught_up_wrong = 0
+        self.groups = 0  # replica groups of this rank so far
         self._sequence: Counter[int] = Counter()
         self._members: tuple[int, ...] = ()
-        self._said = 0
-        self._kept: dict[Operation, PendingReduction] = {}
+        self._sent = 0
+        self._pending: dict[Operation, PendingReduction] = {}
         self._stopped_s: float | None = None
         self._event = Event()
-        self._line = TransferSettings(
+        self._transfer = TransferSettings(
             engine.transport, self.settings.ring, self.settings.traffic, self.signal
         )
-        self.checkpoints = Checkpoints(engine, self._line)
-        self.client = Client(line, self.settings.heartbeat_s, lambda: engine.post(self._event))
-        self._say()
+        self.checkpoints = Checkpoints(engine, self._transfer)
+        self.client = Client(connection, self.settings.heartbeat_s, lambda: engine.post(self._event))
+        self._send_outbox()
         engine.start("", self._listen())
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Replicas that take part, as was said last."""
+        """Replicas that take part, as of the latest view."""
         return self._members
 
     # ---- a step
 
     def wait_for_step(self, after: int = -1) -> View:
-        """Until a step later than that can be made ready for. Aborted when this rank has to leave meanwhile."""
+        """Wait until a step after `after` can be prepared. Raises Aborted if this rank is dismissed meanwhile."""
         self.wait(lambda: self.member.view is not None and self.member.step > after)
         assert self.member.view is not None
         return self.member.view
 
     def agree_on_start(self) -> float:
-        """Tell that this rank stands at the beginning of the step; when it begins for all, CLOCK_MONOTONIC."""
+        """Report that this rank is ready, and return when the step starts for all ranks (CLOCK_MONOTONIC)."""
         self.member.ready()
-        self._say()
+        self._send_outbox()
         self.wait(lambda: self.member.start_s is not None)
         assert self.member.start_s is not None
         return self.member.start_s
 
     def finish(self) -> dict[Operation, Summed]:
-        """The step has no more operations; when it is committed, of whom each sum is."""
+        """Wait until the step, which has no further operations, is committed; returns the members behind each sum."""
         step = self.member.step
-        self.member.finish(len(self._kept))
-        self._say()
+        self.member.finish(len(self._pending))
+        self._send_outbox()
         self.wait(lambda: self.member.step > step)
         return self.member.committed
 
-    def wait(self, for_what: Callable[[], bool]) -> None:
-        """Let all move on until it is so."""
-        while not for_what():
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Make progress until the condition holds."""
+        while not condition():
             self.engine.check(None)
             self.engine.progress(1.0)
 
-    def word_of_leaving(self, timeout_s: float) -> RankDismissed | None:
-        """What the coordinator says after something went wrong here: that this rank has to leave; None: nothing."""
+    def wait_for_dismissal(self, timeout_s: float) -> RankDismissed | None:
+        """Return the dismissal sent after a local failure; None if there is none within `timeout_s`."""
         end_s = time.monotonic() + timeout_s
-        while self.member.left is None and time.monotonic() < end_s:
+        while self.member.dismissed is None and time.monotonic() < end_s:
             for message in self.client.take():
-                self.member.hear(message)
-            time.sleep(_LOOK_S)
-        return self.member.left
+                self.member.receive(message)
+            time.sleep(_POLL_S)
+        return self.member.dismissed
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection to the coordinator."""
         self.client.close()
 
     # ---- operations
 
     def next_operation(self, group: int) -> Operation:
-        """The name of a group's next one in this step."""
+        """Return the identifier of a group's next operation in this step."""
         operation = (group, self._sequence[group])
         self._sequence[group] += 1
         return operation
 
-    def begin(self, operation: Operation, kept: PendingReduction) -> Waits:
-        """The steps of an operation of this step, tried until its sum counts."""
-        self._kept[operation] = kept
-        return self._until_summed(operation, kept)
+    def begin(self, operation: Operation, pending: PendingReduction) -> Waits:
+        """Return the generator of an operation of this step, which repeats attempts until its sum counts."""
+        self._pending[operation] = pending
+        return self._until_summed(operation, pending)
 
-    def _until_summed(self, operation: Operation, kept: PendingReduction) -> Waits:
+    def _until_summed(self, operation: Operation, pending: PendingReduction) -> Waits:
         step = self.member.step
         while self.member.step == step:
             view = self.member.view
             if view is None:
-                yield (FirstOf(self.signal),)
+                yield (AnyOf(self.signal),)
                 continue
-            work = kept.input.copy()
+            work = pending.input.copy()
             members = view.members
             if len(members) > 1:
-                place = self._ring_place(view, operation, kept)
-                whole = yield from attempt(
-                    self.engine.transport, place, work, operation_named(kept.op), self.settings.ring
+                place = self._ring_place(view, operation, pending)
+                whole = yield from ring_all_reduce(
+                    self.engine.transport, place, work, operation_named(pending.op), self.settings.ring
                 )
                 if not whole:
                     continue
-            if self.member.over(operation, view):
-                finish(kept.op, work, len(members))
-                kept.output[:] = work
-                self._say()
+            if self.member.complete(operation, view):
+                finish(pending.op, work, len(members))
+                pending.output[:] = work
+                self._send_outbox()
                 return
 
-    def _ring_place(self, view: View, operation: Operation, kept: PendingReduction) -> Place:
+    def _ring_place(self, view: View, operation: Operation, pending: PendingReduction) -> RingPosition:
         members = view.members
         position, size = members.index(self.replica), len(members)
         tag = (
-            kept.number << COMMUNICATOR_BIT
+            pending.number << COMMUNICATOR_BIT
             | (view.epoch & 0x3FFF) << _EPOCH_BIT
             | (view.step & 0xFFF) << _STEP_BIT
             | operation[1] << _SEQUENCE_BIT
         )
-        return Place(
+        return RingPosition(
             position,
             size,
-            kept.ranks[members[position - 1]],
-            kept.ranks[members[(position + 1) % size]],
+            pending.ranks[members[position - 1]],
+            pending.ranks[members[(position + 1) % size]],
             tag,
-            kept.traffic,
+            pending.traffic,
             self.signal,
             lambda: self.member.view is view,
         )
 
-    # ---- what the coordinator says
+    # ---- messages from the coordinator
 
     def _listen(self) -> Waits:
         while True:
             self._event = Event()
             for message in self.client.take():
-                self._hear(message)
+                self._receive(message)
             yield (self._event,)
 
-    def _hear(self, message: ToRank) -> None:
+    def _receive(self, message: ToRank) -> None:
         step = self.member.step
-        again = self.member.hear(message)
+        repeated = self.member.receive(message)
         if isinstance(message, Stop):
             self._stopped_s = time.monotonic()
         elif isinstance(message, View):
             self._members = message.members
             if self.member.step != step:
-                self._kept = {}
+                self._pending = {}
                 self._sequence.clear()
                 self._checkpoint(message)
             if self._stopped_s is not None:
                 self.stops.append((self._stopped_s, time.monotonic()))
                 self._stopped_s = None
-        elif isinstance(message, Part):
+        elif isinstance(message, RanksLost):
             for rank, incarnation in message.lost:
-                self.engine.scopes.come_back(rank, incarnation)
+                self.engine.scopes.peer_returned(rank, incarnation)
         elif isinstance(message, CatchUp):
             self.engine.start("", self._move_state(message))
-        if self.member.left is not None:
-            self.engine.abort(self.member.left.reason)
-        self._say()
-        self.signal.give()
-        for operation in sorted(again):
-            self.engine.start("", self._until_summed(operation, self._kept[operation]))
+        if self.member.dismissed is not None:
+            self.engine.abort(self.member.dismissed.reason)
+        self._send_outbox()
+        self.signal.notify_all()
+        for operation in sorted(repeated):
+            self.engine.start("", self._until_summed(operation, self._pending[operation]))
 
-    def _say(self) -> None:
-        while self._said < len(self.member.said):
-            self.client.say(self.member.said[self._said])
-            self._said += 1
+    def _send_outbox(self) -> None:
+        while self._sent < len(self.member.outbox):
+            self.client.send(self.member.outbox[self._sent])
+            self._sent += 1
 
     def _checkpoint(self, view: View) -> None:
-        """A step is committed: where it is a checkpoint's, this rank's state goes to its fellow in the next replica."""
+        """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica."""
         own, members = self.settings, view.members
         if own.checkpoint_bytes and view.step and not view.step % own.checkpoint_every and len(members) > 1:
             place = members.index(self.replica)
             to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
 
             def wanted() -> bool:
-                return self.member.left is None and self.member.epoch == view.epoch
+                return self.member.dismissed is None and self.member.epoch == view.epoch
 
             self.checkpoints.begin(view.epoch, view.step, own.checkpoint_bytes, to, source, wanted)
 
-    # ---- state for those that return
+    # ---- state for returning replicas
 
     def _move_state(self, message: CatchUp) -> Waits:
-        """This rank's part of a catch-up: all of the state, chunk by chunk, in a class of its own."""
-        gives = message.source == self.replica
-        peer = self.replicas[message.target if gives else message.source][self.place]
+        """Send or receive this rank's part of a catch-up, in its own traffic class."""
+        sends = message.source == self.replica
+        peer = self.replicas[message.target if sends else message.source][self.place]
 
         def write(array: Array) -> None:
             fill(array, 0, message.attempt)
 
         def moved(array: Array) -> None:
-            if gives:
-                self.given_bytes += array.nbytes
+            if sends:
+                self.sent_bytes += array.nbytes
             else:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
 
         whole = yield from transfer_state(
-            self._line,
+            self._transfer,
             peer,
             _CATCH_UP_TAG | message.attempt,
             self.settings.state_bytes,
-            lambda: self._moves(message, gives),
+            lambda: self._is_wanted(message, sends),
             moved,
-            write if gives else None,
+            write if sends else None,
         )
-        if whole and not gives and self._moves(message, gives):
-            self.member.said.append(CaughtUp(message.attempt))
-            self._say()
+        if whole and not sends and self._is_wanted(message, sends):
+            self.member.outbox.append(CaughtUp(message.attempt))
+            self._send_outbox()
 
-    def _moves(self, message: CatchUp, gives: bool) -> bool:
-        """Whether it is still wanted, as far as this rank knows."""
-        if self.member.left is not None:
+    def _is_wanted(self, message: CatchUp, sends: bool) -> bool:
+        """Return whether the transfer is still wanted, as far as this rank knows."""
+        if self.member.dismissed is not None:
             return False
-        return gives or self.member.catch_up is message
+        return sends or self.member.catch_up is message
 
 
 FTAR = "ftar"
 
 
 class ReplicaGroup:
-    """A rank's fellows in other replicas, as a communicator for all-reduces: `ranks[p]` is replica p's.
+    """A communicator for all-reduces between this rank and its peers in other replicas: `ranks[p]` is replica p's.
 
-    number: tells its messages from those of all other groups and communicators of the transport; the same on all of its
-    ranks. size: how many it has when all replicas live.
+    number: separates its messages from those of all other groups and communicators of the transport; the same on
+    all of its ranks.
+    size: the number of ranks when all replicas are alive.
     """
 
     def __init__(
@@ -324,27 +330,27 @@ class ReplicaGroup:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Reduce `array`, in place, over all members of the current view; `avg` divides by their number.
+        """Reduce `array` in place over all members of the current view; `avg` divides by their number.
 
-        The result is tentative, and the array the operation's, until the session has finished the step.
+        The result is tentative, and the array belongs to the operation, until the session has finished the step.
         """
         if algorithm != FTAR:
-            raise ValueError(f"algorithm: got {algorithm!r}, expected {FTAR} among replicas that come and go")
+            raise ValueError(f"algorithm: got {algorithm!r}, expected {FTAR} between replicas")
         check_array(array, "array", writes=True)
         operation_named(op)
         flat = array.reshape(-1)
         operation = self.session.next_operation(self.index)
-        kept = PendingReduction(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
+        pending = PendingReduction(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
         name = f"all_reduce #{operation[1]} of {self.name}" if self.name else f"all_reduce #{operation[1]}"
         engine = self.session.engine
-        task = engine.start(name, self.session.begin(operation, kept), record=self._record(flat, op))
+        task = engine.start(name, self.session.begin(operation, pending), record=self._record(flat, op))
         work = Work(engine, task, self.timeout_s if timeout_s is None else timeout_s, operation)
         if not async_op:
             work.wait()
         return work
 
     def _record(self, array: Array, op: str) -> Record | None:
-        """Of the flight recorder, which numbers operations through all steps. What attempts send is not in it."""
+        """Start a flight-recorder record, numbered through all steps; messages of attempts are not recorded."""
         self._recorded += 1
         about = OperationInfo(array, FTAR, op)
         record = begin_record(self._recorder, self.number, self._recorded, "all_reduce", about)
@@ -353,5 +359,5 @@ class ReplicaGroup:
         return record
 
     def summed(self, operation: Operation) -> Summed:
-        """Of whom an operation's sum is, once its step is committed."""
+        """Return the members whose contributions are in an operation's sum, once its step is committed."""
         return self.session.member.committed[operation]

@@ -1,1 +1,1 @@
-"""A job recorded from somebody's own PyTorch script, without accelerators: what `testbed capture` does."""
+"""Capture of a job from a user's own PyTorch script, without accelerators: the implementation of `testbed capture`."""

@@ -1,8 +1,9 @@
-"""A PyTorch profiler's trace of a run on an accelerator: what computing takes in a step, by kind.
+"""Compute times of a step, by kind, from a PyTorch profiler's trace of a run on an accelerator.
 
-As `torch.profiler.profile(...).export_chrome_trace` writes it (Kineto): JSON whose `traceEvents` are those of Chrome's
-format, times in microseconds. What runs on the device is of category kernel, gpu_memcpy or gpu_memset and names the
-call that launched it by `args.correlation`; what the program did at that call says what it is part of.
+The format is that of `torch.profiler.profile(...).export_chrome_trace` (Kineto): JSON whose `traceEvents` follow
+Chrome's format, with times in microseconds. Device events have the category kernel, gpu_memcpy or gpu_memset and
+name the call that launched them by `args.correlation`; what the program did at that call says which part of the
+step they belong to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _COMMUNICATION = re.compile(
     r"nccl|rccl|hccl|oneccl|nvshmem|deep_ep::|cross_device_reduce|(one|two)_shot_|multimem|memcpy ptop",
     re.IGNORECASE,
 )
-"""Kernels by name: NCCL's and RCCL's, and those that take their place; copies from device to device over a link."""
+"""Communication kernels by name: NCCL, RCCL and their replacements; copies between devices over a link."""
 
 Thread = tuple[Any, Any]
 Span = tuple[float, float]
@@ -40,10 +41,13 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Profile:
-    """A step as it was measured, the one of median computing.
+    """A measured step: the one of median compute time.
 
-    seconds: during which the device computes, by kind. communication_s: during which it does nothing but communicate;
-    idle_s: neither. steps: of which it is the median. rank: of the job that was traced, None where the trace has none.
+    seconds: compute time of the device, by kind.
+    communication_s: time in which the device only communicates.
+    idle_s: time in which the device is idle.
+    steps: the number of steps of which it is the median.
+    rank: the rank that was traced, None if the trace does not say.
     """
 
     path: Path
@@ -53,21 +57,21 @@ class Profile:
     steps: int
     rank: int | None
 
-    def described(self) -> str:
-        """For people."""
+    def describe(self) -> str:
+        """Return a one-line summary."""
         kinds = ", ".join(f"{kind} {self.seconds[kind] * 1e3:.3f} ms" for kind in KINDS)
-        left = f"communication alone {self.communication_s * 1e3:.3f} ms, nothing {self.idle_s * 1e3:.3f} ms"
-        many = f"the median of {self.steps} steps" if self.steps > 1 else "of one step"
-        return f"computing by {self.path.name}, {many}: {kinds}; left out of its step: {left}"
+        excluded = f"communication only {self.communication_s * 1e3:.3f} ms, idle {self.idle_s * 1e3:.3f} ms"
+        steps = f"median of {self.steps} steps" if self.steps > 1 else "one step"
+        return f"compute times from {self.path.name}, {steps}: {kinds}; excluded: {excluded}"
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file's name is that of a trace, or a folder has such files."""
+    """Return whether this is a folder or has the file name of a trace."""
     return path.is_dir() or path.name.endswith(SUFFIXES)
 
 
 def read_profiles(path: Path) -> list[Profile]:
-    """Of a file, or of every trace in a folder, by rank. BadInput."""
+    """Return the profile of a file, or of every trace in a folder, ordered by rank. Raises BadInput."""
     if not path.is_dir():
         return [read_profile(path)]
     files = sorted(one for one in path.iterdir() if one.name.endswith(SUFFIXES))
@@ -83,20 +87,20 @@ def read_profiles(path: Path) -> list[Profile]:
             raise BadInput(
                 where=f"{file}: distributedInfo.rank",
                 got=got,
-                expected="a rank of its own for each trace in a folder",
+                expected="a different rank in each trace of a folder",
             )
         found[one.rank] = one
     return [one for _, one in sorted(found.items())]
 
 
-def of_rank(profiles: list[Profile], rank: int) -> Profile:
-    """A rank's own, or that of the nearest below it, or the first: stages of a pipeline follow each other."""
+def profile_for_rank(profiles: list[Profile], rank: int) -> Profile:
+    """Return a rank's own profile, that of the nearest lower rank, or the first: pipeline stages are consecutive."""
     below = [one for one in profiles if one.rank is not None and one.rank <= rank]
     return below[-1] if below else profiles[0]
 
 
 def read_profile(path: Path) -> Profile:
-    """What a trace has on computing in a step. BadInput, naming file and field."""
+    """Return the compute times of a step in a trace. Raises BadInput, naming file and field."""
     document = _document(path)
     found = _Events(path)
     for number, event in enumerate(document["traceEvents"]):
@@ -124,7 +128,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """On the device from begin_us for long_us. launch: when and by which thread of the program."""
+    """A device event; `correlation` identifies its launch."""
 
     begin_us: float
     long_us: float
@@ -134,7 +138,7 @@ class _Kernel:
 
 @dataclass
 class _Events:
-    """Of a trace, as far as they matter."""
+    """The relevant events of a trace."""
 
     path: Path
     steps: list[tuple[float, float, Thread]] = field(default_factory=list)
@@ -146,7 +150,7 @@ class _Events:
     on_cpu: int = 0
 
     def take(self, number: int, event: Mapping[str, Any]) -> None:
-        """One that has a duration."""
+        """Add an event that has a duration."""
         kind, name = event.get("cat"), str(event.get("name"))
         thread = event.get("pid"), event.get("tid")
         given = event.get("args")
@@ -185,7 +189,7 @@ class _Events:
         return float(found)
 
     def profile(self, rank: int | None) -> Profile:
-        """The step of median computing. BadInput where there is none to be told."""
+        """Return the step of median compute time. Raises BadInput if there is none."""
         self._check()
         backward = {thread: _outermost(spans) for thread, spans in self.backward.items()}
         optimizers = {thread: _outermost(spans) for thread, spans in self.optimizers.items()}
@@ -200,7 +204,7 @@ class _Events:
         if not found:
             raise BadInput(
                 where=str(self.path),
-                got=f"{len(self.kernels)} kernels, but no step that launches some and has a backward pass",
+                got=f"{len(self.kernels)} kernels, but no step with both kernel launches and a backward pass",
                 expected=f"launches and {_BACKWARD} within {_STEP}N: a run without CUDA graphs, traced with the "
                 "activities CPU and CUDA",
             )
@@ -219,7 +223,7 @@ class _Events:
             raise BadInput(
                 where=f"{self.path}: args.device",
                 got=", ".join(sorted(map(str, self.devices))),
-                expected="one device, a rank's own",
+                expected="one device, that of the rank",
             )
         if not self.steps:
             raise BadInput(
@@ -231,7 +235,7 @@ class _Events:
 
 @dataclass
 class _Step:
-    """On the program's side, from begin_us to end_us; kernels: that it launches, with their kinds."""
+    """A step in the program's threads, with the kernels that it launches and their kinds."""
 
     begin_us: float
     end_us: float
@@ -255,7 +259,10 @@ class _Step:
         return self.last_backward_us > -math.inf
 
     def kind(self, at_us: float, thread: Thread) -> str:
-        """Of what is launched then: backward in autograd's threads or calls; forward what a backward pass follows."""
+        """Return the kind of a kernel launched at this time.
+
+        It is backward in autograd's threads or calls, and forward before a backward pass.
+        """
         if _within(self.optimizers.get(thread, []), at_us):
             return COMPUTE
         spans = self.backward.get(thread, [])
@@ -264,7 +271,7 @@ class _Step:
         return FORWARD if at_us < self.last_backward_us else COMPUTE
 
     def profile(self, path: Path, rank: int | None) -> Profile:
-        """An instant at which several compute belongs to the one that began first."""
+        """Return the step's times; overlapping kernels count once, for the kernel that started first."""
         seconds = dict.fromkeys(KINDS, 0.0)
         computing: list[Span] = []
         busy: list[Span] = []
@@ -283,7 +290,7 @@ class _Step:
 
 
 def _outermost(spans: Iterable[Span]) -> list[Span]:
-    """In order, without those within another."""
+    """Return the spans in order, without nested ones."""
     found: list[Span] = []
     for begin, end in sorted(spans, key=lambda one: (one[0], -one[1])):
         if not found or begin >= found[-1][1]:
@@ -297,7 +304,7 @@ def _within(spans: list[Span], at_us: float) -> bool:
 
 
 def _covered_us(spans: Iterable[Span]) -> float:
-    """Of the time, by any of them."""
+    """Return the length of the union of the spans."""
     total, over = 0.0, -math.inf
     for begin, end in sorted(spans):
         total += max(0.0, end - max(over, begin))

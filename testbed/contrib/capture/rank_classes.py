@@ -1,7 +1,7 @@
-"""Which ranks of a script do the same in their own place, so that one stands for all: found from groups and messages.
+"""Classes of ranks that do the same in a script, so that one is recorded for all; found from groups and messages.
 
-Ranks that do collectives together, and send each other nothing, are taken to be alike: those of data, tensor and expert
-parallelism. Stages of a pipeline differ. One more of each class is run and held against what is expected of it.
+Ranks that execute collectives together and send each other no messages are assumed to be alike, as in data, tensor
+and expert parallelism. Stages of a pipeline differ. One more rank of each class is run to verify this.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ from dataclasses import dataclass
 from typing import Any
 
 Record = Mapping[str, Any]
-"""Of one rank, as the recorder writes it: nodes, groups (members by name), families (by name of a group)."""
+"""One rank's recording: nodes, groups (members by name), and families (by name of a group)."""
 
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that are alike. leader: the one that was recorded; line: the groups within which it sends messages."""
+    """A class of ranks that are alike.
+
+    leader: the rank that was recorded.
+    pipelines: the groups within which it sends messages.
+    """
 
     leader: int
     members: tuple[int, ...]
-    line: tuple[tuple[int, ...], ...] = ()
+    pipelines: tuple[tuple[int, ...], ...] = ()
 
 
 def peers_of(record: Record) -> set[int]:
-    """Ranks to and from which this one sends."""
+    """Return the ranks with which this one exchanges messages."""
     return {node["peer"] for node in record["nodes"] if node["type"] == "message"}
 
 
-def line_of(record: Record, rank: int) -> tuple[tuple[int, ...], ...]:
-    """The groups that are a pipeline each: the family of the smallest that has this rank and all its peers, or none."""
+def pipelines_of(record: Record, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return the pipeline groups: the family of the smallest group that has this rank and all its peers, or none."""
     wanted = {rank, *peers_of(record)}
     if len(wanted) == 1:
         return ()
@@ -43,7 +47,7 @@ def line_of(record: Record, rank: int) -> tuple[tuple[int, ...], ...]:
 
 
 def family_of(record: Record, name: str) -> tuple[tuple[int, ...], ...]:
-    """Groups of one's purpose and size, no rank in two of them; the group alone where there are such ranks."""
+    """Return the disjoint groups of the same purpose and size as this one; only this group if they overlap."""
     own = tuple(record["groups"][name])
     found = [
         tuple(members)
@@ -56,11 +60,14 @@ def family_of(record: Record, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def class_of(record: Record, rank: int) -> RankClass:
-    """All ranks that are taken to be like this one."""
-    line = line_of(record, rank)
-    apart = next((set(members) for members in line if rank in members), peers_of(record)) - {rank}
+    """Return the class of all ranks that are assumed to be like this one."""
+    pipelines = pipelines_of(record, rank)
+    # stages of the same pipeline differ
+    different = next((set(members) for members in pipelines if rank in members), peers_of(record)) - {rank}
     used = {node["group"] for node in record["nodes"] if node["type"] == "collective"}
-    families = [family_of(record, name) for name in sorted(used) if not apart & set(record["groups"][name])]
+    families = [
+        family_of(record, name) for name in sorted(used) if not different & set(record["groups"][name])
+    ]
     found, queue = {rank}, [rank]
     while queue:
         one = queue.pop()
@@ -69,20 +76,20 @@ def class_of(record: Record, rank: int) -> RankClass:
                 if one in members:
                     queue += [other for other in members if other not in found]
                     found |= set(members)
-    return RankClass(rank, tuple(sorted(found)), line)
+    return RankClass(rank, tuple(sorted(found)), pipelines)
 
 
 def next_leaders(classes: Iterable[RankClass], size: int) -> list[int]:
-    """Ranks to record next, which are in no class yet: all of a leader's pipeline, or the lowest."""
+    """Return the ranks to record next, which are in no class yet: all of a leader's pipeline, or the lowest rank."""
     classes = list(classes)
     known = {rank for one in classes for rank in one.members}
-    lines = (members for one in classes for members in one.line if one.leader in members)
-    found = sorted({rank for members in lines for rank in members} - known)
+    pipelines = (members for one in classes for members in one.pipelines if one.leader in members)
+    found = sorted({rank for members in pipelines for rank in members} - known)
     return found or [rank for rank in range(size) if rank not in known][:1]
 
 
-def renamed(record: Record, own: RankClass, rank: int) -> list[dict[str, Any]] | None:
-    """What another rank of a class does, by what its leader did; None where its groups and peers cannot be told."""
+def translate_nodes(record: Record, own: RankClass, rank: int) -> list[dict[str, Any]] | None:
+    """Return the nodes of another rank of a class, derived from its leader's; None if groups or peers are ambiguous."""
     if rank == own.leader:
         return [dict(node) for node in record["nodes"]]
     groups: dict[str, str | None] = {}
@@ -110,7 +117,7 @@ def renamed(record: Record, own: RankClass, rank: int) -> list[dict[str, Any]] |
 
 
 def _counterpart(record: Record, name: str, rank: int) -> str | None:
-    """The name of the group that is to another rank what this one is to the leader."""
+    """Return the group of another rank that corresponds to this group of the leader."""
     if rank in record["groups"][name]:
         return name
     family = family_of(record, name)
@@ -127,9 +134,9 @@ def _counterpart(record: Record, name: str, rank: int) -> str | None:
 
 
 def peer_of(own: RankClass, peer: int, rank: int) -> int | None:
-    """Who is to another rank of a class what `peer` is to its leader; None where that cannot be told."""
-    leaders = next((members for members in own.line if own.leader in members), None)
-    mine = next((members for members in own.line if rank in members), None)
+    """Return the rank's counterpart of the leader's `peer`; None if it is ambiguous."""
+    leaders = next((members for members in own.pipelines if own.leader in members), None)
+    mine = next((members for members in own.pipelines if rank in members), None)
     if leaders is None or mine is None:
         return None
     return mine[leaders.index(peer)] if peer in leaders else None
@@ -150,12 +157,12 @@ _COMPARED = (
 )
 
 
-def difference(
+def find_difference(
     expected: Sequence[Mapping[str, Any]] | None, found: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Where a rank does not do what was expected of it, in words; how much it computes aside."""
+    """Describe the first deviation of a rank from what was expected, ignoring compute nodes; None if there is none."""
     if expected is None:
-        return "its groups are others"
+        return "its groups differ"
     there = [node for node in expected if node["type"] != "compute"]
     here = [node for node in found if node["type"] != "compute"]
     for number, (one, other) in enumerate(zip(there, here, strict=False)):

@@ -1,4 +1,4 @@
-"""Runs the recorder in the script's own Python, rank by rank as classes need it, and makes the job's trace of it."""
+"""A capture session: runs the recorder in the script's own Python, rank by rank, and assembles the job's trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -18,10 +18,10 @@ from testbed.contrib.capture.rank_classes import (
     RankClass,
     Record,
     class_of,
-    difference,
+    find_difference,
     next_leaders,
     peer_of,
-    renamed,
+    translate_nodes,
 )
 from testbed.contrib.capture.trace_assembly import assemble, estimate_computing, peaks_of
 from testbed.errors import BadInput, TestbedError
@@ -39,20 +39,20 @@ spec.loader.exec_module(module)
 del sys.argv[1]
 runpy.run_module("testbed.contrib.capture.recorder", run_name="__main__")
 """
-"""Of the testbed's packages this one alone is seen: the script's Python has its own."""
+"""Makes only the package `testbed` importable, because the script's Python has its own packages."""
 
 
 class CaptureError(TestbedError):
-    """A script that could not be recorded: which rank, where, why."""
+    """A script that could not be recorded; the message names rank, place and reason."""
 
 
 class RanksDoNotMatch(BadInput):
-    """Ranks of the script that would wait for each other for ever, or give each other other things than expected."""
+    """Ranks of the script that would deadlock, or exchange messages that do not match."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be captured. python: that has PyTorch. at_once: ranks that run at a time."""
+    """What to capture. python: an interpreter that has PyTorch. at_once: ranks that run concurrently."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -67,8 +67,14 @@ class Request:
 
 
 @dataclass
-class Captured:
-    """trace: of the job. classes: of ranks that are alike. ran: ranks that were really run; notes: for people."""
+class CaptureResult:
+    """The result of a capture.
+
+    trace: the trace of the job.
+    classes: classes of ranks that are alike.
+    ran: ranks that were actually run.
+    notes: remarks for the user.
+    """
 
     trace: JobTrace
     classes: list[RankClass]
@@ -78,8 +84,8 @@ class Captured:
     notes: list[str] = field(default_factory=list)
 
 
-def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> Captured:
-    """Record a script. said: gets a line as each rank ends. CaptureError, RanksDoNotMatch, BadInput."""
+def capture(request: Request) -> CaptureResult:
+    """Record a script. Raises CaptureError, RanksDoNotMatch or BadInput."""
     begun_s = time.monotonic()
     accelerator = accelerators()[request.accelerator]
     model = estimate_computing(request.compute, accelerator)
@@ -89,13 +95,13 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
         tempfile.TemporaryDirectory(prefix="testbed-capture-") as folder,
         _recorder(request, Path(folder)) as recorder,
     ):
-        ranks, classes, notes = _Capture(request, recorder, said).run()
+        ranks, classes, notes = _Capture(request, recorder).run()
     origin = f"{request.script} {' '.join(request.arguments)}".strip()
     records = recorder.records
     trace = assemble(ranks, model.seconds, origin, request.accelerator)
     if (problem := first_mismatch(trace, senders_wait=True)) is not None:
         raise RanksDoNotMatch(f"{request.script}: {problem}")
-    return Captured(
+    return CaptureResult(
         trace,
         classes,
         sorted(records),
@@ -109,51 +115,53 @@ def _scalar_notes(record: Record) -> list[str]:
     sites = sorted(record["scalars"])
     if not sites:
         return []
-    more = f" and {len(sites) - 3} more places" if len(sites) > 3 else ""
-    return [f"numbers read from tensors, at {', '.join(sites[:3])}{more}: there are none, 1 was given"]
+    more = f" and {len(sites) - 3} more" if len(sites) > 3 else ""
+    return [
+        f"numbers read from tensors at {', '.join(sites[:3])}{more}: tensors have no values, 1 was returned"
+    ]
 
 
 _Found = tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]
 
 
 class _Capture:
-    """Decides which ranks to run, and what the others do."""
+    """Decides which ranks to run, and derives the others."""
 
-    def __init__(self, request: Request, recorder: _Recorder, said: Callable[[str], None]) -> None:
-        self.request, self.recorder, self.said = request, recorder, said
+    def __init__(self, request: Request, recorder: _Recorder) -> None:
+        self.request, self.recorder = request, recorder
         self.classes: list[RankClass] = []
         self.notes: list[str] = []
 
     def run(self) -> _Found:
-        """Every rank's nodes, with the record that they are from."""
+        """Return every rank's nodes with the record that they come from, the classes, and notes."""
         if self.request.every_rank:
             return self._all()
         last = self.request.world_size - 1
         if last:
             self.recorder.begin(last)
-        self._lead()
-        # one more of the first and the last class
+        self._run_leaders()
+        # verify one more rank of the first and the last class
         wanted = {self.classes[0].members[-1], self.classes[-1].members[-1], last}
         wanted -= {one.leader for one in self.classes}
         for rank in sorted(wanted):
-            self._give_objects(rank)
+            self._copy_objects(rank)
         self.recorder.get(sorted(wanted))
         ranks: dict[int, tuple[list[dict[str, Any]], Record]] = {}
         for own in self.classes:
             record = self.recorder.records[own.leader]
             for rank in own.members:
-                nodes = renamed(record, own, rank)
-                problem = "its groups cannot be told" if nodes is None else self._difference(nodes, rank)
+                nodes = translate_nodes(record, own, rank)
+                problem = "its groups are ambiguous" if nodes is None else self._difference(nodes, rank)
                 if nodes is None or problem is not None:
                     self.notes.append(
-                        f"rank {rank} is not like {own.leader}: {problem}; so every rank was run"
+                        f"rank {rank} differs from rank {own.leader}: {problem}; so every rank was run"
                     )
                     return self._all()
                 ranks[rank] = nodes, record
         return [found for _, found in sorted(ranks.items())], self.classes, self.notes
 
-    def _lead(self) -> None:
-        """Run leaders until every rank is of a class."""
+    def _run_leaders(self) -> None:
+        """Run leaders until every rank is in a class."""
         while wanted := next_leaders(self.classes, self.request.world_size):
             records = self.recorder.get(wanted)
             for rank in wanted:
@@ -161,15 +169,15 @@ class _Capture:
                 if rank not in known:
                     found = class_of(records[rank], rank)
                     members = tuple(one for one in found.members if one not in known)
-                    self.classes.append(RankClass(rank, members, found.line))
+                    self.classes.append(RankClass(rank, members, found.pipelines))
 
     def _difference(self, expected: list[dict[str, Any]], rank: int) -> str | None:
-        """Of a rank that was run from what its class's leader does; None where it was not."""
+        """Compare a rank that was run with what its class predicts; None if it matches or was not run."""
         record = self.recorder.records.get(rank)
-        return None if record is None else difference(expected, record["nodes"])
+        return None if record is None else find_difference(expected, record["nodes"])
 
-    def _give_objects(self, rank: int) -> None:
-        """A rank that is run beside its class's leader gets what that one got of its peers."""
+    def _copy_objects(self, rank: int) -> None:
+        """Give a rank the objects that its class's leader received from its peers."""
         own = next(one for one in self.classes if rank in one.members)
         for path in self.recorder.folder.glob(f"[0-9]*-{own.leader}-[0-9]*"):
             source, _, number = path.name.split("-")
@@ -193,25 +201,25 @@ class _Recorder:
         self.request, self.folder, self.process = request, folder, process
         self.records: dict[int, Record] = {}
         self.peak_bytes = 0
-        self.over: set[int] = set()
+        self.ended: set[int] = set()
 
     def get(self, ranks: Sequence[int]) -> dict[int, Record]:
-        """Records of these, run now unless they have been. CaptureError."""
+        """Return the records of these ranks, running those that have not been run. Raises CaptureError."""
         missing = [rank for rank in ranks if rank not in self.records]
         self._write("".join(f"run {rank}\n" for rank in missing))
-        while not set(missing) <= self.over:
+        while not set(missing) <= self.ended:
             assert self.process.stdout is not None
             line = self.process.stdout.readline().decode()
             if not line:
                 raise CaptureError(f"the recorder ended: {self._errors()}")
             if line.startswith("over "):
-                self.over.add(int(line.split()[1]))
-        for rank in sorted(self.over - set(self.records)):
+                self.ended.add(int(line.split()[1]))
+        for rank in sorted(self.ended - set(self.records)):
             self.records[rank] = self._read(rank)
         return self.records
 
     def begin(self, rank: int) -> None:
-        """Have a rank run that will be asked for, meanwhile; what it waits for of others is given to it later."""
+        """Start a rank that will be needed later; objects that it waits for are supplied then."""
         self._write(f"try {rank}\n")
 
     def _write(self, text: str) -> None:
@@ -226,7 +234,7 @@ class _Recorder:
         self.process.wait()
         text = (self.folder / "errors").read_text(errors="replace").strip()
         if "No module named 'torch'" in text:
-            return f"{self.request.python} has no PyTorch; --python names one that has"
+            return f"{self.request.python} has no PyTorch; name an interpreter that has it with --python"
         return text[-2000:] or f"exit status {self.process.returncode}"
 
     def _read(self, rank: int) -> Record:
@@ -241,8 +249,8 @@ class _Recorder:
         if record["steps"] < self.request.steps:
             steps = self.request.steps
             raise CaptureError(
-                f"rank {rank} of {self.request.script} came to {record['steps']} of {steps} steps: one ends with an "
-                f"optimizer's step() after a backward pass; --steps says which is recorded"
+                f"rank {rank} of {self.request.script}: got {record['steps']} steps, expected {steps}: a step ends "
+                f"with an optimizer's step() after a backward pass; --steps says which one is recorded"
             )
         return record
 

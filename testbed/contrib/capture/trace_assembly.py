@@ -1,4 +1,4 @@
-"""From what ranks recorded to the trace of the job: computing gets its time, groups and kinds their names."""
+"""Assembly of the job's trace from the ranks' recordings: compute nodes get durations, groups and kinds get names."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.contrib.capture.profiler_traces import is_trace, of_rank, read_profiles
-from testbed.contrib.capture.rank_classes import Record, line_of
+from testbed.contrib.capture.profiler_traces import is_trace, profile_for_rank, read_profiles
+from testbed.contrib.capture.rank_classes import Record, pipelines_of
 from testbed.errors import BadInput
 from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
 
 UTILISATION, ROOFLINE = "utilisation", "roofline"
 Nodes = Sequence[Mapping[str, Any]]
 Seconds = Callable[[int, Nodes], Sequence[float]]
-"""What each node of a rank's takes, by its number; what is no computing takes nothing."""
+"""Returns the duration of each node of a rank, by rank number; only compute nodes take time."""
 
 
 @dataclass(frozen=True)
-class Computing:
-    """seconds: of a rank's nodes. notes: on where they are from, for people."""
+class ComputeModel:
+    """A model of compute times. seconds: of a rank's nodes. notes: remarks on their source, for the user."""
 
     seconds: Seconds
     notes: tuple[str, ...] = ()
 
 
 def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
-    """Flop/s by element type as PyTorch names them. float32 is multiplied as TF32, at half the rate of bf16."""
+    """Return flop/s by PyTorch's element type; float32 is multiplied as TF32, at half the rate of bf16."""
     bf16, fp8 = accelerator["peak"]["bf16"], accelerator["peak"]["fp8"]
     found = {"bfloat16": bf16, "float16": bf16, "float32": bf16 / 2}
     return found | {f"float8_{kind}": fp8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
 
 
-def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
-    """By utilisation: flops at the part of the peak that training reaches, as elsewhere in the testbed.
+def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> ComputeModel:
+    """Return the compute model of this name or file.
 
-    By roofline: every kernel at the peak or at the memory's pace, whichever takes longer: the least it can take. Or by
-    a profiler's trace or a folder of them, see `read_computing_profile`, or a table, see `read_computing_table`.
-    BadInput.
+    - utilisation: flops at the share of the peak that training achieves, as elsewhere in the testbed;
+    - roofline: the lower bound of every kernel, limited by the peak or by memory bandwidth;
+    - the path of a profiler's trace or a folder of them, see `read_computing_profile`;
+    - the path of a table, see `read_computing_table`.
+
+    Raises BadInput.
     """
     if model == ROOFLINE:
-        return Computing(lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes])
+        return ComputeModel(lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes])
     if model == UTILISATION:
         peaks, share = peaks_of(accelerator), accelerator["utilisation"]
 
@@ -58,25 +61,25 @@ def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
                 for node in nodes
             ]
 
-        return Computing(reached)
+        return ComputeModel(reached)
     path = Path(model)
-    return read_computing_profile(path) if is_trace(path) else Computing(read_computing_table(path))
+    return read_computing_profile(path) if is_trace(path) else ComputeModel(read_computing_table(path))
 
 
-def read_computing_profile(path: Path) -> Computing:
-    """By a PyTorch profiler's trace of a run on an accelerator, for all ranks; or by a folder, each for its own.
+def read_computing_profile(path: Path) -> ComputeModel:
+    """Return the compute model of a PyTorch profiler's trace, for all ranks, or of a folder with one trace per rank.
 
-    A rank without one of its own has that of the nearest below it. BadInput.
+    A rank without its own trace uses that of the nearest lower rank. Raises BadInput.
     """
     profiles = read_profiles(path)
-    return Computing(
-        lambda rank, nodes: distribute_seconds(nodes, of_rank(profiles, rank).seconds),
-        tuple(one.described() for one in profiles),
+    return ComputeModel(
+        lambda rank, nodes: distribute_seconds(nodes, profile_for_rank(profiles, rank).seconds),
+        tuple(one.describe() for one in profiles),
     )
 
 
 def distribute_seconds(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
-    """What a kind takes together in a step, shared out among its parts by what each takes at the least."""
+    """Distribute the total time of each kind over its nodes, in proportion to their lower bounds."""
     least: Counter[str] = Counter()
     for node in nodes:
         least[node.get("kind", "")] += node.get("seconds", 0.0)
@@ -89,9 +92,10 @@ def distribute_seconds(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]
 
 
 def read_computing_table(path: Path) -> Seconds:
-    """A CSV table with the columns kind (forward, backward, compute), seconds and, if ranks differ, ranks (0-3 or 5).
+    """Return compute times from a CSV table with columns kind, seconds and, if ranks differ, ranks (0-3 or 5).
 
-    What a rank computes of a kind in a step takes so long together; kinds that are not in it, the least. BadInput.
+    Kinds are forward, backward and compute. `seconds` is a rank's total of the kind in a step; kinds that are not
+    listed take their lower bound. Raises BadInput.
     """
     rows: list[tuple[str, float, range | None]] = []
     try:
@@ -131,16 +135,15 @@ def _ranks(text: str) -> range | None:
 def assemble(
     ranks: Sequence[tuple[Nodes, Record]], seconds: Seconds, origin: str, accelerator: str
 ) -> JobTrace:
-    """Of every rank: its nodes, and the record that knows its groups."""
+    """Return the trace of a job from the nodes of every rank and the record that knows its groups."""
     groups: dict[str, tuple[int, ...]] = {}
     made: list[tuple[Node, ...]] = []
     known: dict[Node, Node] = {}
     for rank, (nodes, record) in enumerate(ranks):
-        line = _line_kind(record)
-        taken = seconds(rank, nodes)
+        message_kind = _message_kind(record)
         own = []
-        for node, lasts_s in zip(nodes, taken, strict=True):
-            one = _node(node, record, line, lasts_s)
+        for node, duration_s in zip(nodes, seconds(rank, nodes), strict=True):
+            one = _node(node, record, message_kind, duration_s)
             own.append(known.setdefault(one, one))
             if isinstance(one, Collective):
                 groups[one.group] = tuple(record["groups"][one.group])
@@ -150,23 +153,27 @@ def assemble(
     return trace
 
 
-def _line_kind(record: Record) -> str:
-    """What the groups are called within which messages go."""
-    line = line_of(record, record["rank"])
-    names = (name for name, members in record["groups"].items() if tuple(members) in line)
+def _message_kind(record: Record) -> str:
+    """Return the name of the groups within which messages are sent."""
+    pipelines = pipelines_of(record, record["rank"])
+    names = (name for name, members in record["groups"].items() if tuple(members) in pipelines)
     family = next((record["families"][name] for name in names), "")
     return family if family not in ("", "group", "world") else "message"
 
 
-def _node(node: Mapping[str, Any], record: Record, line: str, lasts_s: float) -> Node:
+def _node(node: Mapping[str, Any], record: Record, message_kind: str, duration_s: float) -> Node:
     name, stream, after = node["name"], node["stream"], tuple(node["after"])
     module, site = node["module"], node["site"]
     if node["type"] == "compute":
         flops = sum(node["flops"].values())
-        return Compute(name, stream, after, module, site, lasts_s, flops, node["touched_bytes"], node["kind"])
+        return Compute(
+            name, stream, after, module, site, duration_s, flops, node["touched_bytes"], node["kind"]
+        )
     if node["type"] == "message":
         peer, numel, dtype, tag = node["peer"], node["numel"], node["dtype"], node["tag"]
-        return PointToPoint(name, stream, after, module, site, peer, numel, dtype, tag, node["sends"], line)
+        return PointToPoint(
+            name, stream, after, module, site, peer, numel, dtype, tag, node["sends"], message_kind
+        )
     group = node["group"]
     family = record["families"][group]
     kind = family if family != "group" else "collective"

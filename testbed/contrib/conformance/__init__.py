@@ -1,4 +1,4 @@
-"""Conformance suites, for what the testbed has itself and for what anybody adds: call one in a test of your own."""
+"""Conformance suites for built-in components and plug-ins: call one from your own tests."""
 
 from testbed.contrib.conformance.algorithms import check_algorithm
 from testbed.contrib.conformance.harness import Nonconforming

@@ -1,4 +1,7 @@
-"""Whether an algorithm does its collective: exact answers for sizes, types and layouts, and its plans' bytes."""
+"""Conformance suite for collective algorithms: exact results for sizes, types and layouts, and planned bytes.
+
+Algorithms of an all-to-all whose receivers do not know the number of rows are checked as well.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,19 @@ from testbed.comm.collectives import (
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
 from testbed.comm.collectives.plan_check import check_plans
 from testbed.comm.transport import TransportError
-from testbed.contrib.conformance.harness import Nonconforming, Sent, communicators_of, finish, layouts
+from testbed.contrib.conformance.harness import (
+    Nonconforming,
+    Sent,
+    communicators_of,
+    finish,
+    layouts,
+    sent_bytes,
+)
 
 SIZES = tuple(range(1, 18))
 NUMELS = (0, 1, 7, 64, 1001)
 TYPED = tuple(product(DTYPES, OPERATIONS))
-STRIDE = (
-    7  # which has no factor in common with how many pairs of type and operation there are: all take turns
-)
+STRIDE = 7  # coprime to the number of (type, operation) pairs, so that all take turns
 
 
 def check_algorithm(
@@ -48,24 +56,24 @@ def check_algorithm(
     numels: Sequence[int] = NUMELS,
     typed: Sequence[tuple[str, str]] | None = None,
 ) -> None:
-    """Carry an algorithm out on the in-memory network, as one would in a test of one's own.
+    """Check an algorithm by executing it on the in-memory network.
 
-    With each number of ranks in one building, in two unequal ones, and mixed in three: plans fit together and nobody
-    waits for ever, every element is exact, inputs stay as they were, and each pair of ranks exchanges the bytes that
-    the plans say. Data types and reductions take turns.
+    Every number of ranks is tried in one building, in two unequal ones, and interleaved over three. Plans must fit
+    together without deadlock, every element must be exact, inputs must be unchanged, and each pair of ranks must
+    exchange the bytes that the plans say. Data types and reductions take turns.
 
     Args:
-        algorithm: As its collective's `algorithm` decorator makes one; or a `RowsAlgorithm`, of rows whose number
+        algorithm: Made by its collective's `algorithm` decorator; or a `RowsAlgorithm`, for rows whose number
             receivers do not know (ALL_TO_ALL_V); or a name, or FILE.py:NAME, of `collective`.
-        collective: What it does; None: what it was made for.
+        collective: The collective that it implements; None: the one it was made for.
         sizes: Numbers of ranks.
-        numels: Elements of a block, or most rows of a rank for another, two of them with each layout.
+        numels: Elements of a block, or the maximum rows per pair of ranks; two of them are used with each layout.
         typed: (data type, reduction) pairs; None: all in turn.
 
     Raises:
-        WrongPlan: From plans alone: who waits for ever, or ends without what it should have.
-        Nonconforming: From data: wrong elements or bytes.
-        PluginError: It raises, or is not there.
+        WrongPlan: If a plan alone is wrong: a deadlock, or a rank that ends without what it should have.
+        Nonconforming: If data or bytes are wrong.
+        PluginError: If the algorithm raises or does not exist.
 
     Examples:
         >>> from testbed.contrib.conformance import check_algorithm
@@ -73,7 +81,7 @@ def check_algorithm(
     """
     if collective is None:
         if isinstance(algorithm, str):
-            raise ValueError("collective: got None, expected one beside a name")
+            raise ValueError("collective: got None, expected one with an algorithm's name")
         collective = ALL_TO_ALL_V if isinstance(algorithm, RowsAlgorithm) else algorithm.collective
     known = collective_of(collective)
     if known.uneven or isinstance(algorithm, RowsAlgorithm):
@@ -99,7 +107,7 @@ def _check_uneven(
     numels: Sequence[int],
     typed: Sequence[tuple[str, str]] | None,
 ) -> None:
-    """Reductions of `typed` have no meaning here."""
+    """Check a RowsAlgorithm; the reductions of `typed` are not used."""
     if isinstance(algorithm, Algorithm) or not collective.uneven:
         kind = "RowsAlgorithm" if collective.uneven else "Algorithm"
         raise ValueError(
@@ -143,7 +151,7 @@ def _check(
     case = (
         f"{name} of {collective.name}, {numel} elements of {dtype}, {op}, in buildings {groups}, root {root}"
     )
-    inputs, kept = (
+    inputs, originals = (
         [_input(collective, rank, size, root, numel, dtype, op) for rank in range(size)] for _ in "12"
     )
     outputs = [
@@ -159,8 +167,8 @@ def _check(
         wrong = count_wrong_output(collective, output, rank, size, numel, op, root)
         if wrong:
             raise Nonconforming(f"{case}: rank {rank} ends with {wrong} wrong elements of {output.size}")
-        if collective is not ALL_REDUCE and not np.array_equal(inputs[rank], kept[rank]):
-            raise Nonconforming(f"{case}: rank {rank}'s input is changed")
+        if collective is not ALL_REDUCE and not np.array_equal(inputs[rank], originals[rank]):
+            raise Nonconforming(f"{case}: rank {rank}'s input was changed")
     if isinstance(algorithm, Algorithm):
         expected = traffic(collective, algorithm, numel, dtype_named(dtype).itemsize, groups, root)
         if sent != expected:
@@ -182,19 +190,14 @@ def _run(
     inputs: Sequence[Array],
     op: str,
 ) -> Sent:
-    """Payload bytes by pair of ranks."""
+    """Run the collective on all ranks; returns payload bytes by pair of ranks."""
     communicators = communicators_of(groups)
     works = [
         _start(communicator, collective, algorithm, root, outputs[rank], inputs[rank], op)
         for rank, communicator in enumerate(communicators)
     ]
     finish(communicators, works)
-    return {
-        (rank, peer): counters.bytes_sent
-        for rank, communicator in enumerate(communicators)
-        for peer, counters in communicator.transport.counters.items()
-        if counters.bytes_sent
-    }
+    return sent_bytes(communicators)
 
 
 def _start(
@@ -206,15 +209,15 @@ def _start(
     input: Array,
     op: str,
 ) -> Work:
-    if collective is ALL_REDUCE:  # in place, as ranks do it
+    if collective is ALL_REDUCE:  # in place, as ranks call it
         return communicator.all_reduce(output, op, algorithm, async_op=True)
     return communicator.collective(collective, output, input, op, algorithm, async_op=True, root=root)
 
 
-COLUMNS = 2  # of a row
+COLUMNS = 2  # elements of a row
 
 Counts = list[list[int]]
-"""How many rows each rank has for each."""
+"""The number of rows that each rank has for each other rank."""
 
 
 def _mixed(size: int, most: int) -> Counts:
@@ -229,14 +232,14 @@ UNEVEN: tuple[Callable[[int, int], Counts], ...] = (_mixed, _to_the_last)
 
 
 def check_sent(algorithm: RowsAlgorithm, name: str, most: int) -> None:
-    """Nonconforming unless all rows that there are travel, and no more than there is room for."""
+    """Check that all real rows are sent, and no more than there is room for. Raises Nonconforming."""
     for count in range(most + 1):
         case = f"{name}: sent({count}, {most})"
         sent = algorithm.sent(count, most)
         if not count <= sent <= most:
             raise Nonconforming(f"{case}: got {sent}, expected {count} to {most}")
-        if algorithm.told and sent != count:
-            raise Nonconforming(f"{case}: got {sent}, expected {count}, as receivers are told")
+        if algorithm.counts_known and sent != count:
+            raise Nonconforming(f"{case}: got {sent}, expected {count}, the count known to receivers")
         if algorithm.pads and sent != algorithm.sent(most, most):
             raise Nonconforming(f"{case}: got {sent}, expected {algorithm.sent(most, most)}, known ahead")
 
@@ -244,37 +247,37 @@ def check_sent(algorithm: RowsAlgorithm, name: str, most: int) -> None:
 def check_rows(
     algorithm: RowsAlgorithm, name: str, groups: Sequence[int], counts: Counts, most: int, dtype: str
 ) -> None:
-    """Nonconforming unless everybody gets the rows of all, knows how many came, and as many bytes travel as should."""
+    """Check that every rank gets all rows and knows their number, and the bytes sent. Raises Nonconforming."""
     size = len(groups)
     case = f"{name}, rows {counts}, at most {most}, of {dtype}, in buildings {list(groups)}"
     inputs = [
         np.concatenate([_rows(rank, peer, counts[rank][peer], dtype) for peer in range(size)])
         for rank in range(size)
     ]
-    kept = [array.copy() for array in inputs]
+    originals = [array.copy() for array in inputs]
     outputs = [np.zeros((size, most, COLUMNS), dtype_named(dtype)) for _ in range(size)]
     try:
-        came, sent = _run_rows(algorithm, groups, outputs, inputs, counts)
+        received, sent = _run_rows(algorithm, groups, outputs, inputs, counts)
     except TransportError as error:
         raise Nonconforming(f"{case}: {error}") from error
     for rank, output in enumerate(outputs):
         expected = [counts[peer][rank] for peer in range(size)]
-        if came[rank] != expected:
+        if received[rank] != expected:
             raise Nonconforming(
-                f"{case}: rows that came to rank {rank}: got {came[rank]}, expected {expected}"
+                f"{case}: rows received by rank {rank}: got {received[rank]}, expected {expected}"
             )
         for peer, count in enumerate(expected):
             if not np.array_equal(output[peer, :count], _rows(peer, rank, count, dtype)):
                 raise Nonconforming(f"{case}: rank {rank} ends with wrong rows of rank {peer}")
-        if not np.array_equal(inputs[rank], kept[rank]):
-            raise Nonconforming(f"{case}: rank {rank}'s input is changed")
+        if not np.array_equal(inputs[rank], originals[rank]):
+            raise Nonconforming(f"{case}: rank {rank}'s input was changed")
     wire = rows_traffic(sent_rows(algorithm, counts, most), COLUMNS * dtype_named(dtype).itemsize, algorithm)
     if sent != wire:
         raise Nonconforming(f"{case}: bytes by pair of ranks: got {sent}, expected {wire}")
 
 
 def _rows(source: int, target: int, count: int, dtype: str) -> Array:
-    """What one rank has for another, told apart from what others have; exact in every type."""
+    """Return rows from one rank for another, distinct from those of other pairs and exact in every type."""
     numbers = np.arange(COLUMNS * count).reshape(count, COLUMNS) + 31 * source + 7 * target
     return (numbers % 113).astype(dtype_named(dtype))
 
@@ -286,7 +289,7 @@ def _run_rows(
     inputs: Sequence[Array],
     counts: Counts,
 ) -> tuple[list[list[int]], Sent]:
-    """For each rank how many rows came from each; payload bytes by pair of ranks."""
+    """Run the exchange; returns, for each rank, the rows received from each, and payload bytes by pair of ranks."""
     communicators = communicators_of(groups)
     works = [
         communicator.all_to_all_v_dynamic(
@@ -295,15 +298,9 @@ def _run_rows(
             counts[rank],
             algorithm=algorithm,
             async_op=True,
-            output_split_sizes=[own[rank] for own in counts] if algorithm.told else None,
+            output_split_sizes=[own[rank] for own in counts] if algorithm.counts_known else None,
         )
         for rank, communicator in enumerate(communicators)
     ]
     finish(communicators, works)
-    sent = {
-        (rank, peer): counters.bytes_sent
-        for rank, communicator in enumerate(communicators)
-        for peer, counters in communicator.transport.counters.items()
-        if counters.bytes_sent
-    }
-    return [list(work.result) for work in works], sent
+    return [list(work.result) for work in works], sent_bytes(communicators)

@@ -1,4 +1,4 @@
-"""A sender and a receiver of datagrams, as state machines, on a simulated network that delays, loses and reorders."""
+"""Datagram sender and receiver state machines on a simulated network that delays, loses and reorders packets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from testbed.comm.transport.datagram.sender import Sender
 PACKET_BYTES = 1000
 LIMITS = Limits(PACKET_BYTES, line_bps=80e6)
 Fate = Callable[[Item, int], bool]
-"""Whether a packet is lost: what it is, how many times it was sent before."""
+"""Whether a packet is lost, given the packet and the number of earlier transmissions."""
 
 
 @dataclass
 class Channel:
-    """delays_s: of each path, one way. rate_bps: of each path; packets wait in a queue without end."""
+    """A simulated connection over one or more paths.
+
+    delays_s: one-way delay of each path.
+    rate_bps: rate of each path; its queue is unbounded.
+    """
 
     recovery: str = "selective_repeat"
     control: Callable[[Limits, RttEstimator], Control] = Control
@@ -44,21 +48,24 @@ class Channel:
         self.receiver = Receiver(kind.in_order, kind.code or "mds")
         self.now_s = 0.0
         self.sent: list[tuple[float, Item]] = []
-        self.taken: list[int] = []
+        self.received: list[int] = []
         self._times: dict[Item, int] = {}
         self._free_s = [0.0] * len(self.delays_s)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._acks = count()
-        self._turn = 0
+        self._next_path = 0
 
     @property
     def packet_s(self) -> float:
-        """What a packet takes on a path."""
+        """Serialization time of a packet on a path, in seconds."""
         return PACKET_BYTES * 8 / self.rate_bps
 
-    def carry(self, *messages: int, until_s: float = math.inf) -> float:
-        """Send messages of so many packets; when the receiver has all of them. AssertionError where it never has."""
+    def transfer(self, *messages: int, until_s: float = math.inf) -> float:
+        """Send messages of so many packets; returns when the receiver has all, or infinity after `until_s`.
+
+        Raises AssertionError if the transfer stalls.
+        """
         for packets in messages:
             self.sender.extend(packets)
         done_s = math.inf
@@ -70,7 +77,7 @@ class Channel:
                 return done_s
             due_s = self.sender.due_s
             next_s = min(due_s, self._events[0][0] if self._events else math.inf)
-            assert next_s < math.inf, f"nothing is left to wait for, {self.receiver.low} packets have come"
+            assert next_s < math.inf, f"no event is left, {self.receiver.low} packets were received"
             if next_s > until_s:
                 return math.inf
             self.now_s = max(self.now_s, next_s)
@@ -78,13 +85,13 @@ class Channel:
                 heapq.heappop(self._events)[-1]()
             if self.sender.recovery.due_s <= self.now_s:
                 self.sender.on_timer(self.now_s)
-        raise AssertionError("it never ends")
+        raise AssertionError("the transfer never ends")
 
     def _pump(self) -> None:
         while items := self.sender.next_items(64, self.now_s):
             for position, item in enumerate(items):
-                path = self._turn % len(self.delays_s)
-                self._turn += 1
+                path = self._next_path % len(self.delays_s)
+                self._next_path += 1
                 asks = self.sender.wants_ack(position == len(items) - 1)
                 self._send(item, path, self.sender.on_sent(item, path, self.now_s), asks)
 
@@ -95,7 +102,7 @@ class Channel:
         self._free_s[path] = max(self._free_s[path], self.now_s) + self.packet_s
         if not self.loses(item, times):
             at_s = self._free_s[path] + self.delays_s[path]
-            self._after(at_s, lambda: self._arrive(item, path, serial, self.marks(number), asks))
+            self._schedule(at_s, lambda: self._arrive(item, path, serial, self.marks(number), asks))
 
     def _arrive(self, item: Item, path: int, serial: int, marked: bool, asks: bool) -> None:
         receiver = self.receiver
@@ -108,18 +115,18 @@ class Channel:
             first = receiver.group_of(item)
             if receiver.wants(item):
                 receiver.take(item, path)
-                self.taken.append(item)
+                self.received.append(item)
             else:
                 receiver.refuse(item, path)
         if first is not None and (lost := receiver.recoverable(first)):
-            self.taken += [first + number for number in lost]
+            self.received += [first + number for number in lost]
             receiver.recover(first, lost, path)
         for ack in receiver.acks():
             if not self.loses_ack(next(self._acks)):
-                self._after(self.now_s + self.delays_s[ack.path], partial(self._hear, ack))
+                self._schedule(self.now_s + self.delays_s[ack.path], partial(self._on_ack, ack))
 
-    def _hear(self, ack: Ack) -> None:
+    def _on_ack(self, ack: Ack) -> None:
         self.sender.on_ack(ack, self.now_s)
 
-    def _after(self, at_s: float, action: Callable[[], None]) -> None:
+    def _schedule(self, at_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._number), action))

@@ -1,4 +1,4 @@
-"""Collectives of many ranks driven by one thread on the in-memory network; data for them, layouts of buildings."""
+"""Harness of the suites: many ranks driven by one thread on the in-memory network, or one thread per rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROUNDS = 10_000
 
 
 def communicators_of(groups: Sequence[int]) -> list[Communicator]:
-    """One per rank; groups: the building of each."""
+    """Return one communicator per rank; `groups` is the building of each."""
     return [Communicator(transport, groups) for transport in MemoryNetwork(len(groups)).transports]
 
 
 def run(groups: Sequence[int], start: Callable[..., Work], *arrays: Sequence[Any], **options: Any) -> Sent:
-    """Begin one operation on every rank and drive all of them in this thread; the payload bytes sent per pair.
+    """Run one operation on every rank in this thread; returns the payload bytes sent per pair of ranks.
 
-    `start` is a method of Communicator, which gets the rank's own of each of the `arrays`.
+    `start` is a method of Communicator; each rank passes its own element of each of the `arrays`.
     """
     return run_on(communicators_of(groups), start, *arrays, **options)
 
@@ -34,12 +34,17 @@ def run(groups: Sequence[int], start: Callable[..., Work], *arrays: Sequence[Any
 def run_on(
     communicators: Sequence[Communicator], start: Callable[..., Work], *arrays: Sequence[Any], **options: Any
 ) -> Sent:
-    """As `run`, on communicators that there are."""
+    """Run one operation on existing communicators; see `run`."""
     works = [
         start(communicator, *(array[communicator.rank] for array in arrays), async_op=True, **options)
         for communicator in communicators
     ]
     finish(communicators, works)
+    return sent_bytes(communicators)
+
+
+def sent_bytes(communicators: Sequence[Communicator]) -> Sent:
+    """Return the payload bytes sent so far per pair of ranks."""
     return {
         (communicator.rank, peer): counters.bytes_sent
         for communicator in communicators
@@ -49,7 +54,7 @@ def run_on(
 
 
 def finish(communicators: Sequence[Communicator], works: Sequence[Work]) -> None:
-    """Drive all until all works are done. CollectiveTimeout says who waits for whom where that is never."""
+    """Drive all ranks until all works are done. On a deadlock, the CollectiveTimeout names who waits for whom."""
     for _ in range(ROUNDS):
         if all(work.is_completed() for work in works):
             break
@@ -61,19 +66,22 @@ def finish(communicators: Sequence[Communicator], works: Sequence[Work]) -> None
 
 
 def filled(numel: int, rank: int, dtype: str, op: str = "sum") -> Array:
-    """What rank `rank` has at first; see `testbed.comm.collectives.fill`."""
+    """Return rank `rank`'s input; see `testbed.comm.collectives.fill`."""
     array = np.empty(numel, dtype_named(dtype))
     fill(array, rank, salt=numel, op=op)
     return array
 
 
 def joined(size: int, numel: int, dtype: str) -> Array:
-    """What all ranks have at first, one after the other."""
+    """Return the inputs of all ranks, concatenated."""
     return np.concatenate([filled(numel, rank, dtype) for rank in range(size)])
 
 
 def layouts(size: int) -> list[list[int]]:
-    """One building; two unequal ones of consecutive ranks; three whose ranks are mixed; as far as there are ranks."""
+    """Return assignments of ranks to buildings, as far as there are enough ranks.
+
+    All in one building; consecutive ranks in two unequal ones; ranks interleaved over three.
+    """
     found = [[0] * size]
     if size >= 2:
         found.append([0] * (size // 3 or 1) + [1] * (size - (size // 3 or 1)))
@@ -84,18 +92,18 @@ def layouts(size: int) -> list[list[int]]:
 
 Program = Callable[[Transport], Any]
 Runner = Callable[[int, Program], "list[Any]"]
-"""Runs a program on each of so many ranks, a thread each; what they returned."""
+"""Runs a program on each of so many ranks, one thread each, and returns their results."""
 
 
 def in_threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
-    """What a program returns on each rank, a thread each, with the transport that `make` gives it, closed at the end.
+    """Run a program on each rank, one thread each, on a transport from `make`, and return the results.
 
-    The first error of any is raised; AssertionError where a rank hangs.
+    Transports are closed at the end. Raises the first error of any rank, or AssertionError if a rank hangs.
     """
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
-    def act(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         try:
             transport = make(rank)
             try:
@@ -105,7 +113,7 @@ def in_threads(size: int, make: Callable[[int], Transport], program: Program) ->
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=act, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=run_rank, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -117,7 +125,7 @@ def in_threads(size: int, make: Callable[[int], Transport], program: Program) ->
 
 
 class raises:
-    """A block that raises an error of this class, whose words match; `value` is the error."""
+    """A context manager that expects an error of this class whose message matches; `value` is the error."""
 
     def __init__(self, kind: type[Exception], match: str = "") -> None:
         self.kind, self.match = kind, match
@@ -136,16 +144,16 @@ class raises:
 
 
 def wait_requests(transport: Transport, *requests: Request) -> None:
-    """Wait for all, ten seconds at most."""
+    """Wait for all requests, at most ten seconds."""
     wait_all(transport, requests, 10)
 
 
 def linger(transport: Transport, seconds: float) -> None:
-    """Make progress, with nothing to wait for."""
+    """Make progress for this long."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         transport.progress(0.01)
 
 
 class Nonconforming(TestbedError, AssertionError):
-    """An algorithm that does not do what its collective promises; the message has the case."""
+    """An algorithm that does not do what its collective promises; the message names the case."""

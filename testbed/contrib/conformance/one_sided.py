@@ -1,4 +1,4 @@
-"""What transports do with puts and signals, where they take them: see `testbed.comm.transport.onesided`."""
+"""Checks of puts and signals for transports that support them: see `testbed.comm.transport.onesided`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from testbed.comm.transport.onesided import ExposedWindows, OneSided, find_one_s
 from testbed.contrib.conformance.harness import Runner, raises, wait_requests
 
 
-def check_puts_go_into_windows_and_signals_come_behind_them(run: Runner) -> None:
-    """Small ones behind large ones; a signal tells of all before it, and no receive is posted for what is put."""
+def check_signals_arrive_after_puts(run: Runner) -> None:
+    """Small puts follow large ones; a signal arrives after all earlier puts, and puts need no receive."""
     sizes = [200_000, 3, 40_000, 1, 120_000]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
 
@@ -38,8 +38,8 @@ def check_puts_go_into_windows_and_signals_come_behind_them(run: Runner) -> None
     assert run(2, program) == [[]] * 2
 
 
-def check_puts_and_messages_go_side_by_side(run: Runner) -> None:
-    """Messages that nobody has asked for yet hold up no put, whichever came first; each gets to its own place."""
+def check_puts_bypass_pending_messages(run: Runner) -> None:
+    """Messages without a receive do not block puts, whichever was sent first; each arrives in its own place."""
 
     def program(transport: Transport) -> bool:
         peer, window = 1 - transport.rank, bytearray(50_000)
@@ -65,8 +65,8 @@ def check_puts_and_messages_go_side_by_side(run: Runner) -> None:
     assert run(2, program) == [True, True]
 
 
-def check_a_put_out_of_bounds_loses_its_sender(run: Runner) -> None:
-    """Whoever writes where it may not is lost, with the window, the offset and the size; nothing is written."""
+def check_out_of_bounds_put_loses_its_sender(run: Runner) -> None:
+    """The sender of an invalid put is lost; the error names window, offset and size, and nothing is written."""
 
     def program(transport: Transport, offset: int, wrong: int) -> str:
         peer, window = 1 - transport.rank, bytearray(1000)
@@ -93,7 +93,7 @@ def check_a_put_out_of_bounds_loses_its_sender(run: Runner) -> None:
 
 
 def _exposed(transport: Transport, window: bytearray, peer: int) -> tuple[Transport, int] | None:
-    """What takes puts, and the number of a window of every rank's, once all have theirs; None where nothing does."""
+    """Return the transport that supports puts and the number of every rank's window; None without such a transport."""
     carrier = find_one_sided(transport)
     if carrier is None:
         return None

@@ -1,4 +1,4 @@
-"""What any transport must do, as checks that anybody can run on one of theirs: `check_transport`."""
+"""Conformance suite for transports: `check_transport`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from testbed.contrib.conformance import one_sided
 from testbed.contrib.conformance.harness import Program, Runner, in_threads, linger, raises, wait_requests
 
 Mesh = Callable[[int], AbstractContextManager[Callable[[int], Transport]]]
-"""For so many ranks, as long as a `with` block lasts: what makes the transport of each."""
+"""Given the number of ranks, a context manager that yields a factory for the transport of each rank."""
 
 
 def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False) -> None:
-    """Raise AssertionError, naming the check, where a transport breaks the contract of `comm.transport.Transport`.
+    """Check the contract of `comm.transport.Transport`; raises AssertionError naming the check that fails.
 
-    transport: a kind of transport with its options, which is tried over loopback; or what makes transports for so many
-    ranks. sends_wait: whether sends are done only when the peer has asked for them, as with `rendezvous`.
+    Puts and signals are checked if the transport, or one beneath it, supports them.
 
-    Puts and signals are tried where the transport, or what is under it, takes them.
+    Args:
+        transport: A kind of transport with its options, which is run over loopback; or a factory of transports.
+        sends_wait: Whether sends complete only when the peer has posted its receive, as with `rendezvous`.
 
     Example:
         check_transport(Mine(wait_s=0.01))
@@ -49,36 +50,36 @@ def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False
 
 
 def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], None]]:
-    """All checks by name, for those who run them one by one."""
+    """Return all checks by name, to run them one by one."""
     found: dict[str, Callable[[Runner], None]] = {
         check.__name__.removeprefix("check_"): check
         for check in (
-            check_messages_arrive_whole_and_in_order_per_tag,
-            check_many_messages_of_all_sizes_between_all_ranks,
+            check_messages_are_complete_and_ordered_per_tag,
+            check_many_messages_between_all_ranks,
             check_counters_count_payload,
-            check_waiting_in_vain_names_rank_and_peer,
-            check_bad_peers_tags_and_buffers_are_refused,
-            check_after_close_everything_fails_and_nothing_hangs,
-            one_sided.check_puts_go_into_windows_and_signals_come_behind_them,
-            one_sided.check_puts_and_messages_go_side_by_side,
-            one_sided.check_a_put_out_of_bounds_loses_its_sender,
+            check_timeout_names_rank_and_peer,
+            check_invalid_arguments_are_rejected,
+            check_requests_fail_after_close,
+            one_sided.check_signals_arrive_after_puts,
+            one_sided.check_puts_bypass_pending_messages,
+            one_sided.check_out_of_bounds_put_loses_its_sender,
         )
     }
     for early, length in itertools.product((True, False), (4, 100_000)):
-        check = check_a_message_of_another_length_is_an_error_that_names_both_ranks
+        check = check_length_mismatch_names_both_ranks
         name = f"{check.__name__.removeprefix('check_')}_{'early' if early else 'late'}_{length}"
         found[name] = partial(check, early=early, length=length)
     if not sends_wait:
         for eager in (
-            check_tags_pick_messages_whatever_their_order,
-            check_a_peer_that_leaves_fails_what_waits_for_it_at_once,
+            check_receives_match_by_tag,
+            check_lost_peer_fails_pending_requests,
         ):
             found[eager.__name__.removeprefix("check_")] = eager
     return found
 
 
 def over_loopback(kind: TransportKind) -> Mesh:
-    """Ranks of a kind of transport on this machine, each on an address of its own."""
+    """Return a factory of transports of this kind over loopback, each rank on its own address."""
 
     @contextlib.contextmanager
     def mesh(size: int) -> Iterator[Callable[[int], Transport]]:
@@ -95,7 +96,7 @@ def over_loopback(kind: TransportKind) -> Mesh:
 
 
 def runner(mesh: Mesh) -> Runner:
-    """Ranks as threads, on transports of a mesh; the first error of any is raised."""
+    """Return a runner with ranks as threads on transports of a mesh; it raises the first error of any rank."""
 
     def run(size: int, program: Program) -> list[Any]:
         with mesh(size) as make:
@@ -107,8 +108,8 @@ def runner(mesh: Mesh) -> Runner:
 # ---- the checks
 
 
-def check_messages_arrive_whole_and_in_order_per_tag(run: Runner) -> None:
-    """Of all sizes, nothing and megabytes among them."""
+def check_messages_are_complete_and_ordered_per_tag(run: Runner) -> None:
+    """Messages of all sizes, from empty to megabytes, arrive complete and in order per tag."""
 
     sizes = [0, 1, 7, 16_383, 16_384, 65_536, 3_000_000, 0, 5]
 
@@ -126,15 +127,15 @@ def check_messages_arrive_whole_and_in_order_per_tag(run: Runner) -> None:
     assert run(2, program) == [True, True]
 
 
-def check_tags_pick_messages_whatever_their_order(run: Runner) -> None:
-    """Messages that come before their receives are kept."""
+def check_receives_match_by_tag(run: Runner) -> None:
+    """Messages that arrive before their receives are kept and matched by tag."""
 
     def program(transport: Transport) -> list[bytes]:
         peer = 1 - transport.rank
         wait_requests(
             transport, *(transport.isend(peer, tag, memoryview(b"tag%d" % tag)) for tag in (3, 1, 2))
         )
-        linger(transport, 0.05)  # let the messages come before their receives are posted
+        linger(transport, 0.05)  # the messages arrive before their receives are posted
         buffers = [bytearray(4) for _ in range(3)]
         wait_requests(
             transport, *(transport.irecv(peer, tag, memoryview(buffers[tag - 1])) for tag in (1, 2, 3))
@@ -144,8 +145,8 @@ def check_tags_pick_messages_whatever_their_order(run: Runner) -> None:
     assert run(2, program) == [[b"tag1", b"tag2", b"tag3"]] * 2
 
 
-def check_many_messages_of_all_sizes_between_all_ranks(run: Runner) -> None:
-    """Each rank sends the others the same shuffled list and receives in another order, some early and some late."""
+def check_many_messages_between_all_ranks(run: Runner) -> None:
+    """All ranks send each other the same shuffled messages and post receives in another order, early or late."""
     rng = random.Random(3)
     plan = [(tag, rng.choice([0, 3, 100, 5_000, 40_000, 300_000])) for tag in range(60)]
 
@@ -172,10 +173,11 @@ def check_many_messages_of_all_sizes_between_all_ranks(run: Runner) -> None:
     assert run(4, program) == [0] * 4
 
 
-def check_a_message_of_another_length_is_an_error_that_names_both_ranks(
-    run: Runner, early: bool, length: int
-) -> None:
-    """And the connection goes on. early: whether its receive is posted before it comes."""
+def check_length_mismatch_names_both_ranks(run: Runner, early: bool, length: int) -> None:
+    """A length mismatch is an error naming both ranks, and the connection survives it.
+
+    `early` is whether the receive is posted before the message arrives.
+    """
 
     def program(transport: Transport) -> str:
         if transport.rank == 0:
@@ -196,7 +198,7 @@ def check_a_message_of_another_length_is_an_error_that_names_both_ranks(
 
 
 def check_counters_count_payload(run: Runner) -> None:
-    """Bytes and messages, both ways."""
+    """Counters count payload bytes and messages in both directions."""
 
     def program(transport: Transport) -> tuple[int, ...]:
         peer = 1 - transport.rank
@@ -213,8 +215,8 @@ def check_counters_count_payload(run: Runner) -> None:
     assert run(2, program) == [(3000, 3000, 3, 3)] * 2
 
 
-def check_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> None:
-    """Requests under way and later ones; what it sent before can still be received."""
+def check_lost_peer_fails_pending_requests(run: Runner) -> None:
+    """A lost peer fails pending and later requests at once; messages it sent before can still be received."""
 
     def program(transport: Transport) -> float:
         if transport.rank == 1:
@@ -240,8 +242,8 @@ def check_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> Non
     assert run(2, program)[0] < 5
 
 
-def check_waiting_in_vain_names_rank_and_peer(run: Runner) -> None:
-    """And what was waited for can still come."""
+def check_timeout_names_rank_and_peer(run: Runner) -> None:
+    """A timeout names rank and peer, and the message can still be received later."""
 
     def program(transport: Transport) -> str:
         if transport.rank == 1:
@@ -256,8 +258,8 @@ def check_waiting_in_vain_names_rank_and_peer(run: Runner) -> None:
     assert run(2, program)[0] == "rank 0: recv with peer 1: nothing within 0.05 s"
 
 
-def check_bad_peers_tags_and_buffers_are_refused(run: Runner) -> None:
-    """ValueError, before anything is sent."""
+def check_invalid_arguments_are_rejected(run: Runner) -> None:
+    """Invalid peers, tags and buffers raise ValueError before anything is sent."""
 
     def program(transport: Transport) -> None:
         nothing = memoryview(bytearray())
@@ -273,8 +275,8 @@ def check_bad_peers_tags_and_buffers_are_refused(run: Runner) -> None:
     run(2, lambda transport: program(transport) if transport.rank == 0 else None)
 
 
-def check_after_close_everything_fails_and_nothing_hangs(run: Runner) -> None:
-    """What was under way, and what is asked for later."""
+def check_requests_fail_after_close(run: Runner) -> None:
+    """After close, pending and new requests fail."""
 
     def program(transport: Transport) -> bool:
         pending = transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1)))

@@ -1,6 +1,6 @@
-"""PyTorch's collectives over ours: `init_process_group("testbed")` in a program under `testbed launch`.
+"""A torch.distributed backend on the testbed: `init_process_group("testbed")` in a program under `testbed launch`.
 
-`autoload` is what PyTorch calls there by itself when it is imported; `computing` lets an accelerator's time pass.
+PyTorch calls `autoload` by itself when it is imported; `computing` simulates the compute time of an accelerator.
 """
 
 import warnings
@@ -14,7 +14,7 @@ __all__ = ["Roofline", "autoload", "computing", "register", "sleep"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs PyTorch, imported when it is first asked for: who starts programs has none."""
+    """Import names that need PyTorch on first use, because the launcher has no PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module 'testbed.contrib.torch' has no attribute {name!r}")
     from testbed.contrib.torch import backend, roofline  # noqa: PLC0415
@@ -23,13 +23,13 @@ def __getattr__(name: str) -> Any:
 
 
 def autoload() -> None:
-    """Make the backend known, as PyTorch's entry points `torch.backends` are called; a warning where that fails.
+    """Register the backend, as PyTorch calls its entry points `torch.backends`; warns if that fails.
 
-    Who wants another backend is not to be kept from it.
+    A failure must not prevent the use of other backends.
     """
     try:
         from testbed.contrib.torch.backend import register  # noqa: PLC0415
 
         register()
-    except (ImportError, SyntaxError, TypeError) as error:  # such as of a Python that is too old
+    except (ImportError, SyntaxError, TypeError) as error:  # for example, if Python is too old
         warnings.warn(f"torch backend testbed: {error}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The backend `testbed` of torch.distributed: made known to PyTorch, and process groups made when it asks for them."""
+"""The backend `testbed` of torch.distributed: its registration and the creation of process groups."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, BackendError, Pro
 from testbed.contrib.torch.worker import Worker
 from testbed.workload.job.endpoints import join_job
 
-# Communicators are told apart by numbers, of which every default group and those made from it have so many.
+# Communicators are identified by numbers; each default group, with the groups made from it, has a range of this size.
 NUMBERS = 1024
 
 
 class _Process:
-    """What this process has of its job: the worker, made with its first group, and default groups so far."""
+    """The state of this process: its job, the worker, made with its first group, and its count of default groups."""
 
     def __init__(self) -> None:
         self.job = ProgramJob.here()
@@ -56,7 +56,7 @@ _processes: list[_Process] = []
 
 
 def register() -> None:
-    """Make the backend known, and where `testbed launch` says so what a program gets that asks for none."""
+    """Register the backend, as the default if `testbed launch` says so."""
     if NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
@@ -65,7 +65,7 @@ def register() -> None:
 
 
 def make_group(options: Any, backend_options: Any) -> Group:
-    """A process group, as torch.distributed asks for it. BackendError, TransportError."""
+    """Make a process group for torch.distributed. Raises BackendError or TransportError."""
     if not _processes:
         _processes.append(_Process())
     process = _processes[0]
@@ -82,14 +82,12 @@ def make_group(options: Any, backend_options: Any) -> Group:
     number = _number(process, options, default)
     timeout_s = options.timeout.total_seconds()
     name = "world" if default else options.group_id
-    communicator = process.worker.call(
-        lambda everybody: everybody.split_as(number, ranks, name, timeout_s=timeout_s)
-    )
+    communicator = process.worker.call(lambda world: world.split_as(number, ranks, name, timeout_s=timeout_s))
     return Group(process.worker, communicator, process.job, timeout_s, options.store)
 
 
 def _number(process: _Process, options: Any, default: bool) -> int:
-    """The same on all ranks of a group, another for every other group: its first rank asks the job's store for it."""
+    """Return a group's number: the same on all its ranks, and unique. Its first rank draws it from the job's store."""
     first = max(0, process.defaults - 1) * NUMBERS + 1
     if default:
         return first

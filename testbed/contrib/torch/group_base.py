@@ -1,4 +1,7 @@
-"""What every process group of ours is to PyTorch, and how its operations are handed over to the worker."""
+"""The base of process groups: what PyTorch asks of them, and how operations are submitted to the worker.
+
+`Work` is PyTorch's handle, with a future, of operations that the worker executes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch.distributed as dist
 from testbed.comm import collectives
 from testbed.comm.collectives import Communicator
 from testbed.contrib.torch.launch_env import ProgramJob
-from testbed.contrib.torch.roofline import pay_all
+from testbed.contrib.torch.roofline import sleep_pending
 from testbed.contrib.torch.worker import PendingOperation, Worker
 
 NAME = "testbed"
@@ -22,10 +25,10 @@ Begin = Callable[[], collectives.Work]
 
 
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
-    """Ranks of a job that do things together; which things, says `Group`.
+    """Members of a process group; the operations are in `Group` and start in the order in which they are called.
 
-    communicator: their own, of which the worker's thread alone makes use. timeout_s: of operations without one of their
-    own, after which who waits is told whom for. All operations begin in the order in which the program asks for them.
+    communicator: used by the worker's thread only.
+    timeout_s: timeout of operations without their own; a timed-out wait reports whom it waited for.
     """
 
     def __init__(
@@ -37,10 +40,10 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         self._job = job
         self._timeout_s = timeout_s
         self._store = store
-        self._name, self._words = communicator.name, ""
-        self._together: list[Work] | None = None
+        self._name, self._description = communicator.name, ""
+        self._coalesced: list[Work] | None = None
 
-    # ---- what it is
+    # ---- properties
 
     def getBackendName(self) -> str:
         """See c10d."""
@@ -51,7 +54,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         return NAME
 
     def getGroupName(self) -> str:
-        """See c10d, whose own asks a backend in C++ for it."""
+        """See c10d; its own implementation would ask a C++ backend."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
@@ -60,17 +63,17 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     def getGroupDesc(self) -> str:
         """See c10d."""
-        return self._words
+        return self._description
 
-    def setGroupDesc(self, words: str) -> None:
+    def setGroupDesc(self, description: str) -> None:
         """See c10d."""
-        self._words = words
+        self._description = description
 
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def get_group_store(self) -> Any:
-        """Where its ranks tell each other things."""
+        """Return the store that its ranks share."""
         return self._store
 
     @property
@@ -79,49 +82,49 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_splitting(self) -> bool:
-        """Not by PyTorch's own way: new groups are made anew."""
+        """False: new groups are always made from scratch."""
         return False
 
     @property
     def supports_coalescing(self) -> bool:
-        """Whether operations begin together; in the order in which they are asked for, which is as good."""
+        """False: coalesced operations start one by one, in order, which is equivalent here."""
         return False
 
     def _get_backend(self, device: torch.device) -> ProcessGroupBase:
         return self
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of operations that begin from now on."""
+        """Set the timeout of operations that start from now on."""
         self._timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Let go of what it has; the job's sockets, which all groups share, are closed when the program ends."""
+        """Release the store; the job's sockets, which all groups share, are closed when the program ends."""
         self._store = None
 
     def abort(self) -> None:
         """End its operations, here and on all its ranks."""
         self._worker.call(lambda _: self._communicator.abort("its process group was aborted"))
 
-    # ---- several as one
+    # ---- coalescing
 
     def start_coalescing(self, device: torch.device) -> None:
-        """What begins from now on ends as one."""
-        self._together = []
+        """Collect all operations that start from now on into one Work."""
+        self._coalesced = []
 
     def end_coalescing(self, device: torch.device) -> Work:
-        """All that has begun since, as one."""
-        works, self._together = self._together or [], None
+        """Return one Work for all operations since `start_coalescing`."""
+        works, self._coalesced = self._coalesced or [], None
         return Work([part for work in works for part in work.parts], [work.result() for work in works])
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
-    # ---- how
+    # ---- shared by all operations
 
-    def _hand_over(self, begin: Begin, finish: Callable[[], None] | None, opts: Any) -> PendingOperation:
-        pay_all()
-        return self._worker.hand_over(lambda: (begin(),), finish, self._seconds(opts))
+    def _submit(self, begin: Begin, finish: Callable[[], None] | None, opts: Any) -> PendingOperation:
+        sleep_pending()
+        return self._worker.submit(lambda: (begin(),), finish, self._seconds(opts))
 
     def _seconds(self, opts: Any) -> float:
         timeout = getattr(opts, "timeout", None)
@@ -136,18 +139,18 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     def _several(self, parts: Sequence[PendingOperation], tensors: Any) -> Work:
         work = Work(parts, tensors)
-        if self._together is not None:
-            self._together.append(work)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
 
-# What follows on a future may wait for operations in its turn, so it cannot run in the worker's thread.
-_MOST_FOLLOWING = 16
-_following: list[ThreadPoolExecutor] = []
+# Callbacks of a future may wait for operations themselves, so they cannot run in the worker's thread.
+_MOST_CALLBACKS = 16
+_callback_pool: list[ThreadPoolExecutor] = []
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """One operation, or several as one. tensors: its results, as futures have them."""
+    """One operation, or several as one. tensors: its results, as futures return them."""
 
     def __init__(self, parts: Sequence[PendingOperation], tensors: Any) -> None:
         super().__init__()
@@ -156,8 +159,8 @@ class Work(dist.Work):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; an error is raised. timeout: of this wait; without it the operation's own counts."""
-        pay_all()
+        """Wait until it is done; raises its error. Without `timeout`, the operation's own timeout applies."""
+        sleep_pending()
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         for part in self.parts:
             try:
@@ -169,42 +172,42 @@ class Work(dist.Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """See `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether it has ended, successfully or not."""
         return all(part.done for part in self.parts)
 
     def is_success(self) -> bool:
-        """Whether it is over, well."""
+        """Return whether it has ended successfully."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """What went wrong, if anything has so far."""
+        """Return the first error so far, if any."""
         return next((part.error for part in self.parts if part.error is not None), None)
 
     def result(self) -> Any:
-        """Its tensors."""
+        """Return its tensors."""
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Its tensors, once it is done; what follows on it may wait for other operations."""
+        """Return a future of its tensors; callbacks on it may wait for other operations."""
         if self._future is None:
             self._future = torch.futures.Future()
-            self._hear(0)
+            self._watch(0)
         return self._future
 
-    def _hear(self, number: int) -> None:
-        """When this part is done look at the next; after the last one the future is over."""
+    def _watch(self, number: int) -> None:
+        """Watch the parts one after the other; the future is complete after the last."""
         if number < len(self.parts):
-            self.parts[number].when_done(lambda: self._hear(number + 1))
+            self.parts[number].add_done_callback(lambda: self._watch(number + 1))
             return
-        if not _following:
-            _following.append(ThreadPoolExecutor(_MOST_FOLLOWING, "testbed-following"))
-        _following[0].submit(self._tell)
+        if not _callback_pool:
+            _callback_pool.append(ThreadPoolExecutor(_MOST_CALLBACKS, "testbed-callbacks"))
+        _callback_pool[0].submit(self._complete_future)
 
-    def _tell(self) -> None:
+    def _complete_future(self) -> None:
         assert self._future is not None
         error = self.exception()
         if error is None:

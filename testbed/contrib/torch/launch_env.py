@@ -1,6 +1,6 @@
-"""What a program's process is told of its job: how ranks are joined, which algorithms they take, accelerators' figures.
+"""The job description passed to a program's process: endpoints, algorithms, and figures of accelerators.
 
-A file, whose name stands in the environment; ready for JSON. Neither PyTorch nor what reads scenarios is needed.
+It is a JSON file named in an environment variable. Reading it needs neither PyTorch nor the scenario reader.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from testbed.errors import TestbedError
 from testbed.workload.job.endpoints import JobEndpoints
 
 VARIABLE = "TESTBED_TORCH_JOB"
-DEFAULT_VARIABLE = "TESTBED_TORCH_DEFAULT"  # set: what asks for no backend gets this one
+DEFAULT_VARIABLE = "TESTBED_TORCH_DEFAULT"  # if set, this is the default backend
 
 
 def ring_name(rank: int) -> str:
-    """The file that a rank's flight recorder writes into."""
+    """Return the file name of a rank's flight recorder."""
     return f"ring-{rank}"
 
 
 class BackendError(TestbedError):
-    """A process group that cannot be made, or an operation that it does not have."""
+    """A process group that cannot be made, or an unsupported operation."""
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """algorithms: by collective, for those that are not `auto`. accelerators: as `catalogue.accelerators` has them.
+    """The job of a launched program.
 
-    rings: the folder with every rank's memory for its flight recorder; "": nobody records.
+    algorithms: by collective, for those that are not `auto`.
+    accelerators: the entries of `catalogue.accelerators`.
+    rings: the folder with the flight-recorder memory of every rank; "": no recording.
     """
 
     wiring: JobEndpoints
@@ -43,16 +45,16 @@ class ProgramJob:
     rings: str = ""
 
     def algorithm(self, collective: str) -> str:
-        """For a collective, by name."""
+        """Return the algorithm of a collective."""
         return self.algorithms.get(collective, AUTO)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the job as JSON."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> ProgramJob:
-        """The inverse."""
+        """Read a job from a file made by `write`."""
         document = json.loads(path.read_text())
         document["wiring"] = JobEndpoints.from_document(document["wiring"])
         document["tuning"] = TuningTable.from_document(document["tuning"])
@@ -60,7 +62,7 @@ class ProgramJob:
 
     @classmethod
     def here(cls) -> ProgramJob:
-        """Of this process. BackendError where nobody has told it."""
+        """Return the job of this process. Raises BackendError if it was not launched."""
         file = os.environ.get(VARIABLE)
         if file is None:
             raise BackendError(

@@ -1,7 +1,7 @@
-"""An accelerator's time, where a program computes on the CPU: what its operations would take there, slept.
+"""Simulated accelerator time for programs that compute on the CPU: sleep for what operations would take there.
 
-Where computing costs no virtual time, that is all the time it takes: what a step takes is then the accelerator's and
-the network's. By the machine's own clock it comes on top.
+Under the virtual clock computing itself takes no time, so a step takes the time of the accelerator and the network.
+On the machine's own clock the CPU time is added.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 @dataclass(frozen=True)
 class Roofline:
-    """What an accelerator reaches: flop/s in matrix products, bytes a second from and to memory, seconds per operation.
+    """The roofline of an accelerator: an operation takes the longer of computing and memory access.
 
-    An operation takes the longer of both. kernel_s: at the least; 0 where launches are hidden.
+    flop_rate: flop/s in matrix products.
+    memory_rate: bytes/s from and to memory.
+    kernel_s: minimum seconds per operation; 0 if launches are hidden.
     """
 
     flop_rate: float
@@ -34,7 +36,7 @@ class Roofline:
 
     @classmethod
     def of(cls, accelerator: str, dtype: str = "bf16") -> Roofline:
-        """Of one of the testbed's catalogue: peak of the type times the part of it that training reaches."""
+        """Return the roofline of an accelerator in the catalogue: the type's peak times its achievable utilisation."""
         known = ProgramJob.here().accelerators
         if accelerator not in known:
             raise BackendError(where="accelerator", got=accelerator, expected=", ".join(known))
@@ -42,38 +44,40 @@ class Roofline:
         return cls(entry["peak"][dtype] * entry["utilisation"], entry["memory_bandwidth"])
 
     def seconds(self, flops: float, touched_bytes: float) -> float:
-        """Of one operation."""
+        """Return the time of one operation."""
         return max(self.kernel_s, flops / self.flop_rate, touched_bytes / self.memory_rate)
 
 
 class computing(TorchDispatchMode):  # type: ignore[misc]
-    """Within the block every operation takes the accelerator's time, before the next communication and at the end.
+    """A block whose operations take an accelerator's time, slept before each communication and at the end.
 
-    accelerator: a name of the catalogue, or a Roofline. scale: how many times longer, for a model that stands for a
-    larger one. owed_s: what has not passed yet. total_s: of all operations so far.
+    accelerator: a name in the catalogue, or a Roofline.
+    scale: multiplies all times, for a model that represents a larger one.
+    pending_s: time that has not been slept yet.
+    total_s: time of all operations so far.
     """
 
-    active: list[computing] = []  # noqa: RUF012 (of this process: the blocks that are open)
+    active: list[computing] = []  # noqa: RUF012 (the open blocks of this process)
 
     def __init__(self, accelerator: str | Roofline, dtype: str = "bf16", scale: float = 1.0) -> None:
         super().__init__()
         self.roofline = accelerator if isinstance(accelerator, Roofline) else Roofline.of(accelerator, dtype)
         self.scale = scale
-        self.owed_s = self.total_s = 0.0
+        self.pending_s = self.total_s = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The operation itself, and what it would take: of DTensors and their like, that of a rank's own part."""
+        """Execute an operation and add its time; for DTensor and similar types, that of the rank's own part."""
         kwargs = kwargs or {}
         others = [kind for kind in types if kind not in (torch.Tensor, torch.nn.Parameter)]
         shapes_only = any(issubclass(kind, FakeTensor) for kind in others)
         if others and not shapes_only:
-            return NotImplemented  # what they make of it comes here again
+            return NotImplemented  # the operations they are decomposed into are dispatched here again
         result = func(*args, **kwargs)
         if not shapes_only and func.namespace not in _COMMUNICATION:
             took_s = self._seconds(func, args, kwargs, result) * self.scale
-            self.owed_s += took_s
+            self.pending_s += took_s
             self.total_s += took_s
         return result
 
@@ -92,22 +96,22 @@ class computing(TorchDispatchMode):  # type: ignore[misc]
 
     def __exit__(self, *reason: Any) -> Any:
         computing.active.remove(self)
-        self.pay()
+        self.sleep_pending()
         return super().__exit__(*reason)
 
-    def pay(self) -> None:
-        """Have what is owed pass now."""
-        owed_s, self.owed_s = self.owed_s, 0.0
-        sleep(owed_s)
+    def sleep_pending(self) -> None:
+        """Sleep for the pending time."""
+        pending_s, self.pending_s = self.pending_s, 0.0
+        sleep(pending_s)
 
 
 def sleep(seconds: float) -> None:
-    """Let so much of the job's time pass, as computing would; messages go on meanwhile."""
+    """Let this much of the job's time pass, as computing would; messages progress meanwhile."""
     if seconds > 0:
         time.sleep(seconds)
 
 
-def pay_all() -> None:
-    """Have pass what any open block owes: before a communication begins, or is waited for."""
+def sleep_pending() -> None:
+    """Sleep for the pending time of all open blocks, before a communication starts or is waited for."""
     for one in computing.active:
-        one.pay()
+        one.sleep_pending()

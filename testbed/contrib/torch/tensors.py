@@ -1,4 +1,4 @@
-"""Tensors as arrays that collectives work on, without a copy wherever their memory allows."""
+"""Tensors as arrays for collectives, without a copy if their memory layout allows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.comm.collectives import Reduction
 from testbed.comm.collectives.arrays import Array
 from testbed.contrib.torch.launch_env import BackendError
 
-# What NumPy has no name for, as whole numbers of the same size; PyTorch itself reduces them.
+# Types unknown to NumPy are viewed as integers of the same size; PyTorch itself reduces them.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NATIVE = {
     torch.float16,
@@ -28,7 +28,7 @@ _NATIVE = {
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 Ops = dist.ReduceOp
-_WORDS = {Ops.SUM: "sum", Ops.AVG: "avg", Ops.PRODUCT: "product", Ops.MIN: "min", Ops.MAX: "max"}
+_NAMES = {Ops.SUM: "sum", Ops.AVG: "avg", Ops.PRODUCT: "product", Ops.MIN: "min", Ops.MAX: "max"}
 _BITS = {Ops.BAND: np.bitwise_and, Ops.BOR: np.bitwise_or, Ops.BXOR: np.bitwise_xor}
 _IN_TORCH: dict[str, Callable[..., Any]] = {
     "sum": torch.add,
@@ -40,9 +40,9 @@ _IN_TORCH: dict[str, Callable[..., Any]] = {
 
 
 class Staged:
-    """A tensor's elements as a flat array: its own memory, or a copy of it where that does not lie in one piece.
+    """A tensor's elements as a flat array: its own memory, or a copy if that is not contiguous.
 
-    writes: what is written to the array is to be in the tensor after `put_back`.
+    writes: `copy_back` copies what was written to the array into the tensor.
     """
 
     def __init__(self, tensor: torch.Tensor, writes: bool = False) -> None:
@@ -55,8 +55,8 @@ class Staged:
         self._plain = plain
         self.array: Array = _carried(plain).numpy()
 
-    def put_back(self) -> None:
-        """What the array holds is in the tensor."""
+    def copy_back(self) -> None:
+        """Copy the array into the tensor, if it is not its memory."""
         if self._tensor is not None:
             self._tensor.copy_(self._plain)
 
@@ -70,13 +70,13 @@ def _carried(plain: torch.Tensor) -> torch.Tensor:
     return flat.view(_CARRIERS[flat.element_size()])
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All of them in one flat tensor: a copy."""
+def concatenate_flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a copy of all tensors in one flat tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def spread(whole: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """The inverse: the parts of a flat tensor into these."""
+def split_into(whole: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of a flat tensor into these tensors; the inverse of `concatenate_flat`."""
     begin = 0
     for tensor in tensors:
         tensor.detach().copy_(whole[begin : begin + tensor.numel()].view(tensor.shape))
@@ -84,14 +84,14 @@ def spread(whole: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def reduction(op: Any, dtype: torch.dtype) -> str | Reduction:
-    """PyTorch's reduction of tensors of a type, as the communicator knows it. BackendError."""
-    name = next((word for known, word in _WORDS.items() if op == known), None)
+    """Return PyTorch's reduction of a type for the communicator. Raises BackendError if it is not supported."""
+    name = next((word for known, word in _NAMES.items() if op == known), None)
     bits = next((function for known, function in _BITS.items() if op == known), None)
     if dtype in _NATIVE and name is not None:
         return name
     if bits is not None and not dtype.is_floating_point and not dtype.is_complex:
         return Reduction(bits.__name__, bits)
-    if dtype == torch.bool and name in ("sum", "max"):  # as gloo has it, any of them
+    if dtype == torch.bool and name in ("sum", "max"):  # as in gloo: logical or
         return Reduction("any", np.bitwise_or)
     if dtype == torch.bool and name in ("product", "min"):
         return Reduction("all", np.bitwise_and)
@@ -102,20 +102,20 @@ def reduction(op: Any, dtype: torch.dtype) -> str | Reduction:
     raise BackendError(
         where="reduction",
         got=f"{getattr(op, 'name', op)} of {dtype}".replace("torch.", ""),
-        expected="sum, avg, product, min or max of numbers, or bits of whole ones",
+        expected="sum, avg, product, min or max of numbers, or bitwise operations on integers",
     )
 
 
 def _in_torch(name: str, dtype: torch.dtype) -> Reduction:
     function = _IN_TORCH[name]
 
-    def seen(array: Array) -> torch.Tensor:
+    def as_tensor(array: Array) -> torch.Tensor:
         return torch.from_numpy(array).view(dtype)
 
     def combine(one: Array, other: Array, out: Array) -> None:
-        function(seen(one), seen(other), out=seen(out))
+        function(as_tensor(one), as_tensor(other), out=as_tensor(out))
 
     def average(array: Array, size: int) -> None:
-        seen(array).div_(size)
+        as_tensor(array).div_(size)
 
     return Reduction(name, combine, average if name == "avg" else None)

@@ -1,7 +1,7 @@
-"""The thread that a rank's collectives go on in while its program computes, and what others hand over to it.
+"""The thread in which a rank's collectives progress while its program computes.
 
-A communicator belongs to one thread. Here that is one that does nothing else: it waits for sockets, for what is handed
-over and for time-outs all at once, so nothing spins, and messages move while the program's own threads compute.
+A communicator belongs to one thread. This thread does nothing else: it waits for sockets, submitted operations and
+timeouts at once, so nothing spins, and messages progress while the program's own threads compute.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ CLOSED = "this rank has left its job"
 
 
 class PendingOperation:
-    """An operation that was handed over: its end, well or not, as any thread may wait for it.
+    """A submitted operation, which any thread can wait for.
 
-    begin: starts it and says which Works it consists of. finish: what is to be done once all are done, before anybody
-    hears of it. timeout_s: from when it begins.
+    begin: starts it and returns its Works.
+    finish: called once all are done, before any waiter is notified.
+    timeout_s: measured from its start.
     """
 
     def __init__(self, begin: Begin, finish: Callable[[], None] | None, timeout_s: float) -> None:
@@ -36,51 +37,47 @@ class PendingOperation:
         self.deadline_s = math.inf
         self.works: Sequence[Work] = ()
         self.error: Exception | None = None
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._heard: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def done(self) -> bool:
-        """Whether it is over."""
-        return self._over.is_set()
+        """Whether it has ended."""
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it is over, at most so long: whether it is. The operation's own error is raised."""
-        if not self._over.wait(timeout_s):
+        """Wait until it has ended, at most `timeout_s`; returns whether it has. Raises the operation's own error."""
+        if not self._ended.wait(timeout_s):
             return False
         if self.error is not None:
             raise self.error
         return True
 
-    def when_done(self, heard: Callable[[], None]) -> None:
-        """Have this called once it is over, in whichever thread; at once where it is already."""
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call this once it has ended, in any thread; at once if it has ended already."""
         with self._lock:
-            if not self._over.is_set():
-                self._heard.append(heard)
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
                 return
-        heard()
+        callback()
 
     def end(self, error: Exception | None) -> None:
-        """It is over (for the worker)."""
+        """Mark the operation as ended; called by the worker."""
         with self._lock:
             self.error = error
-            self._over.set()
-        for heard in self._heard:
-            heard()
-        self.begin, self.finish, self.works = _nothing, None, ()  # let go of all arrays
-
-
-def _nothing() -> Sequence[Work]:
-    return ()
+            self._ended.set()
+        for callback in self._callbacks:
+            callback()
+        self.begin, self.finish, self.works = tuple, None, ()  # release all arrays
 
 
 class Worker:
-    """A rank's communicator in a thread of its own. join: makes it, there; whatever it raises, `Worker` does."""
+    """A rank's communicator in its own thread. `join` makes it there; its errors are raised by the constructor."""
 
     def __init__(self, join: Callable[[], Communicator]) -> None:
         self._join = join
-        self._asked: deque[Callable[[], None]] = deque()
+        self._requests: deque[Callable[[], None]] = deque()
         self._pending: list[PendingOperation] = []
         self._communicator: Communicator | None = None
         self._closing = False
@@ -94,37 +91,37 @@ class Worker:
 
     @property
     def communicator(self) -> Communicator:
-        """Of all ranks; for the worker's own thread."""
+        """The communicator of all ranks, for the worker's own thread."""
         assert self._communicator is not None
         return self._communicator
 
-    def hand_over(
+    def submit(
         self, begin: Begin, finish: Callable[[], None] | None = None, timeout_s: float = 1800.0
     ) -> PendingOperation:
-        """Have an operation begin soon, in the order in which they are handed over."""
-        handed = PendingOperation(begin, finish, timeout_s)
-        self._ask(lambda: self._begin(handed))
-        return handed
+        """Start an operation soon, in the order of submission."""
+        operation = PendingOperation(begin, finish, timeout_s)
+        self._enqueue(lambda: self._begin(operation))
+        return operation
 
     def call(self, function: Callable[[Communicator], Result]) -> Result:
-        """Its result, from the worker's thread."""
+        """Return the function's result, computed in the worker's thread."""
         found: list[Any] = []
-        self.hand_over(lambda: found.append(function(self.communicator)) or ()).wait()  # type: ignore[func-returns-value]
+        self.submit(lambda: found.append(function(self.communicator)) or ()).wait()  # type: ignore[func-returns-value]
         return found[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Send out what was begun, say goodbye, release everything; what is not done then fails."""
+        """Send what was started, close all connections and release everything; unfinished operations fail."""
         self._closing = True
         with contextlib.suppress(TransportError):
-            self._ask(_pass)
+            self._enqueue(lambda: None)
         self._thread.join()
 
     # ---- in the worker's thread
 
-    def _ask(self, what: Callable[[], None]) -> None:
+    def _enqueue(self, request: Callable[[], None]) -> None:
         if self._failure is not None or not self._thread.is_alive():
             raise TransportError(str(self._failure or CLOSED))
-        self._asked.append(what)
+        self._requests.append(request)
         self.communicator.transport.wake()
 
     def _run(self) -> None:
@@ -137,64 +134,60 @@ class Worker:
             self._joined.set()
         try:
             while not self._closing:
-                self._turn()
-            while self._asked:
-                self._asked.popleft()()
+                self._run_once()
+            while self._requests:
+                self._requests.popleft()()
         except Exception as error:
             self._failure = error
         finally:
             self._communicator.transport.close()
             failure = self._failure or TransportError(CLOSED)
-            for handed in self._pending:
-                handed.end(failure)
+            for operation in self._pending:
+                operation.end(failure)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         engine = self.communicator.engine
-        nearest_s = min((handed.deadline_s for handed in self._pending), default=math.inf)
-        if self._asked:
+        nearest_s = min((operation.deadline_s for operation in self._pending), default=math.inf)
+        if self._requests:
             left_s: float | None = 0.0
         else:
             left_s = None if math.isinf(nearest_s) else max(0.0, nearest_s - time.monotonic())
         engine.progress(left_s)
         engine.check(None)
-        while self._asked:
-            self._asked.popleft()()
-        self._settle(engine.transport.now_s)
+        while self._requests:
+            self._requests.popleft()()
+        self._end_finished(engine.transport.now_s)
 
-    def _begin(self, handed: PendingOperation) -> None:
+    def _begin(self, operation: PendingOperation) -> None:
         try:
-            handed.works = handed.begin()
+            operation.works = operation.begin()
         except Exception as error:
-            handed.end(error)
+            operation.end(error)
             return
-        handed.deadline_s = time.monotonic() + handed.timeout_s
-        self._pending.append(handed)
+        operation.deadline_s = time.monotonic() + operation.timeout_s
+        self._pending.append(operation)
 
-    def _settle(self, now_s: float) -> None:
-        """End what is done, or has taken too long."""
+    def _end_finished(self, now_s: float) -> None:
+        """End operations that are done or have timed out."""
         left = []
-        for handed in self._pending:
-            late = now_s >= handed.deadline_s
-            if all(work.is_completed() for work in handed.works) or late:
-                self._end(handed)
+        for operation in self._pending:
+            late = now_s >= operation.deadline_s
+            if all(work.is_completed() for work in operation.works) or late:
+                self._end(operation)
             else:
-                left.append(handed)
+                left.append(operation)
         self._pending = left
 
     @staticmethod
-    def _end(handed: PendingOperation) -> None:
+    def _end(operation: PendingOperation) -> None:
         try:
-            for work in handed.works:
+            for work in operation.works:
                 if not work.is_completed():
-                    raise work.timed_out(handed.timeout_s)
+                    raise work.timed_out(operation.timeout_s)
                 work.wait()  # raises its error
-            if handed.finish is not None:
-                handed.finish()
+            if operation.finish is not None:
+                operation.finish()
         except Exception as error:
-            handed.end(error)
+            operation.end(error)
         else:
-            handed.end(None)
-
-
-def _pass() -> None:
-    pass
+            operation.end(None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.net.fabric.bridges import Cable, card_cables
+from testbed.net.fabric.bridges import Cable, nic_cables
 from testbed.net.fabric.faults import Condition, Faults
 from testbed.net.paths.hops import NETEM
 from testbed.processes import suppress_tcp_close
@@ -104,7 +104,7 @@ class EventPlayer:
 
     def play(self) -> None:
         """Carry out what is due; what is seen when something new happens is seen first."""
-        self._faults.play()
+        self._faults.apply_due()
         while self._changes and self._planned_s(self._changes[0]) <= time.monotonic():
             change = self._changes.pop(0)
             if change.begins:
@@ -180,7 +180,7 @@ class EventPlayer:
         if self._active:
             self._active.clear()
             self._carry_out()
-        self._faults.settle()
+        self._faults.flush()
 
 
 def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], D
 
 def card_of(topology: Topology, host: str) -> Cable:
     """The cable between a host's card and its switch."""
-    return card_cables(topology)[host]
+    return nic_cables(topology)[host]
 
 
 def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
@@ -299,7 +299,7 @@ def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: 
         asked = event.changes
         if event.action in CARD_EVENTS and asked is not None and (asked.delay_s or asked.loss):
             found.add(str(event.target))
-    return sorted(host for host in found if not card_of(topology, host).takes_time)
+    return sorted(host for host in found if not card_of(topology, host).needs_engine)
 
 
 def changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:

@@ -34,7 +34,7 @@ from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import PortDrops
 from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
-from testbed.net.fabric.bridges import CARD, Cable, End, cables
+from testbed.net.fabric.bridges import NIC, Cable, End, cables
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import EngineStats
 from testbed.net.paths.buffer_checks import find_pause_cycle
@@ -240,7 +240,7 @@ class PortCounts:
 
     def drops(self, cable: Cable, end: int) -> int:
         """Of the queue at the cable's end a (0) or b (1)."""
-        if cable.takes_time:
+        if cable.needs_engine:
             return self.account.directions[cable.name, DIRECTIONS[end]].dropped
         node, interface = (cable.a, cable.b)[end]
         return self.nodes[node].ports[interface].dropped
@@ -259,9 +259,9 @@ def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Seque
     for cable in cables(topology):
         assert cable.direction is not None
         for end, (here, there) in enumerate(((cable.a, cable.b), (cable.b, cable.a))):
-            own = [whole] if here[1] == CARD or len(windows) < len(steps) else windows
+            own = [whole] if here[1] == NIC or len(windows) < len(steps) else windows
             if packets := sum(late.drops(cable, end) - early.drops(cable, end) for early, late in own):
-                given_here = cable.a[0] in given and here[1] != CARD
+                given_here = cable.a[0] in given and here[1] != NIC
                 found.append(PortDrops(_place(here, there), cable.direction.queue_bytes, given_here, packets))
     return sorted(found, key=lambda drops: -drops.packets)
 
@@ -277,7 +277,7 @@ def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
 
 
 def _place(here: End, there: End) -> str:
-    return f"the card of {here[0]}" if here[1] == CARD else f"the port of {here[0]} to {there[0]}"
+    return f"the card of {here[0]}" if here[1] == NIC else f"the port of {here[0]} to {there[0]}"
 
 
 def _windows(samples: Sequence[LinkSample], steps: Sequence[Span]) -> Iterator[tuple[PortCounts, PortCounts]]:

@@ -25,11 +25,11 @@ from testbed.measure.fidelity.cross_check_invariants import (
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
 from testbed.measure.results.summary import StepResult, undisturbed
-from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
 from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import DIRECTIONS
-from testbed.workload.dependency_tracker import orders_of
+from testbed.workload.dependency_tracker import dependency_orders
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import Job
 from testbed.workload.job.launch_spec import SLOW
@@ -121,7 +121,7 @@ class RankEvidence:
                     sent[sample["rank"]] += count
                     received[int(peer)] += count
         for rank, host in enumerate(hosts):
-            card = self.counted[host].ports[CARD]
+            card = self.counted[host].ports[NIC]
             yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
             yield CardClaim(host, "received", received[rank], card.rx_bytes)
 
@@ -166,7 +166,7 @@ class RankEvidence:
         begun_s = {
             (sample["step"], sample["rank"], sample["index"]): sample["start_s"] for sample in operations
         }
-        orders = orders_of(plan)
+        orders = dependency_orders(plan)
         for sample in operations:
             rank, index = sample["rank"], sample["index"]
             operation = plan.ranks[rank][index]

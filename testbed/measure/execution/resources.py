@@ -98,7 +98,7 @@ def guest_loads(
 
 def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int | None) -> GuestLoad:
     topology, algorithm = own.topology.resolve(scale), own.algorithms[0]
-    load = plan_load(workload.plan.using(algorithm), workload.itemsize, scale.size_scale)
+    load = plan_load(workload.plan.with_algorithm(algorithm), workload.itemsize, scale.size_scale)
     ranks = len(workload.plan.ranks)
     ways = [way for link in topology.wan for way in (link.a_to_b, link.b_to_a)]
     slowest_bps = min(way.rate_bps for way in (*ways, *(entry.nic for entry in topology.hosts)))

@@ -15,9 +15,9 @@ from testbed.measure.ranks.serving_rank import DISPATCHED_FILE, done_file
 from testbed.measure.ranks.telemetry import operation_sample, step_sample
 from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host
-from testbed.workload.dispatch import Carried, Dispatched
+from testbed.workload.dispatch import DispatchLog, ExecutedPlan
 from testbed.workload.job.job import Job
-from testbed.workload.plan import Message, Operation, operation_of
+from testbed.workload.plan import Message, Operation, operation_from_document
 
 RankRecord = dict[str, Any]
 
@@ -176,8 +176,8 @@ def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
     _put_in_killed(records, ranks, done, job.workload.itemsize)
     plan = replace(job.workload.plan, ranks=ranks)
     start_s = min(sample["start_s"] for sample in records.samples if sample["operation"] == "step")
-    dispatched = Dispatched.from_document(decided["dispatched"]).since(start_s)
-    return job.as_carried(Carried(plan, dispatched, answers))
+    dispatched = DispatchLog.from_document(decided["dispatched"]).since(start_s)
+    return job.as_executed(ExecutedPlan(plan, dispatched, answers))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def _last(path: Path, step: int) -> dict[str, Any]:
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
     """An operation, behind others as they stand in a plan without what was not done."""
-    operation = operation_of(line["operation"])
+    operation = operation_from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 
 

@@ -150,9 +150,9 @@ class ShardRun:
             watch = fabric.watch(*changed_by(self.happenings, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
-            if fabric.queues:
+            if fabric.has_queues:
                 with watch.own_change():
-                    fabric.queue()
+                    fabric.apply_queues()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             self._write_paths()

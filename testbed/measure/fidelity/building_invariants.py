@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, without
 from testbed.measure.fidelity.verdict import Invariant, graded
-from testbed.net.fabric.bridges import CARD, Bridge, Cable, bridges, cables, card_cables
+from testbed.net.fabric.bridges import NIC, Bridge, Cable, bridges, cables, nic_cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts
 from testbed.spec.topology import Topology
@@ -131,12 +131,12 @@ def packet_balances(
 
     left_out: buildings. cards: hosts; their cables and the switches at these cables' ends are left out as well.
     """
-    switches = {cable.b[0] for host, cable in card_cables(topology).items() if host in cards}
+    switches = {cable.b[0] for host, cable in nic_cables(topology).items() if host in cards}
     for bridge in bridges(topology):
         if bridge.building not in left_out and bridge.name not in switches:
             yield _switch(bridge, counted[bridge.name].ports)
     for cable in cables(topology):
-        if building_of(topology, cable) in left_out or cable.takes_time or cable.a[0] in cards:
+        if building_of(topology, cable) in left_out or cable.needs_engine or cable.a[0] in cards:
             continue
         yield from _cable(cable, counted)
     for host in topology.hosts:
@@ -146,7 +146,7 @@ def packet_balances(
 
 def timed_cables(topology: Topology) -> list[Cable]:
     """Those that a link engine carries."""
-    return [cable for cable in cables(topology) if cable.takes_time]
+    return [cable for cable in cables(topology) if cable.needs_engine]
 
 
 def building_of(topology: Topology, cable: Cable) -> str:
@@ -186,7 +186,7 @@ def _cable(cable: Cable, counted: Counts) -> Iterator[PacketBalance]:
 
 
 def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[PacketBalance]:
-    card, own = counted.ports[CARD], counted.protocols
+    card, own = counted.ports[NIC], counted.protocols
     assert own is not None
     yield PacketBalance(
         f"{name}, between its card and its IP layer",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.measure.fidelity.verdict import Invariant, graded
-from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.protocol_counters import ETHERNET_BYTES
 
@@ -225,7 +225,7 @@ def outside_steps(
     counted: by host. ranks: hosts with a rank. background: hosts with the scenario's background traffic, all TCP.
     """
     for name in hosts:
-        card, own = counted[name].ports[CARD], counted[name].protocols
+        card, own = counted[name].ports[NIC], counted[name].protocols
         assert own is not None
         if name in ranks:
             raw = card.sent_packets - own.out_packets

@@ -70,7 +70,7 @@ class CollectiveArrays:
         output, input = self.output, self.input
         if self.collective.uneven:
             told = None
-            if rows_algorithm_of(self.collective, algorithm).told:
+            if rows_algorithm_of(self.collective, algorithm).counts_known:
                 told = [rows[self.rank] for rows in self.rows]
             self._exchange = communicator.all_to_all_v_dynamic(
                 output,

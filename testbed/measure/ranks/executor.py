@@ -19,7 +19,7 @@ from testbed.comm.replicas import ReplicaGroup
 from testbed.comm.transport import TransportError
 from testbed.measure.ranks.collective_buffers import BlockWindows, CollectiveArrays
 from testbed.measure.ranks.fault_injection import RankFaults, mismatched
-from testbed.workload.dependency_tracker import DependencyTracker, order_of
+from testbed.workload.dependency_tracker import DependencyTracker, dependency_order
 from testbed.workload.plan import (
     Block,
     Computing,
@@ -30,7 +30,7 @@ from testbed.workload.plan import (
     Pause,
     jittered_s,
 )
-from testbed.workload.plan_volume import ArrayKey, array_keys, room_elements
+from testbed.workload.plan_volume import ArrayKey, array_keys, message_buffer_elements
 
 STILL_S = 1.0  # from one look to the next of a rank that stands still
 FIRST = 0  # of what rank's data a message holds the pattern
@@ -89,10 +89,11 @@ class Executor:
         self.faults = faults or RankFaults()
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
-        self._order = order_of(self.operations)
+        self._order = dependency_order(self.operations)
         self.dtype, self.timeout_s, self.credits = dtype, timeout_s, credits
         self._rooms = {
-            stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
+            stream: np.zeros(numel, dtype)
+            for stream, numel in message_buffer_elements(self.operations).items()
         }
         self._blocks = BlockWindows(self.operations, groups, dtype)
         self._keys = array_keys(self.operations, self._lasting)

@@ -89,7 +89,7 @@ class Launcher:
         read_end, write_end = os.pipe()
         if self.switchboard is not None:
             lines = {
-                endpoint.rank: self.switchboard.line(endpoint.rank, carried.incarnation)
+                endpoint.rank: self.switchboard.connect(endpoint.rank, carried.incarnation)
                 for endpoint in carried.ranks
             }
             carried = replace(carried, lines=lines)

@@ -48,7 +48,7 @@ class ReplicaRank(Rank):
         try:
             self._run(joined)
         except TransportError:
-            left = self.session and self.session.word_of_leaving(self.replication.policy.detect_s + WORD_S)
+            left = self.session and self.session.wait_for_dismissal(self.replication.policy.detect_s + WORD_S)
             if left is None:
                 raise
             raise left from None
@@ -158,12 +158,12 @@ class ReplicaRank(Rank):
                 "epoch": max(epochs, default=session.member.epoch),
                 "replicas": sorted({member for one in summed.values() for member in one.members}),
                 "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
-                "given_bytes": session.given_bytes - self._given_bytes,
+                "given_bytes": session.sent_bytes - self._given_bytes,
                 "checkpoint_bytes": session.checkpoints.sent_bytes - self._checkpoint_bytes,
                 **seen,
             },
         )
-        self._given_bytes = session.given_bytes
+        self._given_bytes = session.sent_bytes
         self._checkpoint_bytes = session.checkpoints.sent_bytes
         self._write(self.samples)
         self.samples = []

@@ -25,7 +25,7 @@ from testbed.measure.ranks.executor import FIRST, PlanOutcome, TimedOperations, 
 from testbed.measure.ranks.fault_injection import RankFaults
 from testbed.measure.ranks.rank import Rank
 from testbed.workload.dependency_tracker import DependencyTracker
-from testbed.workload.dispatch import Dispatching, Growing, PieceKey, Sending
+from testbed.workload.dispatch import Dispatching, GrowingPlan, PieceKey, Sending
 from testbed.workload.plan import Computing, Message, Operation, Pause, operation_document
 
 # of point-to-point messages of a communicator that there is none of
@@ -103,7 +103,7 @@ class ServingExecutor:
         self._ends: dict[int, float] = {}
         self._rooms: dict[int, Array] = {}
         self._came: deque[tuple[int, Request, float]] = deque()
-        self._growing = Growing(dispatching)
+        self._growing = GrowingPlan(dispatching)
         self._dispatcher = dispatching.dispatcher() if self.decides else None
         self._start_s = self._moved_s = start_s
         self._over = False

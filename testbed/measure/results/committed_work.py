@@ -15,7 +15,7 @@ from testbed.prediction.step_flops import StepWork
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import size_text, time_text
 from testbed.spec.workload import INFERENCE, WorkloadSpec
-from testbed.workload.job.kinds.decode import BATCH, OF_METHOD, TOKENS
+from testbed.workload.job.kinds.decode import BATCH, METHOD_OPTIONS, TOKENS
 
 
 class Work(ResultModel):
@@ -155,7 +155,7 @@ def workload_words(scenario: Scenario) -> str:
     if workload.kind == INFERENCE:
         return "requests"
     if workload.kind == DECODE:
-        return _of_options(DECODE, workload, OF_METHOD)
+        return _of_options(DECODE, workload, METHOD_OPTIONS)
     if workload.kind != workload.kind_described:
         return f"{_of_options(workload.kind, workload)}, {scenario.ranks} ranks"
     return f"{', '.join(_parts(scenario))}, {scenario.ranks} ranks"

@@ -75,7 +75,7 @@ def served_steps(
     assert serving is not None
     said = None
     if predicted is not None:
-        known = job.as_carried(predicted.carried).workload.serving
+        known = job.as_executed(predicted.carried).workload.serving
         assert known is not None
         said = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
     return [

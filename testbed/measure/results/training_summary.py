@@ -19,7 +19,7 @@ from testbed.prediction.timeline import (
 )
 from testbed.spec.scale import Scale
 from testbed.workload.job.job import Workload
-from testbed.workload.job.traffic_matrix import Pairs, total
+from testbed.workload.job.traffic_matrix import Pairs, sum_pairs
 from testbed.workload.job.training import Training
 from testbed.workload.plan import JobPlan
 from testbed.workload.schedules import SearchResult
@@ -145,7 +145,7 @@ def by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, i
 
 def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]:
     """Real bytes of a step by tier, as the plan has them."""
-    return by_tier(total(workload.pairs(algorithm).values()), workload.buildings, scale)
+    return by_tier(sum_pairs(workload.pairs(algorithm).values()), workload.buildings, scale)
 
 
 def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Controller: which packet takes which link. Policies compute rules; a process of its own puts them into the switches.
+"""The SDN controller: policies compute OpenFlow rules, and a separate process installs them in the edge switches.
 
-`compute` is pure, `ControllerProcess` runs `python -m testbed.net.controller`, on os-ken or Ryu. A policy of one's own
-derives from `Policy` or `LinkPolicy`.
+`compute` is pure. `ControllerProcess` runs `python -m testbed.net.controller`, on os-ken or Ryu. User-defined policies
+derive from `Policy` or `LinkPolicy`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from testbed.net.controller.policy_view import Flow, LinkEnd, View
     from testbed.net.controller.rule_compiler import CompiledPolicy, PolicyChoice, compute, compute_rules
 
-# on first use: the controller's own process passes through here and starts faster without them
+# Imported on first use: the controller process imports this package too and starts faster without them.
 _LATER = {
     **dict.fromkeys(("CompiledPolicy", "PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
     "EdgePorts": "edges",
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """See _LATER."""
+    """Import the names in `_LATER` on first use."""
     if name in _LATER:
         return getattr(import_module(f"testbed.net.controller.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

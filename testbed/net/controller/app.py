@@ -1,9 +1,9 @@
-"""The controller application: brings switches to hold exactly given rules, reads them back, says so, keeps them so.
+"""The controller application: installs exactly the given rules in each switch, verifies them and repairs them.
 
-For each switch: ask for its ports, groups and flows; put what is missing and take what is not ours in one bundle, which
-the switch carries out as a whole; a barrier; ask for all of it again and compare. What is there already is left alone,
-so that neither a lost connection, nor a new controller, nor a new policy disturbs packets that it does not concern.
-Every now and then it looks again, and repairs what somebody else has changed.
+For each switch it requests ports, groups and flows. One atomic bundle adds the missing rules and deletes foreign ones.
+After a barrier it requests everything again and compares. Rules that are already there are not touched, so a lost
+connection, a new controller or a new policy does not disturb unrelated traffic. A periodic check repairs rules that
+someone else has changed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from testbed.net.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
-from testbed.net.controller.openflow import BundleWriter, FlowEntry, group_of
+from testbed.net.controller.openflow import BundleWriter, FlowEntry, parse_group
 from testbed.net.controller.rules import Rule, ports_of
 from testbed.net.controller.switch_sessions import Change, DesiredState, Difference, Rules, Session
 
 Report = Callable[[Mapping[str, Any]], None]
 
-LOOK_INTERVAL_S = 2.0
-ATTEMPTS = 2  # to write the same rules, before it is an error that a switch does not hold them
+CHECK_INTERVAL_S = 2.0
+MAX_ATTEMPTS = 2  # writes of the same rules before a mismatch is an error
 
 
 def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleInstaller, Any], None]:
-    """The libraries log what a handler raises and go on; here it becomes an error event."""
+    """Turn a handler's exception into an error event; the libraries would only log it and continue."""
 
     @functools.wraps(handler)
     def guarded(self: RuleInstaller, event: Any) -> None:
@@ -39,12 +39,15 @@ def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleIns
 
 
 class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no types
-    """Keeps `rules` (by datapath id) in the switches. `report` gets each event of the process as a mapping.
+    """The OpenFlow application that installs `rules` in the switches and keeps them there.
 
-    A switch that holds its rules is taken to need `rule_s` for each change to them, and holds none of a change before
-    it is through with all.
+    All handlers run sequentially in the application's own thread; other threads schedule work there with `call`.
 
-    All handlers run one after the other in the application's own thread; others get there through `call`.
+    Args:
+        rules: The rules of every switch, by datapath id.
+        report: Called with each event, as a mapping.
+        rule_s: Modelled switch latency per rule change, in seconds. A switch applies a change as a whole, after the
+            time for all its rules; the initial rules take no time.
     """
 
     OFP_VERSIONS = (OPENFLOW_13,)
@@ -61,48 +64,48 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         self.ports_changed: Callable[[], None] = lambda: None
 
     def fail(self, message: str) -> None:
-        """Report an error; the process goes on."""
+        """Report an error event; the process keeps running."""
         self._report({"event": "error", "message": message})
 
-    def call(self, work: Callable[[], None]) -> None:
-        """Have something done in the application's thread."""
-        self._send_event(Call(work), None)
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in the application's thread."""
+        self._send_event(Call(function), None)
 
-    def later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Have something done in the application's thread, so many seconds from now; a process that ends forgets it."""
-        hub.spawn_after(delay_s, self.call, work)
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Run a function in the application's thread after a delay in seconds, if the process still runs then."""
+        hub.spawn_after(delay_s, self.call, function)
 
     @on_call
-    def called(self, event: Any) -> None:
-        """See `call`."""
-        event.work()
+    def run_call(self, event: Any) -> None:
+        """Run the function of a `call`."""
+        event.function()
 
     def start(self) -> Any:
-        """Begin, and look at the switches every now and then."""
+        """Start the application and its periodic check of all switches."""
         thread = super().start()
-        hub.spawn(self._look_again)
+        hub.spawn(self._check_periodically)
         return thread
 
-    def _look_again(self) -> None:
+    def _check_periodically(self) -> None:
         while True:
-            hub.sleep(LOOK_INTERVAL_S)
-            self.call(self.look)
+            hub.sleep(CHECK_INTERVAL_S)
+            self.call(self.check)
 
-    def look(self) -> None:
-        """Compare what all switches hold with what they should."""
+    def check(self) -> None:
+        """Request the rules of all idle switches, to compare them with the desired ones."""
         for session in self._sessions.values():
             if not session.busy and session.ports:
-                self._ask(session)
+                self._request_state(session)
 
-    # ---- what others may ask for, in the application's thread
+    # ---- operations for other modules; they run in the application's thread
 
     @property
     def rules(self) -> Rules:
-        """What the switches should hold."""
+        """The rules that the switches should hold, by datapath id."""
         return self._rules
 
-    def down(self) -> set[tuple[int, int]]:
-        """(datapath id, port) of all ports that are down."""
+    def ports_down(self) -> set[tuple[int, int]]:
+        """Return (datapath id, port) of all ports that are down."""
         return {
             (dpid, port)
             for dpid, session in self._sessions.items()
@@ -110,21 +113,21 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             if not up
         }
 
-    def bridges(self) -> dict[int, str]:
-        """The names of the switches that are connected."""
+    def bridge_names(self) -> dict[int, str]:
+        """Return the names of the connected switches, by datapath id."""
         return {dpid: session.bridge for dpid, session in self._sessions.items()}
 
     def replace(self, rules: Rules, done: Callable[[str | None], None]) -> None:
-        """Bring all switches to other rules; `done(error)` when all hold them, or none does."""
+        """Install other rules in all switches, or in none; call `done(error)` at the end, with None for success."""
         if self._change is not None:
             done("another change is under way")
             return
         if set(rules) != set(self._rules):
             done(f"rules for datapaths {sorted(rules)}, expected {sorted(self._rules)}")
             return
-        gone = [f"{dpid:016x}" for dpid in self._rules if dpid not in self._sessions]
-        if gone:
-            done(f"bridges with datapath ids {', '.join(gone)} are not connected")
+        absent = [f"{dpid:016x}" for dpid in self._rules if dpid not in self._sessions]
+        if absent:
+            done(f"bridges with datapath ids {', '.join(absent)} are not connected")
             return
         for dpid, session in self._sessions.items():
             if missing := sorted(ports_of(rules[dpid]) - set(session.ports)):
@@ -133,34 +136,34 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         self._change = Change(self._rules, set(rules), done)
         self._rules = dict(rules)
         for session in self._sessions.values():
-            self._renew(session)
+            self._resync(session)
 
-    def read(self, done: Callable[[dict[int, list[tuple[Rule, int, int]]]], None]) -> None:
-        """`done` gets (rule, packets, bytes) of all switches, as they count them."""
+    def read_counters(self, done: Callable[[dict[int, list[tuple[Rule, int, int]]]], None]) -> None:
+        """Read the counters of all switches; call `done` with (rule, packets, bytes) by datapath id."""
 
-        def counted() -> None:
+        def finish() -> None:
             done({dpid: self._counts(session) for dpid, session in self._sessions.items()})
 
-        self._reads.append((set(self._sessions), counted))
+        self._reads.append((set(self._sessions), finish))
         for session in self._sessions.values():
             if not session.busy:
-                self._ask(session)
+                self._request_state(session)
 
     def _counts(self, session: Session) -> list[tuple[Rule, int, int]]:
-        wanted = session.wanted or DesiredState(session.datapath, self._rules[session.datapath.id])
-        return wanted.counts(session.flows)
+        desired = session.desired or DesiredState(session.datapath, self._rules[session.datapath.id])
+        return desired.counts(session.flows)
 
-    # ---- what switches say
+    # ---- handlers of OpenFlow messages
 
     @on(ofp_event.EventOFPStateChange)
     @_guarded
     def connected(self, event: Any) -> None:
-        """A switch has said who it is: ask for its ports, among them the one that bears the bridge's name."""
+        """Open a session for a switch that has identified itself, and request its ports."""
         datapath = event.datapath
         if datapath.id not in self._rules:
             self.fail(f"a bridge with datapath id {datapath.id:016x} connected, for which there are no rules")
             return
-        FlowEntry.use(datapath.ofproto_parser)
+        FlowEntry.install_parser(datapath.ofproto_parser)
         known = self._sessions.get(datapath.id)
         session = Session(datapath, bridge=known.bridge if known else "")
         self._sessions[datapath.id] = session
@@ -169,7 +172,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
     @on(ofp_event.EventOFPPortDescStatsReply)
     @_guarded
     def ports_arrived(self, event: Any) -> None:
-        """Check that every port the rules name is there, since switches accept rules for ports that are not."""
+        """Check that every port in the rules exists, since switches accept rules for missing ports."""
         session = self._session(event.msg)
         if session is None:
             return
@@ -188,7 +191,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 f"{session}: no port {missing[0]}, which the rules name; it has {sorted(session.ports)}"
             )
         else:
-            self._ask(session)
+            self._request_state(session)
             if not all(session.ports.values()):
                 self.ports_changed()
 
@@ -196,13 +199,13 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
     def _up(session: Session, port: Any) -> bool:
         protocol = session.datapath.ofproto
         if port.port_no == protocol.OFPP_LOCAL:
-            return True  # a bridge's own port is never brought up
+            return True  # a bridge's local port is never brought up
         return not (port.state & protocol.OFPPS_LINK_DOWN or port.config & protocol.OFPPC_PORT_DOWN)
 
     @on(ofp_event.EventOFPPortStatus)
     @_guarded
     def port_changed(self, event: Any) -> None:
-        """A port went down, or up."""
+        """Report a port that went down or came up."""
         session = self._sessions.get(event.msg.datapath.id)
         port = event.msg.desc
         if session is None or session.datapath is not event.msg.datapath or port.port_no not in session.ports:
@@ -210,19 +213,18 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         up = event.msg.reason != session.datapath.ofproto.OFPPR_DELETE and self._up(session, port)
         if session.ports[port.port_no] != up:
             session.ports[port.port_no] = up
-            self._report(
-                {"event": "port", "dpid": session.datapath.id, "port": port.port_no, "up": up, **_now()}
-            )
+            port_event = {"event": "port", "dpid": session.datapath.id, "port": port.port_no, "up": up}
+            self._report({**port_event, "time_s": time.monotonic()})
             self.ports_changed()
 
-    def _renew(self, session: Session) -> None:
-        """Rules are new: whatever was under way is not waited for."""
+    def _resync(self, session: Session) -> None:
+        """Start over with new rules; replies to earlier requests are ignored."""
         session.sent.clear()
-        session.wanted, session.written, session.refused = None, 0, False
-        self._ask(session)
+        session.desired, session.writes, session.refused = None, 0, False
+        self._request_state(session)
 
-    def _ask(self, session: Session) -> None:
-        """For all groups, then for all flows."""
+    def _request_state(self, session: Session) -> None:
+        """Request all groups, then all flows."""
         session.busy = True
         session.groups.clear()
         session.flows.clear()
@@ -233,16 +235,16 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
     @on(ofp_event.EventOFPGroupDescStatsReply)
     @_guarded
     def groups_arrived(self, event: Any) -> None:
-        """Note which groups a switch has; it answers in the order in which it was asked, so flows come next."""
+        """Record the groups of a switch; replies come in request order, so flows are next."""
         session = self._session(event.msg)
         if session is not None:
             for entry in event.msg.body:
-                session.groups[entry.group_id] = group_of(session.datapath, entry)
+                session.groups[entry.group_id] = parse_group(session.datapath, entry)
 
     @on(ofp_event.EventOFPFlowStatsReply)
     @_guarded
     def flows_arrived(self, event: Any) -> None:
-        """Compare what a switch holds with what it should hold: before anything is sent, and again after."""
+        """Compare the rules of a switch with the desired ones, both before a write and after it."""
         session = self._session(event.msg)
         if session is None:
             return
@@ -250,27 +252,27 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         session.flows += event.msg.body
         if event.msg.flags & datapath.ofproto.OFPMPF_REPLY_MORE:
             return
-        if session.wanted is None:
-            session.wanted = DesiredState(datapath, self._rules[datapath.id])
+        if session.desired is None:
+            session.desired = DesiredState(datapath, self._rules[datapath.id])
         known = {number: group for number, group in session.groups.items() if group is not None}
-        difference = session.wanted.compare(datapath, session.flows, known)
-        if not difference and session.groups == session.wanted.groups:
-            self._done(session)
-        elif session.written >= ATTEMPTS:
-            self._trouble(
-                session, f"{session} does not hold the rules it was sent: {difference.words(datapath)}"
+        difference = session.desired.compare(datapath, session.flows, known)
+        if not difference and session.groups == session.desired.groups:
+            self._finish(session)
+        elif session.writes >= MAX_ATTEMPTS:
+            self._roll_back(
+                session, f"{session} does not hold the rules it was sent: {difference.describe(datapath)}"
             )
         else:
-            if datapath.id in self._installed and not session.written and self._change is None:
-                words = difference.words(datapath) or "groups"
+            if datapath.id in self._installed and not session.writes and self._change is None:
+                words = difference.describe(datapath) or "groups"
                 what = {"dpid": datapath.id, "bridge": session.bridge, "words": words}
-                self._report({"event": "repaired", **what, **_now()})
-            self._prepare(session, session.wanted, difference)
+                self._report({"event": "repaired", **what, "time_s": time.monotonic()})
+            self._schedule_write(session, session.desired, difference)
 
-    def _prepare(self, session: Session, wanted: DesiredState, difference: Difference) -> None:
-        """Have a switch changed after the time that it needs for it; the first rules of all take none."""
-        session.written += 1
-        changes = list(wanted.changes(session.datapath, difference, session.groups))
+    def _schedule_write(self, session: Session, desired: DesiredState, difference: Difference) -> None:
+        """Write the changes after the modelled switch latency; the initial rules have none."""
+        session.writes += 1
+        changes = list(desired.changes(session.datapath, difference, session.groups))
         if self._change is not None:
             self._change.changed += len(difference.missing) + len(difference.foreign)
         delay_s = self._rule_s * len(changes) if session.datapath.id in self._installed else 0.0
@@ -279,11 +281,11 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             return
 
         def write() -> None:
-            # unless it has connected anew meanwhile, or is to hold other rules
-            if self._sessions.get(session.datapath.id) is session and session.wanted is wanted:
+            # The switch may have reconnected, or other rules may be desired by now.
+            if self._sessions.get(session.datapath.id) is session and session.desired is desired:
                 self._write(session, changes)
 
-        self.later(delay_s, write)
+        self.call_later(delay_s, write)
 
     def _write(self, session: Session, changes: Sequence[tuple[Any, Rule | None]]) -> None:
         session.bundles += 1
@@ -298,11 +300,11 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
     @on(ofp_event.EventOFPErrorMsg)
     @_guarded
     def refused(self, event: Any) -> None:
-        """A switch refuses a message: say which bridge, which rule, and why."""
+        """Report a refused message with bridge, rule and reason, and roll back."""
         message = event.msg
         session = self._session(message)
         if session is None or session.refused:
-            return  # the first refusal says it; others follow from it
+            return  # later refusals follow from the first one
         session.refused = True
         protocol = session.datapath.ofproto
         if message.type == protocol.OFPET_EXPERIMENTER:
@@ -312,18 +314,18 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             why = f"{kind}, {protocol.ofp_error_code_to_str(message.type, message.code)}"
         rule = session.sent[message.xid]
         what = "a request" if rule is None else f"rule: {rule}"
-        self._trouble(session, f"{session} refused {what}: {why}")
+        self._roll_back(session, f"{session} refused {what}: {why}")
 
     @on(ofp_event.EventOFPBarrierReply)
     @_guarded
     def processed(self, event: Any) -> None:
-        """A switch has taken in all rules: read them back."""
+        """Read the rules back once a switch has processed all of them."""
         session = self._session(event.msg)
         if session is not None and not session.refused:
-            self._ask(session)
+            self._request_state(session)
 
-    def _trouble(self, session: Session, message: str) -> None:
-        """A switch does not take its rules: all go back to those before, or, where there are none, it is an error."""
+    def _roll_back(self, session: Session, message: str) -> None:
+        """Restore the previous rules in all switches; report an error if no change was under way."""
         session.busy = False
         change, self._change = self._change, None
         if change is None:
@@ -331,20 +333,21 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             return
         self._rules = dict(change.former)
         for other in self._sessions.values():
-            self._renew(other)
+            self._resync(other)
         change.done(message)
 
-    def _done(self, session: Session) -> None:
+    def _finish(self, session: Session) -> None:
         dpid = session.datapath.id
-        session.busy, session.written = False, 0
+        session.busy, session.writes = False, 0
         session.sent.clear()
         self._answer_reads(dpid)
         if self._change is not None:
-            self._change.waiting.discard(dpid)
-            if not self._change.waiting:
+            self._change.pending.discard(dpid)
+            if not self._change.pending:
                 change, self._change = self._change, None
-                took_s = time.monotonic() - change.begun_s
-                self._report({"event": "changed", "rules": change.changed, "seconds": took_s, **_now()})
+                now_s = time.monotonic()
+                changed = {"rules": change.changed, "seconds": now_s - change.begun_s, "time_s": now_s}
+                self._report({"event": "changed", **changed})
                 change.done(None)
         if dpid in self._installed:
             return
@@ -356,14 +359,14 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             self._report({"event": "ready", "dpids": sorted(self._rules)})
 
     def _answer_reads(self, dpid: int) -> None:
-        for waiting, done in list(self._reads):
-            waiting.discard(dpid)
-            if not waiting:
-                self._reads.remove((waiting, done))
+        for pending, done in list(self._reads):
+            pending.discard(dpid)
+            if not pending:
+                self._reads.remove((pending, done))
                 done()
 
     def _session(self, message: Any) -> Session | None:
-        """The session that a message answers; None for a connection since replaced, and for what we did not ask."""
+        """Return the session that a reply belongs to; None for a stale connection or an unsolicited message."""
         session = self._sessions.get(message.datapath.id)
         if session is None or session.datapath is not message.datapath or message.xid not in session.sent:
             return None
@@ -374,7 +377,3 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         session.sent[message.xid] = None
         session.datapath.send_msg(message)
         return int(message.xid)
-
-
-def _now() -> dict[str, float]:
-    return {"time_s": time.monotonic()}

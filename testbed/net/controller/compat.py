@@ -1,7 +1,7 @@
-"""The one door to the controller library: os-ken, or Ryu 4.34, of which os-ken is the maintained continuation.
+"""A compatibility layer over the controller libraries: os-ken, or Ryu 4.34, whose maintained fork os-ken is.
 
-Import names from here, never from either library. `TESTBED_CONTROLLER_LIBRARY` chooses: "os-ken" (default) or "ryu".
-What the two need to run as a plain process, without their own launchers, is here too.
+Import names from here, never from either library. `TESTBED_CONTROLLER_LIBRARY` selects "os-ken" (default) or "ryu".
+`run` and `serve` replace the libraries' own launchers, so that the controller is a plain process.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, NoReturn, TypeVar
 
 LIBRARY_VARIABLE = "TESTBED_CONTROLLER_LIBRARY"
 LIBRARIES = ("os-ken", "ryu")
-SIGNAL_WAIT_S = 0.5  # a signal that comes just before a sleep begins is acted on when it ends
+SIGNAL_WAIT_S = 0.5  # a signal that arrives just before a sleep is handled when the sleep ends
 
 library = os.environ.get(LIBRARY_VARIABLE, LIBRARIES[0])
 if library == "os-ken":
     os.environ["OSKEN_HUB_TYPE"] = "native"  # plain threads
     _package, _application = "os_ken", "OSKenApp"
 elif library == "ryu":
-    # Ryu runs on eventlet and must patch before anything else of it is imported. It asks for a name that eventlet
-    # dropped in 0.31 and that only its web server would use.
+    # Ryu runs on eventlet, which must monkey-patch before any other Ryu import. Ryu imports a name that eventlet
+    # dropped in 0.31; only its web server, which is not used here, needs it.
     _wsgi: Any = importlib.import_module("eventlet.wsgi")
     if not hasattr(_wsgi, "ALREADY_HANDLED"):
         _wsgi.ALREADY_HANDLED = b""
@@ -49,7 +50,7 @@ Application: Any = getattr(_app_manager, _application)
 OPENFLOW_13: int = _module("ofproto.ofproto_v1_3").OFP_VERSION
 
 
-# with Ryu all runs in one thread, whose parts must wait in its own way
+# With Ryu everything runs as green threads of one thread, which must use eventlet's primitives to wait.
 Event: Any = threading.Event if library == "os-ken" else hub.Event
 Lock: Any = threading.Lock if library == "os-ken" else hub.Semaphore
 
@@ -58,7 +59,7 @@ Handler = TypeVar("Handler", bound=Callable[..., None])
 
 
 def on(event: Any) -> Callable[[Handler], Handler]:
-    """Decorate a method of an application that handles an event of switches whose handshake is done."""
+    """Decorate an application's method as the handler of an event, for switches that completed the handshake."""
 
     def mark(handler: Handler) -> Handler:
         marked: Handler = _handler.set_ev_cls(event, _handler.MAIN_DISPATCHER)(handler)
@@ -68,23 +69,23 @@ def on(event: Any) -> Callable[[Handler], Handler]:
 
 
 class Call(_event.EventBase):  # type: ignore[misc, name-defined]  # the libraries have no types
-    """Something to be done in an application's own thread."""
+    """An event that carries a function to run in the application's own thread."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], None]) -> None:
         super().__init__()
-        self.work = work
+        self.function = function
 
 
 def on_call(handler: Handler) -> Handler:
-    """Decorate the method of an application that handles a `Call`."""
+    """Decorate an application's method as the handler of `Call` events."""
     marked: Handler = _handler.set_ev_handler(Call)(handler)
     return marked
 
 
 class _Connections(_ofp_handler.OFPHandler):  # type: ignore[misc, name-defined]  # the libraries have no types
-    """Does the OpenFlow handshake on connections to one socket that is open already.
+    """An OpenFlow handshake handler for connections to a socket that is already listening.
 
-    The libraries' own servers cannot be given port 0 or a socket, and with no port open 6633 and 6653 to the world.
+    The libraries' own servers accept neither port 0 nor a socket, and by default they open 6633 and 6653 to the world.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -102,8 +103,8 @@ class _Connections(_ofp_handler.OFPHandler):  # type: ignore[misc, name-defined]
 
 
 def serve(listener: socket.socket, answer: Callable[[socket.socket, Any], None]) -> None:
-    """Have each connection to `listener` answered by itself; returns at once."""
-    listener = _cooperative(listener)
+    """Call `answer` in a thread for each connection to `listener`; return at once."""
+    listener = _make_cooperative(listener)
 
     def accept() -> None:
         while True:
@@ -118,29 +119,30 @@ def run(
     arguments: dict[str, Any],
     begin: Callable[[Any], None] | None = None,
 ) -> NoReturn:
-    """Run an application (built with `arguments`) for the switches that connect to `listener`, for ever.
+    """Run an application for the switches that connect to `listener`; never return.
 
-    `begin` is called with it before the first switch is answered.
+    Args:
+        listener: The listening socket for OpenFlow connections.
+        application: The application's class.
+        arguments: Keyword arguments of its constructor.
+        begin: Called with the application before the first switch gets an answer.
     """
-    listener = _cooperative(listener)
+    listener = _make_cooperative(listener)
     manager = _app_manager.AppManager.get_instance()
     connections = manager.instantiate(_Connections, listener)
-    made = manager.instantiate(application, **arguments)
-    made.start()
-    print(f"controller library {library} {_version()}", file=sys.stderr)
+    instance = manager.instantiate(application, **arguments)
+    instance.start()
+    print(f"controller library {library} {metadata.version(library)}", file=sys.stderr)
     if begin is not None:
-        begin(made)
+        begin(instance)
     connections.start()
-    while True:  # not on a thread's end or an event: only sleeping lets signals through with both libraries
+    # Do not join a thread or wait for an event: with both libraries only a sleep lets signals through.
+    while True:
         hub.sleep(SIGNAL_WAIT_S)
 
 
-def _cooperative(listener: socket.socket) -> socket.socket:
+def _make_cooperative(listener: socket.socket) -> socket.socket:
     if library != "ryu":
         return listener
-    made: socket.socket = importlib.import_module("eventlet.greenio").GreenSocket(listener)
-    return made
-
-
-def _version() -> str:
-    return importlib.import_module("importlib.metadata").version(library)  # type: ignore[no-any-return]
+    green: socket.socket = importlib.import_module("eventlet.greenio").GreenSocket(listener)
+    return green

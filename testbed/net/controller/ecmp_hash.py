@@ -1,8 +1,8 @@
-"""Which of equal links a flow takes: Open vSwitch's own figures, so that the in-memory table decides as a switch does.
+"""Open vSwitch's ECMP hash, so that the table simulator picks the same link for a flow as a real switch.
 
-Facts of its `bundle` action with `symmetric_l3l4+udp` and `hrw` (openvswitch.org, lib/flow.c, lib/bundle.c and
-lib/hash.h): words are mixed in as MurmurHash3 does it (Appleby, public domain), each link's number is hashed with the
-flow's, and the largest wins (Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates").
+It follows the `bundle` action with `symmetric_l3l4+udp` and `hrw` (openvswitch.org, lib/flow.c, lib/bundle.c and
+lib/hash.h). Words are mixed in as in MurmurHash3 (Appleby, public domain). Each member's index is hashed with the
+flow hash, and the largest wins (Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates").
 """
 
 from __future__ import annotations
@@ -10,42 +10,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 TCP, UDP = 6, 17
-_WORD = 0xFFFF_FFFF
-_TWO_WORDS = 8  # bytes: what hashes of two words end with
+_WORD_MASK = 0xFFFF_FFFF
+_TWO_WORDS = 8  # bytes: the length that hashes of two words are finalized with
 
 
 def flow_hash(
     source: int, destination: int, ip_proto: int, source_port: int, destination_port: int, basis: int
 ) -> int:
-    """Of addresses and ports as numbers, the same for both directions of a flow."""
-    found = _mixed(basis, _as_read(source ^ destination, 4))
-    found = _mixed(found, ip_proto)
+    """Hash addresses and ports, given as integers; both directions of a flow have the same hash."""
+    value = _mix(basis, _swap_bytes(source ^ destination, 4))
+    value = _mix(value, ip_proto)
     if ip_proto in (TCP, UDP):
-        found = _mixed(found, _as_read(source_port ^ destination_port, 2))
-    return _finished(found ^ basis)
+        value = _mix(value, _swap_bytes(source_port ^ destination_port, 2))
+    return _finalize(value ^ basis)
 
 
-def select_member(numbers: Iterable[int], flow: int) -> int:
-    """The one of these numbers, in rising order, that has the highest weight for a flow of this hash."""
-    return max(numbers, key=lambda number: _finished(_mixed(_mixed(number, 0), flow) ^ _TWO_WORDS))
+def select_member(members: Iterable[int], flow: int) -> int:
+    """Return the member index with the highest random weight for a flow hash; indices must be in ascending order."""
+    return max(members, key=lambda member: _finalize(_mix(_mix(member, 0), flow) ^ _TWO_WORDS))
 
 
-def _as_read(value: int, size: int) -> int:
-    """A number in network order as a processor of the usual order reads it."""
+def _swap_bytes(value: int, size: int) -> int:
+    """Read a big-endian integer as a little-endian CPU does."""
     return int.from_bytes(value.to_bytes(size, "big"), "little")
 
 
-def _mixed(found: int, word: int) -> int:
-    if word:  # nothing mixed in is no change
-        word = _rotated(word * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
-    return (_rotated(found ^ word, 13) * 5 + 0xE6546B64) & _WORD
+def _mix(value: int, word: int) -> int:
+    word = _rotate_left(word * 0xCC9E2D51 & _WORD_MASK, 15) * 0x1B873593 & _WORD_MASK
+    return (_rotate_left(value ^ word, 13) * 5 + 0xE6546B64) & _WORD_MASK
 
 
-def _finished(found: int) -> int:
-    found = (found ^ found >> 16) * 0x85EBCA6B & _WORD
-    found = (found ^ found >> 13) * 0xC2B2AE35 & _WORD
-    return found ^ found >> 16
+def _finalize(value: int) -> int:
+    value = (value ^ value >> 16) * 0x85EBCA6B & _WORD_MASK
+    value = (value ^ value >> 13) * 0xC2B2AE35 & _WORD_MASK
+    return value ^ value >> 16
 
 
-def _rotated(word: int, by: int) -> int:
-    return (word << by | word >> (32 - by)) & _WORD
+def _rotate_left(word: int, bits: int) -> int:
+    return (word << bits | word >> (32 - bits)) & _WORD_MASK

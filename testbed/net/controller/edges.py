@@ -1,7 +1,7 @@
-"""The edges of a fabric: their ports, and the rules that they have whatever the policy.
+"""The edge switches of a fabric: their ports, and the rules that do not depend on the policy.
 
-The probe addresses of a WAN link take exactly that link, addresses of a building's own hosts go to its hosts, and
-whatever no rule names is dropped: nothing is flooded, nothing is learnt.
+Packets to the probe addresses of a WAN link take exactly that link. Packets to a building's own hosts go to these
+hosts. Packets that match no rule are dropped: there is no flooding and no MAC learning.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ PROBE_PRIORITY, HOST_PRIORITY, FLOW_PRIORITY, BUILDING_PRIORITY, DROP_PRIORITY =
 
 @dataclass(frozen=True)
 class EdgePorts:
-    """OpenFlow port numbers of a building's edge switch: to the leaf switch, to the probe node, to each WAN link end.
+    """OpenFlow port numbers of a building's edge switch.
 
-    `wan` is keyed by (neighbour building, plane). local: None for a transit site, which has no leaf switch.
+    Attributes:
+        building: The building's name.
+        dpid: The switch's datapath id.
+        local: Port to the leaf switch; None for a transit site, which has none.
+        probe: Port to the probe node.
+        wan: Port to each WAN link end, by (neighbour building, plane).
     """
 
     building: str
@@ -32,19 +37,19 @@ class EdgePorts:
 
     @property
     def entry(self) -> tuple[int, int]:
-        """(datapath id, port) by which packets of the building's hosts come in and leave. ControllerError."""
+        """The (datapath id, port) where traffic of the building's hosts enters and leaves; ControllerError if none."""
         if self.local is None:
             raise ControllerError(f"edge {self.building}: a transit site has no hosts")
         return self.dpid, self.local
 
 
 def edges_to_data(edges: Sequence[EdgePorts]) -> list[dict[str, Any]]:
-    """Edges as dictionaries, ready for JSON; `edges_from_data` undoes it."""
+    """Convert edges to JSON-compatible dictionaries; the inverse of `edges_from_data`."""
     return [{**vars(edge), "wan": [[*end, port] for end, port in edge.wan.items()]} for edge in edges]
 
 
 def edges_from_data(data: Sequence[Mapping[str, Any]]) -> list[EdgePorts]:
-    """The inverse of `edges_to_data`."""
+    """Build edges from dictionaries; the inverse of `edges_to_data`."""
     return [
         EdgePorts(**{**entry, "wan": {(there, plane): port for there, plane, port in entry["wan"]}})
         for entry in data
@@ -52,13 +57,13 @@ def edges_from_data(data: Sequence[Mapping[str, Any]]) -> list[EdgePorts]:
 
 
 def fixed_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
-    """What an edge does under any policy."""
-    rest = Rule(DROP_PRIORITY, Match(), comment="everything else")
-    return [*_probe_rules(topology, edge), *_host_rules(topology, edge), rest]
+    """Return the rules that an edge has under any policy; the last one drops everything else."""
+    drop = Rule(DROP_PRIORITY, Match(), comment="everything else")
+    return [*_probe_rules(topology, edge), *_host_rules(topology, edge), drop]
 
 
 def link_ports(topology: Topology, edge: EdgePorts) -> dict[str, int]:
-    """The port of each WAN link that ends at an edge, by the link's name."""
+    """Return the port of each WAN link that ends at an edge, by link name."""
     return {
         link.name: edge.wan[there, link.plane]
         for link in topology.wan
@@ -75,21 +80,25 @@ def _host_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
 
 
 def _probe_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
-    """Probes out of exactly their link, and in only from it: a miswired or bypassed link gets no answer."""
+    """Send probes out on exactly their link and accept them only from it, so a miswired link gets no answer."""
     rules = []
     for index, link in enumerate(topology.wan):
         near, far = probe_address(index, "a"), probe_address(index, "b")
-        for here, there, mine, theirs in ((link.a, link.b, near, far), (link.b, link.a, far, near)):
+        for here, there, local, remote in ((link.a, link.b, near, far), (link.b, link.a, far, near)):
             if here == edge.building:
                 port = edge.wan[there, link.plane]
-                out, back = Match(edge.probe, f"{theirs}/32"), Match(port, f"{mine}/32")
+                out, back = Match(edge.probe, f"{remote}/32"), Match(port, f"{local}/32")
                 rules.append(Rule(PROBE_PRIORITY, out, (Output(port),), f"probe out on {link.name}"))
                 rules.append(Rule(PROBE_PRIORITY, back, (Output(edge.probe),), f"probe in on {link.name}"))
     return rules
 
 
 def check_edges(topology: Topology, edges: Sequence[EdgePorts]) -> None:
-    """Each building has one edge with a datapath id of its own and a port for each WAN link end, and no others."""
+    """Check that each building has one edge with a unique datapath id and one port per WAN link end.
+
+    Raises:
+        ControllerError: The edges do not match the topology.
+    """
     buildings = sorted(building.name for building in topology.buildings)
     if sorted(edge.building for edge in edges) != buildings:
         raise ControllerError(

@@ -1,8 +1,8 @@
-"""Rules to OpenFlow 1.3 messages and back.
+"""Conversion of rules to OpenFlow 1.3 messages and back.
 
-ECMP is Open vSwitch's `bundle` action: it hashes addresses, protocol and TCP or UDP ports and picks a port by highest
-random weight, in one rule. (OpenFlow 1.3 SELECT groups hash UDP flows of a host pair onto one port.) Works on the
-userspace and the kernel datapath alike, since Open vSwitch resolves it before a flow reaches the datapath.
+ECMP is Open vSwitch's `bundle` action. In one rule, it hashes addresses, protocol and TCP or UDP ports and picks a port
+by highest random weight. (OpenFlow 1.3 SELECT groups hash all UDP flows of a host pair onto one port.) It works on both
+the userspace and the kernel datapath, since Open vSwitch resolves it before a flow reaches the datapath.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.net.controller.rules import (
     Ports,
     Rule,
     SetDscp,
-    network,
+    parse_network,
 )
 
 ETH_TYPE_IPV4 = 0x0800
@@ -39,24 +39,24 @@ OXM_BASIC = 0x8000
 OXM_IN_PORT, OXM_ETH_TYPE, OXM_IP_DSCP, OXM_IP_PROTO = 0, 5, 8, 10
 OXM_IPV4_SRC, OXM_IPV4_DST, OXM_TCP_SRC, OXM_TCP_DST = 11, 12, 13, 14
 OXM_UDP_SRC, OXM_UDP_DST = 15, 16
-# of openflow.h: the entries of a flow statistics reply before their match
+# Layouts from openflow.h. The first is a flow statistics entry up to its match.
 _FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
 _FLOW_MOD = struct.Struct("!BBHIQQBBHHHIIIH2x")
 _KEY = struct.Struct("!BHHH")
 
 
 class FlowMod:
-    """The message that adds a rule, in place of one with the same table, priority and match.
+    """The message that adds a rule, or replaces the one with the same table, priority and match.
 
-    Encoded here, fields in the order in which Open vSwitch shows them: a tenth of the libraries' time for each, and
-    what a switch shows of it has the same bytes.
+    It is encoded here rather than by the libraries, which take ten times as long. Fields are in Open vSwitch's order,
+    so a switch reports the rule with the same bytes.
     """
 
     def __init__(self, datapath: Any, rule: Rule) -> None:
         protocol = datapath.ofproto
         self.table_id, self.priority, self.idle_timeout, self.hard_timeout = rule.table, rule.priority, 0, 0
         self.xid: int | None = None
-        self.body = _match_bytes(rule.match) + _instructions(datapath.ofproto_parser, rule.actions)
+        self.body = _encode_match(rule.match) + _encode_instructions(datapath.ofproto_parser, rule.actions)
         self._size = _FLOW_MOD.size + len(self.body)
         self._fixed = (
             *(0, 0, rule.table, protocol.OFPFC_ADD, 0, 0, rule.priority, protocol.OFP_NO_BUFFER),
@@ -65,26 +65,21 @@ class FlowMod:
         self._head = protocol.OFP_VERSION, protocol.OFPT_FLOW_MOD, self._size
 
     def set_xid(self, xid: int) -> None:
-        """As the libraries' messages have it."""
+        """Set the transaction id; the libraries call this."""
         self.xid = xid
 
     @property
     def buf(self) -> bytes:
-        """The message's bytes, header included."""
+        """The encoded message, including its header."""
         return _FLOW_MOD.pack(*self._head, self.xid, *self._fixed) + self.body
 
     @property
     def key(self) -> bytes:
-        """The same as `FlowEntry.key` of what a switch shows of it."""
+        """The key that the switch's `FlowEntry` for this rule has."""
         return _KEY.pack(self.table_id, self.priority, 0, 0) + self.body
 
 
-def flow_mod(datapath: Any, rule: Rule) -> FlowMod:
-    """The message that adds a rule."""
-    return FlowMod(datapath, rule)
-
-
-def _match_bytes(match: Match) -> bytes:
+def _encode_match(match: Match) -> bytes:
     fields = []
 
     def put(field: int, form: str, value: int, mask: int | None = None) -> None:
@@ -99,37 +94,37 @@ def _match_bytes(match: Match) -> bytes:
     if match.ip_only:
         put(OXM_ETH_TYPE, "H", ETH_TYPE_IPV4)
     if match.ipv4_src is not None:
-        put(OXM_IPV4_SRC, "I", *network(match.ipv4_src))
+        put(OXM_IPV4_SRC, "I", *parse_network(match.ipv4_src))
     if match.ipv4_dst is not None:
-        put(OXM_IPV4_DST, "I", *network(match.ipv4_dst))
+        put(OXM_IPV4_DST, "I", *parse_network(match.ipv4_dst))
     if match.ip_dscp is not None:
         put(OXM_IP_DSCP, "B", match.ip_dscp)
     if match.ip_proto is not None:
         put(OXM_IP_PROTO, "B", match.ip_proto)
-        fields_of = OXM_UDP_SRC, OXM_UDP_DST
+        port_fields = OXM_UDP_SRC, OXM_UDP_DST
         if match.ip_proto == TCP:
-            fields_of = OXM_TCP_SRC, OXM_TCP_DST
-        for field, ports in zip(fields_of, match.ports(match.ip_proto), strict=True):
+            port_fields = OXM_TCP_SRC, OXM_TCP_DST
+        for field, ports in zip(port_fields, match.ports(match.ip_proto), strict=True):
             if ports is not None:
                 put(field, "H", ports.value, ports.mask)
-    found = b"".join(fields)
-    length = 4 + len(found)
-    return struct.pack("!HH", 1, length) + found + bytes(-length % 8)
+    body = b"".join(fields)
+    length = 4 + len(body)
+    return struct.pack("!HH", 1, length) + body + bytes(-length % 8)
 
 
 @lru_cache(maxsize=1024)
-def _instructions(parser: Any, actions: tuple[Action, ...]) -> bytes:
-    apply = [_action(parser, action) for action in actions if not isinstance(action, Goto)]
-    made = [parser.OFPInstructionActions(parser.ofproto.OFPIT_APPLY_ACTIONS, apply)] if apply else []
-    made += [parser.OFPInstructionGotoTable(action.table) for action in actions if isinstance(action, Goto)]
-    found = bytearray()
-    for instruction in made:
-        instruction.serialize(found, len(found))
-    return bytes(found)
+def _encode_instructions(parser: Any, actions: tuple[Action, ...]) -> bytes:
+    apply = [_build_action(parser, action) for action in actions if not isinstance(action, Goto)]
+    instructions = [parser.OFPInstructionActions(parser.ofproto.OFPIT_APPLY_ACTIONS, apply)] if apply else []
+    instructions += [parser.OFPInstructionGotoTable(a.table) for a in actions if isinstance(a, Goto)]
+    encoded = bytearray()
+    for instruction in instructions:
+        instruction.serialize(encoded, len(encoded))
+    return bytes(encoded)
 
 
 def flow_removal(datapath: Any, flow: Any) -> Any:
-    """The message that deletes one flow of a statistics reply, whatever it is, and no other."""
+    """Return the message that deletes exactly one flow of a statistics reply."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
     return parser.OFPFlowMod(
         datapath,
@@ -143,7 +138,7 @@ def flow_removal(datapath: Any, flow: Any) -> Any:
 
 
 def group_mod(datapath: Any, group: FastFailover) -> Any:
-    """The message that adds a group."""
+    """Return the message that adds a group."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
     buckets = [
         parser.OFPBucket(
@@ -151,29 +146,33 @@ def group_mod(datapath: Any, group: FastFailover) -> Any:
         )
         for port in group.ports
     ]
-    return parser.OFPGroupMod(datapath, protocol.OFPGC_ADD, protocol.OFPGT_FF, group.group_id, [*buckets])
+    return parser.OFPGroupMod(datapath, protocol.OFPGC_ADD, protocol.OFPGT_FF, group.group_id, buckets)
 
 
 def group_removal(datapath: Any, group_id: int) -> Any:
-    """The message that deletes a group, with the flows that use it."""
+    """Return the message that deletes a group and the flows that use it."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
     return parser.OFPGroupMod(datapath, protocol.OFPGC_DELETE, protocol.OFPGT_ALL, group_id, [])
 
 
 def groups_of(rules: Iterable[Rule]) -> dict[int, FastFailover]:
-    """The groups that rules need, by their numbers. ValueError where two have the same."""
-    found: dict[int, FastFailover] = {}
+    """Return the groups that rules need, by group id.
+
+    Raises:
+        ValueError: Two groups have the same id.
+    """
+    groups: dict[int, FastFailover] = {}
     for rule in rules:
         for action in rule.actions:
-            if isinstance(action, FastFailover) and found.setdefault(action.group_id, action) != action:
+            if isinstance(action, FastFailover) and groups.setdefault(action.group_id, action) != action:
                 raise ValueError(
-                    f"groups for ports {action.ports} and {found[action.group_id].ports}: one number"
+                    f"groups for ports {action.ports} and {groups[action.group_id].ports} have the same id"
                 )
-    return found
+    return groups
 
 
-def group_of(datapath: Any, entry: Any) -> FastFailover | None:
-    """The group that an entry of a group description reply is; None when `group_mod` could not have made it."""
+def parse_group(datapath: Any, entry: Any) -> FastFailover | None:
+    """Parse an entry of a group description reply; return None for a group that `group_mod` cannot create."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
     if entry.type != protocol.OFPGT_FF:
         return None
@@ -192,13 +191,13 @@ def group_of(datapath: Any, entry: Any) -> FastFailover | None:
 
 
 class FlowEntry:
-    """One entry of a flow statistics reply, taken as it comes: what it matches and does is parsed when it is asked for.
+    """An entry of a flow statistics reply whose match and instructions are parsed on demand.
 
-    A switch that holds thousands of rules as they were sent needs none of them parsed: their bytes are the same.
+    Rules that a switch holds as they were sent have the same bytes, so thousands of them need no parsing.
     """
 
-    parts: Any = None
-    """The library's own parser of such entries, on `watch`."""
+    library_class: Any = None
+    """The library's own class for these entries, set by `install_parser`."""
 
     def __init__(self, buffer: Any, offset: int) -> None:
         head = _FLOW_STATS.unpack_from(buffer, offset)
@@ -209,41 +208,47 @@ class FlowEntry:
 
     @classmethod
     def parser(cls, buffer: Any, offset: int) -> FlowEntry:
-        """What the libraries call."""
+        """Build an entry from a reply's bytes; the libraries call this."""
         return cls(buffer, offset)
 
     @property
     def key(self) -> bytes:
-        """What tells one entry from another: where it stands, when it ends, what it matches and does."""
+        """The identity of an entry: table, priority, timeouts, match and instructions."""
         head = _KEY.pack(self.table_id, self.priority, self.idle_timeout, self.hard_timeout)
         return head + self.raw[_FLOW_STATS.size :]
 
     @cached_property
     def _parsed(self) -> Any:
-        return FlowEntry.parts.parser(self.raw, 0)
+        return FlowEntry.library_class.parser(self.raw, 0)
 
     @property
     def match(self) -> Any:
-        """As the library has it."""
+        """The match, as the library parses it."""
         return self._parsed.match
 
     @property
     def instructions(self) -> Any:
-        """As the library has them."""
+        """The instructions, as the library parses them."""
         return self._parsed.instructions
 
     @classmethod
-    def use(cls, parser: Any) -> None:
-        """Have flow statistics replies parsed into entries of this class. Harmless when repeated."""
+    def install_parser(cls, parser: Any) -> None:
+        """Make the library parse flow statistics replies into this class; idempotent."""
         if parser.OFPFlowStatsReply.cls_stats_body_cls is not cls:
-            cls.parts = parser.OFPFlowStatsReply.cls_stats_body_cls
+            cls.library_class = parser.OFPFlowStatsReply.cls_stats_body_cls
             parser.OFPFlowStatsReply.cls_stats_body_cls = cls
 
 
-def rule_of(datapath: Any, flow: Any, groups: Mapping[int, FastFailover] | None = None) -> Rule:
-    """The rule that a flow (a flow mod, or an entry of a flow statistics reply) is; groups: those of the switch.
+def parse_rule(datapath: Any, flow: Any, groups: Mapping[int, FastFailover] | None = None) -> Rule:
+    """Parse a flow into a rule.
 
-    ValueError when it is none that `flow_mod` could have made.
+    Args:
+        datapath: The switch that the flow is from.
+        flow: A flow mod, or an entry of a flow statistics reply.
+        groups: The groups of the switch, by group id.
+
+    Raises:
+        ValueError: The flow is not one that `FlowMod` can create.
     """
     if flow.idle_timeout or flow.hard_timeout:
         raise ValueError(f"timeouts {flow.idle_timeout} s and {flow.hard_timeout} s")
@@ -253,31 +258,35 @@ def rule_of(datapath: Any, flow: Any, groups: Mapping[int, FastFailover] | None 
         if instruction.type == protocol.OFPIT_GOTO_TABLE:
             actions.append(Goto(instruction.table_id))
         elif instruction.type == protocol.OFPIT_APPLY_ACTIONS:
-            actions += [_action_of(parser, action, groups) for action in instruction.actions]
+            actions += [_parse_action(parser, action, groups) for action in instruction.actions]
         else:
             raise ValueError(f"instruction {instruction}")
-    return Rule(flow.priority, match_of(flow.match), tuple(actions), table=flow.table_id)
+    return Rule(flow.priority, parse_match(flow.match), tuple(actions), table=flow.table_id)
 
 
-def match_of(match: Any) -> Match:
-    """The match of a flow. ValueError when it is none that a rule can have."""
+def parse_match(match: Any) -> Match:
+    """Parse the library's match into a `Match`.
+
+    Raises:
+        ValueError: The match is not one that a rule can have.
+    """
     given = dict(match.items())
-    found: dict[str, Any] = {name: given.pop(name, None) for name in ("in_port", "ip_dscp")}
+    fields: dict[str, Any] = {name: given.pop(name, None) for name in ("in_port", "ip_dscp")}
     for name in ("ipv4_src", "ipv4_dst"):
-        # a pair of address and mask, or the address alone when the mask has all ones
+        # an (address, mask) pair, or only the address when the mask is all ones
         address = given.pop(name, None)
-        found[name] = None if address is None else str(IPv4Network(address))
+        fields[name] = None if address is None else str(IPv4Network(address))
     for name in PORT_FIELDS:
         port = given.pop(name, None)
-        found[name] = None if port is None else Ports(*port) if isinstance(port, tuple) else Ports(port)
-    made = Match(**found)
+        fields[name] = None if port is None else Ports(*port) if isinstance(port, tuple) else Ports(port)
+    parsed = Match(**fields)
     ethernet, protocol = given.pop("eth_type", None), given.pop("ip_proto", None)
-    if given or ethernet != (ETH_TYPE_IPV4 if made.ip_only else None) or protocol != made.ip_proto:
+    if given or ethernet != (ETH_TYPE_IPV4 if parsed.ip_only else None) or protocol != parsed.ip_proto:
         raise ValueError(f"match {match}")
-    return made
+    return parsed
 
 
-def _action(parser: Any, action: Action) -> Any:
+def _build_action(parser: Any, action: Action) -> Any:
     if isinstance(action, Output):
         return parser.OFPActionOutput(action.port)
     if isinstance(action, FastFailover):
@@ -297,7 +306,7 @@ def _action(parser: Any, action: Action) -> Any:
     )
 
 
-def _action_of(parser: Any, action: Any, groups: Mapping[int, FastFailover] | None) -> Action:
+def _parse_action(parser: Any, action: Any, groups: Mapping[int, FastFailover] | None) -> Action:
     if isinstance(action, parser.OFPActionOutput):
         return Output(action.port)
     if isinstance(action, parser.OFPActionGroup) and groups and action.group_id in groups:
@@ -311,19 +320,19 @@ def _action_of(parser: Any, action: Any, groups: Mapping[int, FastFailover] | No
     raise ValueError(f"action {action}")
 
 
-# of openflow.h: a bundle's message before the one it holds
+# From openflow.h: the header of a bundle message, before the message that it contains.
 _BUNDLE_ADD = struct.Struct("!BBHIIII2xH")
-MESSAGES_AT_ONCE = 500  # handed to the library together: each costs it a switch of threads
+BATCH_SIZE = 500  # messages passed to the library at once, since each call costs a thread switch
 
 
 class BundleWriter:
-    """Puts messages into a bundle that a switch carries out as one, in order, or not at all (ONF extension 230)."""
+    """A writer of an OpenFlow bundle, which a switch applies atomically and in order (ONF extension 230)."""
 
     def __init__(self, datapath: Any, bundle_id: int, send: Callable[[Any], int]) -> None:
         self._datapath = datapath
         self._id = bundle_id
         self._send = send
-        self._held: list[bytes] = []
+        self._pending: list[bytes] = []
         self._control("OPEN")
 
     def _control(self, what: str) -> None:
@@ -333,7 +342,7 @@ class BundleWriter:
         self._send(parser.ONFBundleCtrlMsg(self._datapath, self._id, kind, flags, []))
 
     def add(self, message: Any) -> None:
-        """One message, which gets a transaction id, the bundle message's too."""
+        """Add a message; it and its bundle message share a new transaction id."""
         protocol = self._datapath.ofproto
         self._datapath.set_xid(message)
         if not isinstance(message, FlowMod):
@@ -349,17 +358,17 @@ class BundleWriter:
             self._id,
             protocol.ONF_BF_ATOMIC | protocol.ONF_BF_ORDERED,
         )
-        self._held += (head, inner)
-        if len(self._held) >= MESSAGES_AT_ONCE:
+        self._pending += (head, inner)
+        if len(self._pending) >= BATCH_SIZE:
             self._flush()
 
     def _flush(self) -> None:
-        if self._held:
-            self._datapath.send(b"".join(self._held))
-            self._held.clear()
+        if self._pending:
+            self._datapath.send(b"".join(self._pending))
+            self._pending.clear()
 
     def commit(self) -> None:
-        """Have the switch carry out the bundle, all of it at once."""
+        """Ask the switch to apply the bundle."""
         self._flush()
         self._control("CLOSE")
         self._control("COMMIT")

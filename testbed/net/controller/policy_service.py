@@ -1,6 +1,6 @@
-"""The service in the controller's process: policy, declared traffic, failed links, HTTP interface.
+"""The policy service of the controller process: current policy, declared traffic, failed links and the HTTP API.
 
-It computes; what puts rules into switches is told to. The last good rules stay in force whatever goes wrong here.
+It computes rules and passes them to the `RuleInstaller`. On any error here, the last good rules stay in force.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_TIMEOUT_S = 10.0
 
 
 class PolicyService:
-    """Sets policies, and computes anew when links go down or come back. Methods may be called from any thread."""
+    """The service that sets policies and recomputes them when links go down or come up; thread-safe."""
 
     def __init__(
         self, app: RuleInstaller, snapshot: Snapshot, report: Callable[[Mapping[str, Any]], None]
@@ -40,36 +40,40 @@ class PolicyService:
         self._report = report
         self._snapshot = snapshot
         self._lock = Lock()
-        self._loaded: _Loaded | None = None
+        self._state: _PolicyState | None = None
         self._reports = PortReports(snapshot.reaction_s)
         self._stale = Event()
-        app.ports_changed = self._note
+        app.ports_changed = self._note_port_change
         hub.spawn(self._follow_ports)
 
-    # ---- operations: what the API offers
+    # ---- operations of the API
 
     def show(self) -> dict[str, Any]:
-        """The policy in force, with its notes and queues, and how many rules each bridge should hold."""
+        """Return the policy in force, with notes and queues, and the number of rules of each bridge."""
         with self._lock:
-            loaded = self._load()
-            bridges = self._app.bridges()
+            state = self._load()
+            bridges = self._app.bridge_names()
             return {
-                "policy": loaded.choice.to_data(),
-                "replan": loaded.policy_replans,
+                "policy": state.choice.to_data(),
+                "replan": state.policy_replans,
                 "reaction_s": self._snapshot.reaction_s,
                 "rule_s": self._snapshot.rule_s,
                 "seed": self._snapshot.seed,
-                "flows": len(loaded.view.flows),
-                "down": sorted(loaded.view.down),
+                "flows": len(state.view.flows),
+                "down": sorted(state.view.down),
                 "rules": {
                     bridges.get(dpid, f"{dpid:016x}"): len(own) for dpid, own in self._app.rules.items()
                 },
-                "classes": [asdict(entry) for entry in loaded.computed.classes],
-                "notes": dict(loaded.computed.notes),
+                "classes": [asdict(entry) for entry in state.compiled.classes],
+                "notes": dict(state.compiled.notes),
             }
 
     def rules(self) -> dict[str, Any]:
-        """All rules with their packet and byte counts, by bridge; read from the switches now."""
+        """Read all rules with packet and byte counts from the switches, by bridge.
+
+        Raises:
+            ControllerError: A switch did not answer in time.
+        """
         counts: dict[int, list[tuple[Rule, int, int]]] = {}
         done = Event()
 
@@ -77,10 +81,10 @@ class PolicyService:
             counts.update(found)
             done.set()
 
-        self._app.call(lambda: self._app.read(take))
+        self._app.call(lambda: self._app.read_counters(take))
         if not done.wait(READ_TIMEOUT_S):
             raise ControllerError(f"not all switches answered within {READ_TIMEOUT_S:g} s")
-        names = self._app.bridges()
+        names = self._app.bridge_names()
         comments = {(dpid, rule): rule.comment for dpid, own in self._app.rules.items() for rule in own}
         return {
             names[dpid]: [
@@ -95,63 +99,72 @@ class PolicyService:
             for dpid, found in counts.items()
         }
 
-    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What `set` would change: rules by bridge, and the queues as they would be. PolicyError."""
+    def diff(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `set` would change: rules added and removed by bridge, and the resulting queues.
+
+        Raises:
+            PolicyError: The policy cannot be computed.
+        """
         with self._lock:
-            _, computed = self._computed(asked)
-            names = self._app.bridges()
+            compiled = self._changed(request).compiled
+            names = self._app.bridge_names()
             bridges = {}
-            for dpid, own in computed.rules.items():
+            for dpid, own in compiled.rules.items():
                 now = self._app.rules[dpid]
+                before, after = set(now), set(own)
                 bridges[names.get(dpid, f"{dpid:016x}")] = {
-                    "added": [str(rule) for rule in own if rule not in set(now)],
-                    "removed": [str(rule) for rule in now if rule not in set(own)],
+                    "added": [str(rule) for rule in own if rule not in before],
+                    "removed": [str(rule) for rule in now if rule not in after],
                 }
-            return {"bridges": bridges, "classes": [asdict(entry) for entry in computed.classes]}
+            return {"bridges": bridges, "classes": [asdict(entry) for entry in compiled.classes]}
 
-    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Put another policy, or other declared traffic, in force; returns when every switch holds its rules.
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Put another policy or other declared traffic in force; return when every switch has its rules.
 
-        asked: {name, options, replan, flows}; flows: as they are unless given. PolicyError, ControllerError: all is as
-        it was.
+        Args:
+            request: Keys name, options, replan and flows; without flows, the declared traffic stays.
+
+        Raises:
+            PolicyError: The policy cannot be computed. Nothing has changed.
+            ControllerError: A switch did not take the rules. The previous rules are restored.
         """
         begun_s = time.monotonic()
         with self._lock:
-            loaded, computed = self._computed(asked)
-            changed = self._install(computed)
-            self._loaded = loaded
+            state = self._changed(request)
+            compiled = state.compiled
+            changed = self._install(compiled)
+            self._state = state
             self._report(
                 {
                     "event": "policy",
-                    "policy": loaded.choice.to_data(),
-                    "rules": sum(map(len, computed.rules.values())),
+                    "policy": state.choice.to_data(),
+                    "rules": sum(map(len, compiled.rules.values())),
                     "time_s": time.monotonic(),
                 }
             )
         return {
-            "rules": sum(map(len, computed.rules.values())),
+            "rules": sum(map(len, compiled.rules.values())),
             "changed": changed,
             "seconds": time.monotonic() - begun_s,
-            "classes": [asdict(entry) for entry in computed.classes],
-            "notes": dict(computed.notes),
+            "classes": [asdict(entry) for entry in compiled.classes],
+            "notes": dict(compiled.notes),
         }
 
-    # ---- within
+    # ---- internals
 
-    def _load(self) -> _Loaded:
-        if self._loaded is None:
-            self._loaded = _Loaded.of(self._snapshot)
-        return self._loaded
+    def _load(self) -> _PolicyState:
+        if self._state is None:
+            self._state = _PolicyState.of(self._snapshot)
+        return self._state
 
-    def _computed(self, asked: Mapping[str, Any]) -> tuple[_Loaded, CompiledPolicy]:
-        loaded = self._load().changed(asked, self._links_down())
-        return loaded, loaded.computed
+    def _changed(self, request: Mapping[str, Any]) -> _PolicyState:
+        return self._load().changed(request, self._links_down())
 
     def _links_down(self, ports: Set[tuple[int, int]] | None = None) -> frozenset[str]:
-        ports = self._app.down() if ports is None else ports
+        ports = self._app.ports_down() if ports is None else ports
         return frozenset(name for name, ends in self._load().ends.items() if ends & ports)
 
-    def _install(self, computed: CompiledPolicy) -> int:
+    def _install(self, compiled: CompiledPolicy) -> int:
         answer: list[str | None] = []
         done = Event()
         before = {dpid: set(own) for dpid, own in self._app.rules.items()}
@@ -160,20 +173,20 @@ class PolicyService:
             answer.append(error)
             done.set()
 
-        self._app.call(lambda: self._app.replace(computed.rules, take))
-        # as if all rules and groups were taken out and put in, one by one
-        most = max((2 * len(before[dpid]) + 2 * len(own) for dpid, own in computed.rules.items()), default=0)
+        self._app.call(lambda: self._app.replace(compiled.rules, take))
+        # worst case: every rule and group is deleted and added individually
+        most = max((2 * len(before[dpid]) + 2 * len(own) for dpid, own in compiled.rules.items()), default=0)
         timeout_s = INSTALL_TIMEOUT_S + most * self._snapshot.rule_s
         if not done.wait(timeout_s):
             raise ControllerError(f"not all switches took the new rules within {timeout_s:g} s")
         if answer[0] is not None:
             raise ControllerError(answer[0])
-        return sum(len(set(own) ^ before[dpid]) for dpid, own in computed.rules.items())
+        return sum(len(set(own) ^ before[dpid]) for dpid, own in compiled.rules.items())
 
     def _follow_ports(self) -> None:
         if self._snapshot.policy:
             with self._lock:
-                self._load()  # so that the first link that dies need not wait for it
+                self._load()  # in advance, so that the reaction to the first failed link does not include it
         while True:
             self._stale.wait()
             self._stale.clear()
@@ -182,9 +195,9 @@ class PolicyService:
                 if report := self._reports.take(time.monotonic()):
                     self._react(report)
 
-    def _note(self) -> None:
-        """A port went down, or up: in the application's thread, which must not wait."""
-        self._reports.add(PortReport(time.monotonic(), frozenset(self._app.down())))
+    def _note_port_change(self) -> None:
+        """Queue a port report; runs in the application's thread, which must not block."""
+        self._reports.add(PortReport(time.monotonic(), frozenset(self._app.ports_down())))
         self._stale.set()
 
     def _react(self, report: PortReport) -> None:
@@ -195,40 +208,42 @@ class PolicyService:
 
     def _replan(self, report: PortReport) -> None:
         with self._lock:
-            loaded, down = self._load(), self._links_down(report.ports_down)
-            if not loaded.policy_replans or down == loaded.view.down:
+            state, down = self._load(), self._links_down(report.ports_down)
+            if not state.policy_replans or down == state.view.down:
                 return
-            fresh = loaded.changed({}, down)
-            changed = self._install(fresh.computed)
-            self._loaded = fresh
+            replanned = state.changed({}, down)
+            changed = self._install(replanned.compiled)
+            self._state = replanned
             now_s = time.monotonic()
-            said = {
-                "down": sorted(down),
-                "changed": changed,
-                "seconds": now_s - report.time_s,
-                "time_s": now_s,
-            }
-            self._report({"event": "replanned", **said})
+            self._report(
+                {
+                    "event": "replanned",
+                    "down": sorted(down),
+                    "changed": changed,
+                    "seconds": now_s - report.time_s,
+                    "time_s": now_s,
+                }
+            )
 
 
 def rules_for(snapshot: Snapshot) -> Rules:
-    """The rules that a snapshot asks for. ControllerError."""
-    return _Loaded.of(snapshot).computed.rules
+    """Compute the rules for a snapshot's network and policy; ControllerError if they cannot be computed."""
+    return _PolicyState.of(snapshot).compiled.rules
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """The snapshot in the forms that policies take; importing these takes a moment."""
+class _PolicyState:
+    """The snapshot as policies see it, and the compiled policy; its imports are slow, so methods import late."""
 
     choice: PolicyChoice
     view: Any
     edges: Sequence[Any]
-    computed: CompiledPolicy
+    compiled: CompiledPolicy
     policy_replans: bool
     ends: Mapping[str, frozenset[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> _Loaded:
+    def of(cls, snapshot: Snapshot) -> _PolicyState:
         from pydantic import TypeAdapter  # noqa: PLC0415
 
         from testbed.net.controller.edges import edges_from_data, link_ports  # noqa: PLC0415
@@ -247,30 +262,30 @@ class _Loaded:
         frozen = {name: frozenset(found) for name, found in ends.items()}
         return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, frozen)
 
-    def changed(self, asked: Mapping[str, Any], down: frozenset[str]) -> _Loaded:
+    def changed(self, request: Mapping[str, Any], down: frozenset[str]) -> _PolicyState:
         from testbed.net.controller.policy_view import flows_from_data  # noqa: PLC0415
         from testbed.net.controller.rule_compiler import PolicyChoice, compute  # noqa: PLC0415
 
-        if unknown := sorted(set(asked) - {"name", "options", "replan", "flows"}):
-            raise PolicyError(f"{unknown[0]}: is unknown; expected name, options, replan, flows")
+        if unknown := sorted(set(request) - {"name", "options", "replan", "flows"}):
+            raise PolicyError(f"{unknown[0]}: unknown key; expected name, options, replan, flows")
         choice = self.choice
-        if "name" in asked:
-            choice = PolicyChoice(asked["name"], asked.get("options") or {}, asked.get("replan"))
+        if "name" in request:
+            choice = PolicyChoice(request["name"], request.get("options") or {}, request.get("replan"))
         view = self.view
-        if asked.get("flows") is not None:
-            view = view.declaring(flows_from_data(asked["flows"]))
+        if request.get("flows") is not None:
+            view = view.declaring(flows_from_data(request["flows"]))
         policy_replans = choice.make().replan
         view = view.without(down if policy_replans else ())
-        computed = compute(choice, view, self.edges)
-        return _Loaded(choice, view, self.edges, computed, policy_replans, self.ends)
+        compiled = compute(choice, view, self.edges)
+        return _PolicyState(choice, view, self.edges, compiled, policy_replans, self.ends)
 
 
 MAX_BODY_BYTES = 64 * 1024**2
 TIMEOUT_S = 30.0
 
 
-def handler(service: PolicyService, token: str) -> Callable[[socket.socket, Any], None]:
-    """What answers one connection."""
+def make_handler(service: PolicyService, token: str) -> Callable[[socket.socket, Any], None]:
+    """Return the function that serves one HTTP connection to a service's API."""
 
     class Handler(_Handler):
         routes: ClassVar[Mapping[tuple[str, str], Callable[[Any], Any]]] = {
@@ -296,26 +311,26 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         given = self.headers.get("Authorization", "")
         if not secrets.compare_digest(given.encode(), self.expected.encode()):
-            return self._say(401, {"error": "the token is missing or wrong"})
+            return self._reply(401, {"error": "the token is missing or wrong"})
         route = self.routes.get((self.command, self.path))
         if route is None:
-            return self._say(404, {"error": f"there is no {self.command} {self.path}"})
+            return self._reply(404, {"error": f"there is no {self.command} {self.path}"})
         try:
             size = int(self.headers.get("Content-Length") or 0)
             if size > MAX_BODY_BYTES:
-                raise ValueError(f"a body of {size} bytes")
+                raise ValueError(f"body: got {size} bytes, expected at most {MAX_BODY_BYTES}")
             body = json.loads(self.rfile.read(size)) if size else {}
             if not isinstance(body, dict):
-                raise ValueError("the body is not an object")
-            return self._say(200, route(body))
+                raise ValueError(f"body: got a {type(body).__name__}, expected an object")
+            return self._reply(200, route(body))
         except (PolicyError, ValueError, TypeError, KeyError) as error:
-            return self._say(400, {"error": str(error)})
+            return self._reply(400, {"error": str(error)})
         except ControllerError as error:
-            return self._say(502, {"error": str(error)})
+            return self._reply(502, {"error": str(error)})
 
     do_GET = do_PUT = do_POST = _serve
 
-    def _say(self, status: int, answer: Any) -> None:
+    def _reply(self, status: int, answer: Any) -> None:
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -324,4 +339,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: standard error is for what goes wrong."""
+        """Log nothing: standard error is for failures only."""

@@ -1,4 +1,4 @@
-"""What a policy knows: the topology, the traffic that is declared, the links that are down. Pure."""
+"""The network as a policy sees it: topology, declared traffic and failed links. This module is pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from testbed.net.errors import NoPathError
 from testbed.spec.topology import Topology, host_address
 
 TCP_FLOW, ROCE = "tcp", "roce"
-# Delays are compared as whole picoseconds, so that equal delays are equal and sums have no rounding.
+# Delays are integers in picoseconds, so that equal delays compare equal and sums do not round.
 PICOSECONDS = 1e12
-# A path's cost is its delay, then its number of links. This many links weigh less than the shortest time.
+# A path's cost is its delay, then its number of links: fewer links than this weigh less than one picosecond.
 LINK_COUNT_BASE = 1 << 20
 
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One WAN link as a building sees it: where it leads, and rate and delay of what leaves here."""
+    """A WAN link as seen from one building: the neighbour, and the rate and delay of the outgoing direction."""
 
     name: str
     neighbour: str
@@ -34,11 +34,19 @@ class LinkEnd:
 
 @dataclass(frozen=True)
 class Flow:
-    """What one connection carries in one direction, as declared before the first packet.
+    """The traffic of one direction of a connection, as declared in advance.
 
-    source, destination: hosts. channel: which of the connections of that pair of hosts, from 0. size_bytes: per step,
-    in emulated bytes; only the proportions count. protocol: "tcp", whose ports these are, "udp", or "roce": UDP whose
-    packets go to one port either way, each from the port that the connection's other end sends from, too.
+    Attributes:
+        source: The sending host.
+        destination: The receiving host.
+        channel: Index of the connection among those of this pair of hosts.
+        size_bytes: Emulated bytes per step; only ratios between flows matter.
+        source_port: Source port; 0 matches any.
+        destination_port: Destination port; 0 matches any.
+        dscp: The DSCP of its packets.
+        job: The job that it belongs to.
+        protocol: "tcp", "udp" or "roce". RoCE is UDP in which both directions have the same source port and the same
+            destination port.
     """
 
     source: str
@@ -53,7 +61,7 @@ class Flow:
 
     @property
     def connection(self) -> tuple[str, str, int, int, int]:
-        """The same for both directions of a connection."""
+        """A key of the connection, which both of its directions share."""
         if self.protocol == ROCE:
             first, second = sorted((self.source, self.destination))
             return first, second, self.channel, self.source_port, self.destination_port
@@ -62,7 +70,7 @@ class Flow:
 
     @property
     def back(self) -> Flow:
-        """What carries its acknowledgements."""
+        """The reverse flow, which carries the acknowledgements."""
         ports = (self.source_port, self.destination_port)
         source_port, destination_port = ports if self.protocol == ROCE else ports[::-1]
         return replace(
@@ -79,17 +87,24 @@ class Flow:
 
 
 def flows_from_data(data: Iterable[Mapping[str, Any]]) -> tuple[Flow, ...]:
-    """The inverse of dataclasses.asdict for several."""
+    """Build flows from dictionaries; the inverse of `flows_to_data`."""
     return tuple(Flow(**item) for item in data)
 
 
 def flows_to_data(flows: Iterable[Flow]) -> list[dict[str, Any]]:
-    """Flows as dictionaries, ready for JSON; `flows_from_data` undoes it."""
+    """Convert flows to JSON-compatible dictionaries; the inverse of `flows_from_data`."""
     return [asdict(flow) for flow in flows]
 
 
 class View:
-    """A network as policies see it. down: names of links that carry nothing now. seed: of whatever is drawn."""
+    """A network as policies see it.
+
+    Args:
+        topology: The topology.
+        flows: The declared traffic.
+        down: Names of the links that are down.
+        seed: The seed of all random choices.
+    """
 
     def __init__(
         self,
@@ -105,16 +120,16 @@ class View:
 
     @cached_property
     def buildings(self) -> list[str]:
-        """Names, in the topology's order."""
+        """The names of all buildings, in the topology's order."""
         return [building.name for building in self.topology.buildings]
 
     @cached_property
     def destinations(self) -> list[str]:
-        """Names of the buildings that have hosts, in the topology's order; the others are transit sites."""
+        """The names of the buildings with hosts, in the topology's order; the others are transit sites."""
         return [building.name for building in self.topology.populated]
 
     def links(self, here: str) -> list[LinkEnd]:
-        """The links of a building that are up, in the topology's order."""
+        """Return the links of a building that are up, in the topology's order."""
         return self._links[here]
 
     @cached_property
@@ -128,24 +143,24 @@ class View:
         return ends
 
     def towards(self, here: str, there: str) -> list[LinkEnd]:
-        """The parallel links to the next building on the path of least delay, by plane. Empty where there is none."""
+        """Return the parallel links to the next building on the least-delay path, by plane; empty without a path."""
         neighbour = self.next_hops[here].get(there)
         found = [end for end in self._links[here] if end.neighbour == neighbour]
         return sorted(found, key=lambda end: end.plane)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """All (building, other building with hosts) between which there is a path."""
+        """Yield all pairs (building, other building with hosts) that are connected by a path."""
         for here in self.buildings:
             for there in self.destinations:
                 if there in self.next_hops[here]:
                     yield here, there
 
     def to(self, building: str) -> Match:
-        """Packets to a building's hosts."""
+        """Return the match for packets to a building's hosts."""
         return Match(ipv4_dst=building_network(self.topology.building(building).index))
 
     def of(self, flow: Flow) -> Match:
-        """Packets of a declared flow. Its class is not looked at: an edge may mark it anew."""
+        """Return the match for packets of a declared flow. It ignores the DSCP, which an edge may overwrite."""
         source, destination = (self._hosts[name] for name in (flow.source, flow.destination))
         ends = Match(ipv4_src=f"{source.ip}/32", ipv4_dst=f"{destination.ip}/32")
         ports = [Ports(port) if port else None for port in (flow.source_port, flow.destination_port)]
@@ -154,7 +169,7 @@ class View:
         return replace(ends, udp_src=ports[0], udp_dst=ports[1])
 
     def packet(self, flow: Flow) -> Packet:
-        """A packet of a declared flow."""
+        """Return a packet of a declared flow."""
         source, destination = (self._hosts[name].ip for name in (flow.source, flow.destination))
         ports = flow.source_port, flow.destination_port
         protocol = TCP if flow.protocol == TCP_FLOW else UDP
@@ -165,16 +180,16 @@ class View:
         return {host.name: host for host in self.topology.hosts}
 
     def ends(self, flow: Flow) -> tuple[str, str]:
-        """The buildings between which a flow goes."""
+        """Return the source and destination buildings of a flow."""
         return self._hosts[flow.source].building, self._hosts[flow.destination].building
 
     @cached_property
     def crossing(self) -> tuple[Flow, ...]:
-        """The declared flows between buildings."""
+        """The declared flows between different buildings."""
         return tuple(flow for flow in self.flows if len(set(self.ends(flow))) == 2)
 
     def route(self, here: str, there: str) -> list[str]:
-        """The buildings on the path of least delay, both ends included; empty where there is none."""
+        """Return the buildings on the least-delay path, both ends included; empty without a path."""
         path = [here]
         while path[-1] != there:
             if there not in self.next_hops[path[-1]]:
@@ -184,11 +199,11 @@ class View:
 
     @cached_property
     def next_hops(self) -> dict[str, dict[str, str]]:
-        """For each building and each other one the next on the path of least delay: `[here][destination]`.
+        """The next building on the least-delay path, as `[here][destination]`.
 
-        Dijkstra's algorithm over buildings; a pair's fastest link in that direction counts. Of equal delays the path
-        with fewer links wins, then the next building that stands first in the topology. Every hop brings a packet
-        strictly closer to its destination, so there are no loops, whatever the delays (zero included).
+        It is Dijkstra's algorithm over buildings, with the fastest link of each pair in that direction. Among equal
+        delays the path with fewer links wins, then the next building that comes first in the topology. Every hop
+        brings a packet strictly closer to its destination, so there are no loops even with zero delays.
         """
         costs: dict[str, dict[str, int]] = {name: {} for name in self.buildings}  # [there][here]
         for here, ends in self._links.items():
@@ -210,44 +225,49 @@ class View:
         return hops
 
     def check_connected(self) -> None:
-        """NoPathError names two buildings without a path."""
+        """Check that all buildings are connected.
+
+        Raises:
+            NoPathError: There is no path between two buildings, which the message names.
+        """
         for here in self.buildings:
             for there in self.buildings:
                 if here != there and there not in self.next_hops[here]:
                     raise NoPathError(f"topology {self.topology.name}: no path from {here} to {there}")
 
     def without(self, down: Iterable[str]) -> View:
-        """The same with these links down."""
+        """Return a copy of the view with these links down."""
         return View(self.topology, self.flows, down, self.seed)
 
     def declaring(self, flows: Sequence[Flow]) -> View:
-        """The same with other traffic."""
+        """Return a copy of the view with other declared traffic."""
         return View(self.topology, flows, self.down, self.seed)
 
 
 def _distances(costs: Mapping[str, Mapping[str, int]], destination: str) -> dict[str, int]:
-    """What the cheapest path from each building costs that leads to `destination`, by Dijkstra's algorithm.
+    """Return the cost of the cheapest path from each building to `destination`, by Dijkstra's algorithm.
 
-    costs: of a link, `[there][here]`. networkx has it, too, but takes a second to import in a guest, in two programs.
+    `costs` has the links' costs as `[there][here]`. networkx is not used because its import takes a second in a guest,
+    in two programs.
     """
     distance: dict[str, int] = {}
-    near = [(0, destination)]
-    while near:
-        cost, there = heapq.heappop(near)
+    queue = [(0, destination)]
+    while queue:
+        cost, there = heapq.heappop(queue)
         if there not in distance:
             distance[there] = cost
-            for here, more in costs[there].items():
-                heapq.heappush(near, (cost + more, here))
+            for here, link_cost in costs[there].items():
+                heapq.heappush(queue, (cost + link_cost, here))
     return distance
 
 
 def building_network(building_index: int) -> str:
-    """The network that holds the addresses of a building's hosts and no others, such as "10.1.0.0/16"."""
+    """Return the network of exactly the addresses of a building's hosts, such as "10.1.0.0/16"."""
     return str(IPv4Network(f"{host_address(building_index, 0)}/16", strict=False))
 
 
-def both_ways(flows: Iterable[Flow]) -> list[Flow]:
-    """Flows with those that carry their acknowledgements, where these are not declared themselves."""
+def with_reverse_flows(flows: Iterable[Flow]) -> list[Flow]:
+    """Return the flows and their reverse flows, unless these are declared themselves."""
     found = {(flow.source, flow.destination, flow.source_port, flow.destination_port): flow for flow in flows}
     for flow in list(found.values()):
         back = flow.back
@@ -256,5 +276,5 @@ def both_ways(flows: Iterable[Flow]) -> list[Flow]:
 
 
 def picoseconds(seconds: float) -> int:
-    """A duration rounded to whole picoseconds, so that sums of delays compare exactly."""
+    """Convert seconds to integer picoseconds, so that sums of delays compare exactly."""
     return round(seconds * PICOSECONDS)

@@ -1,4 +1,4 @@
-"""The controller's process as its parent sees it: start, stop, HTTP client, network snapshot."""
+"""The parent's side of the controller process: start, restart, stop, the HTTP client and the network snapshot."""
 
 from __future__ import annotations
 
@@ -29,17 +29,23 @@ if TYPE_CHECKING:
 
 LISTEN_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
-KEPT_LINES = 20
+KEPT_STDERR_LINES = 20
 MAX_RESTARTS = 3
 
 
 class ControllerProcess:
-    """A controller that installs `rules` (by datapath id) into the switches that connect to `port` on 127.0.0.1.
+    """A controller process that installs rules in the switches that connect to `port` on 127.0.0.1.
 
-    The order of use: `start`, give the bridges `tcp:127.0.0.1:<port>` as controller, `wait_ready`, and `stop` at the
-    end. The process dies with the thread that called `start`. `library` is "os-ken" or "ryu"; `env` adds to the
-    environment; `python` is the interpreter, this one by default. With `snapshot`, which says what network this is,
-    there is `api`, the interface through which the policy is changed. `log` gets each event as a mapping.
+    Call `start`, set the bridges' controller to `tcp:127.0.0.1:<port>`, call `wait_ready`, and `stop` at the end. The
+    process dies with the thread that called `start`.
+
+    Args:
+        rules: The rules of every switch, by datapath id.
+        library: "os-ken" or "ryu".
+        env: Additional environment variables.
+        python: The Python interpreter; the current one by default.
+        snapshot: The network's description; it enables `api`, which changes the policy.
+        log: Called with each event, as a mapping.
     """
 
     def __init__(
@@ -61,14 +67,14 @@ class ControllerProcess:
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
-        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._stderr_lines: deque[str] = deque(maxlen=KEPT_STDERR_LINES)
         self._changed = threading.Condition()
         self._port: int | None = None
         self._api_port: int | None = None
         self.restarts = 0
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._ended = False
         self._listening = False
         self._installed: set[int] = set()
@@ -76,10 +82,10 @@ class ControllerProcess:
         self._error: str | None = None
 
     def start(self) -> None:
-        """Start the process; does not wait for it. ControllerError when it cannot be started."""
+        """Start the process without waiting for it; ControllerError if it cannot be started."""
         ports = []
         if self._port is not None:
-            # again: where the switches, and whoever has the interface's address, look for it
+            # A restart: switches and API clients already know these ports.
             ports = ["--port", str(self._port), "--api-port", str(self._api_port or 0)]
         try:
             process = subprocess.Popen(
@@ -89,7 +95,7 @@ class ControllerProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C is for the one who started us, and must not end the controller first
+                start_new_session=True,  # Ctrl-C goes to our parent and must not end the controller first
             )
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
@@ -100,15 +106,18 @@ class ControllerProcess:
         for thread in self._threads:
             thread.start()
         assert process.stdin is not None
-        # a process that ended before it read them says why on its standard error
+        # A process that exits before it reads its input explains why on standard error.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(dumps(self._rules, asdict(self._snapshot) if self._snapshot else None))
 
-    def revive(self) -> bool:
-        """Start a process that ended again, at the same ports and with the same policy; whether it did so.
+    def restart(self) -> bool:
+        """Restart a process that has ended, at most MAX_RESTARTS times, with the same ports and policy.
 
-        The switches go on forwarding by the rules that they have, connect again by themselves, and are compared with
-        what they should hold. Not more than MAX_RESTARTS times.
+        Meanwhile the switches forward by their current rules. They reconnect by themselves, and the controller verifies
+        their rules.
+
+        Returns:
+            Whether the process was restarted.
         """
         process = self._process
         if process is None or process.poll() is None or self.restarts >= MAX_RESTARTS or not self._ready:
@@ -118,65 +127,65 @@ class ControllerProcess:
         close_pipes(process)
         self.restarts += 1
         self._log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
-        self._begin_anew()
-        self._ready = True  # the rules are in, whoever watches over them
+        self._reset()
+        self._ready = True  # the switches still have their rules
         if self._snapshot is not None:
-            self._rules = {}  # those of the policy that is in force now
+            self._rules = {}  # the process computes them from the snapshot's policy
         self.start()
         return True
 
     @property
     def api(self) -> ControllerApi:
-        """The interface. ControllerError when there is none."""
+        """The HTTP client of the process; ControllerError if it was started without a snapshot."""
         self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
         if self._api_port is None:
-            raise ControllerError("the controller was not told what network this is")
+            raise ControllerError("the controller has no API: it was started without a network snapshot")
         return ControllerApi(self._api_port, self._token)
 
-    def steer(
+    def set_policy(
         self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[str, Any]:
-        """Put a policy in force (see testbed.net.controller.policy_service), also for when the process is revived."""
+        """Put a policy in force (see `PolicyService.set`) and keep it across restarts."""
         assert self._snapshot is not None
-        asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
-        answer = self.api.set(asked)
+        request = dict(policy) if flows is None else {**policy, "flows": list(flows)}
+        answer = self.api.set(request)
         if flows is not None:
             self._snapshot = replace(self._snapshot, flows=flows)
         return answer
 
     @property
     def port(self) -> int:
-        """The port to which the switches connect. Waits until the process listens; ControllerError if it does not."""
+        """The port for the switches; waits until the process listens, with ControllerError if it does not."""
         self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
         assert self._port is not None
         return self._port
 
     @property
     def pid(self) -> int:
-        """Process id. ControllerError when it was not started."""
+        """The process id; ControllerError if the process was not started."""
         if self._process is None:
             raise ControllerError("the controller was not started")
         return self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when every switch holds exactly its rules, as read back. ControllerError with the reason if not."""
+        """Wait until every switch holds exactly its rules, as read back; ControllerError with the reason if not."""
         self._wait(lambda: self._ready, timeout_s, "")
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def failure(self) -> str | None:
-        """The first error so far: one that the process reported, or its end; None while all is well."""
+        """Return the first reported error, or a message if the process has ended; None if there is no failure."""
         with self._changed:
             if self._error is not None:
                 return self._error
         if self._process is not None and not self.alive():
-            return f"the process ended with status {self._process.returncode}{self._last_words()}"
+            return f"the process ended with status {self._process.returncode}{self._stderr_tail()}"
         return None
 
     def stop(self) -> None:
-        """End the process; the switches keep their rules. Harmless when it has ended or was never started."""
+        """Stop the process if it is running; the switches keep their rules."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -192,12 +201,12 @@ class ControllerProcess:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not condition() and self._error is None and not self._ended:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     missing = ", ".join(f"{dpid:016x}" for dpid in self._rules if dpid not in self._installed)
                     what = what or f"no rules yet in the bridges with datapath ids {missing}"
-                    raise ControllerError(f"{what} after {timeout_s:g} s{self._last_words()}")
-                self._changed.wait(left_s)
+                    raise ControllerError(f"{what} after {timeout_s:g} s{self._stderr_tail()}")
+                self._changed.wait(remaining_s)
             if self._error is not None:
                 raise ControllerError(self._error)
             if condition():
@@ -210,20 +219,20 @@ class ControllerProcess:
         for line in process.stdout:
             with self._changed:
                 try:
-                    self._take(json.loads(line))
+                    self._handle_event(json.loads(line))
                 except (ValueError, KeyError, TypeError):
                     self._error = self._error or f"not an event: {line.strip()}"
                 self._changed.notify_all()
-        messages.join()  # so that its last words are all there
+        messages.join()  # so that all of standard error has been read
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _handle_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         self._log(event)
         if kind == "policy" and self._snapshot is not None:
-            # whoever has set it: `testbed policy set` talks to the process itself
+            # also when `testbed policy set` has changed it, which talks to the process directly
             self._snapshot = replace(self._snapshot, policy=event["policy"])
         elif kind == "replanned" and self._snapshot is not None:
             self._snapshot = replace(self._snapshot, down=event["down"])
@@ -240,10 +249,10 @@ class ControllerProcess:
     def _read_messages(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            self._lines.append(line.rstrip())
+            self._stderr_lines.append(line.rstrip())
 
-    def _last_words(self) -> str:
-        return "; it said:\n" + "\n".join(self._lines) if self._lines else ""
+    def _stderr_tail(self) -> str:
+        return "; its standard error:\n" + "\n".join(self._stderr_lines) if self._stderr_lines else ""
 
 
 TIMEOUT_S = 60.0
@@ -251,31 +260,32 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class ControllerApi:
-    """A running controller's interface at 127.0.0.1.
+    """An HTTP client of a running controller on 127.0.0.1.
 
-    Methods raise PolicyError for what was asked, ControllerError for all else; the policy in force stays.
+    Methods raise PolicyError for an invalid request and ControllerError for other failures. In both cases the policy in
+    force stays.
     """
 
     port: int
     token: str
 
     def show(self) -> dict[str, Any]:
-        """The policy in force, with its notes and queues, and how many rules each bridge should hold."""
-        return self._ask("GET", "/policy")
+        """Return the policy in force, with notes and queues, and the number of rules of each bridge."""
+        return self._request("GET", "/policy")
 
     def rules(self) -> dict[str, Any]:
-        """All rules with packet and byte counts, by bridge."""
-        return self._ask("GET", "/rules")
+        """Return all rules with packet and byte counts, by bridge."""
+        return self._request("GET", "/rules")
 
-    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Install another policy; returns once all switches have its rules."""
-        return self._ask("PUT", "/policy", asked)
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Install another policy; return once all switches have its rules."""
+        return self._request("PUT", "/policy", request)
 
-    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What `set` would change."""
-        return self._ask("POST", "/diff", asked)
+    def diff(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `set` would change."""
+        return self._request("POST", "/diff", request)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
             data = None if body is None else json.dumps(body)
@@ -296,7 +306,10 @@ class ControllerApi:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A network and what is known about it, as JSON carries it; its times are those of `control_delays.Control`."""
+    """A JSON-compatible description of a network, its policy and traffic, for the controller process.
+
+    `reaction_s` and `rule_s` are those of `control_delays.Control`.
+    """
 
     topology: Mapping[str, Any]
     edges: Sequence[Mapping[str, Any]]
@@ -316,8 +329,8 @@ def snapshot_of(
     seed: int = 0,
     control: Control = INSTANT,
 ) -> Snapshot:
-    """The same from the forms that policies take; policy: see `PolicyChoice.to_data`."""
-    from testbed.net.controller.edges import edges_to_data  # noqa: PLC0415 (the process itself starts faster without)
+    """Build a `Snapshot` from typed objects; for `policy` see `PolicyChoice.to_data`."""
+    from testbed.net.controller.edges import edges_to_data  # noqa: PLC0415 (for a faster start of the process)
 
     return Snapshot(
         asdict(topology),

@@ -1,14 +1,14 @@
-"""From a policy and what it knows to the rules of every edge and the queues of every link. Pure, and checked.
+"""The compiler from a policy and a view of the network to the rules of every edge and the queues of every link.
 
-Whatever a policy says is looked at before a switch hears of it: that links are there and lead on from where they are
-named, that shares add up, that no packet runs in circles or is dropped.
+It is pure, and checks a policy's result before a switch gets it: links exist at their buildings, shares add up, and no
+packet loops or is dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from testbed.net.controller.edges import (
 )
 from testbed.net.controller.policies import POLICIES, Mark, Policy, Route
 from testbed.net.controller.policies.base import MAX_RANK
-from testbed.net.controller.policy_view import View, both_ways
+from testbed.net.controller.policy_view import View, with_reverse_flows
 from testbed.net.controller.rules import (
     MAX_DSCP,
     MAX_SEED,
@@ -44,25 +44,28 @@ from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import Topology
 
 ROUTES_AFTER_MARKS = 1
-"""The table of the routes where another one before it marks packets."""
+"""The flow table of the routes when table 0 marks packets."""
 
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy by name, or `FILE:CLASS` for one's own, and its options. `replan`: None as the policy has it."""
+    """A policy by name, or by `FILE:CLASS` for a user-defined one, with its options.
+
+    `replan` overrides the policy's own attribute unless it is None.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     replan: bool | None = None
 
     def to_data(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Convert the choice to a JSON-compatible dictionary."""
         return asdict(self)
 
     @property
     def goes_by_sizes(self) -> bool:
-        """Whether paths may be others where flows carry more, or less. PolicyError."""
-        return bool(vars(self._kind).get("goes_by_sizes", True))  # what is derived says it for itself
+        """Whether paths depend on how much flows carry; PolicyError for an unknown policy."""
+        return bool(vars(self._kind).get("goes_by_sizes", True))  # not inherited
 
     @property
     def _kind(self) -> type[Policy]:
@@ -72,9 +75,9 @@ class PolicyChoice:
             raise PolicyError(str(error)) from error
 
     def make(self) -> Policy:
-        """The policy itself. PolicyError."""
+        """Instantiate the policy; PolicyError if its name or options are invalid."""
         kind = self._kind
-        with _errors_of(self.name):
+        with _wrap_errors(self.name):
             policy = kind(**self.options)
         if self.replan is not None:
             policy.replan = self.replan
@@ -83,7 +86,7 @@ class PolicyChoice:
 
 @dataclass(frozen=True)
 class CompiledPolicy:
-    """What a policy comes to: rules by datapath id, queues of every WAN link; empty for one queue."""
+    """The result of a policy: rules by datapath id, and the queues of every WAN link (empty for a single queue)."""
 
     rules: Mapping[int, Sequence[Rule]]
     classes: tuple[QueueClass, ...] = ()
@@ -91,8 +94,8 @@ class CompiledPolicy:
 
 
 @contextlib.contextmanager
-def _errors_of(name: str) -> Iterator[None]:
-    """What a policy raises becomes one PolicyError that names it and its line."""
+def _wrap_errors(name: str) -> Iterator[None]:
+    """Turn any exception of a policy into one PolicyError with the policy's name and line."""
     try:
         yield
     except PolicyError as error:
@@ -108,23 +111,25 @@ def _errors_of(name: str) -> Iterator[None]:
 
 
 def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts]) -> CompiledPolicy:
-    """What a policy comes to in this network, now.
+    """Compile a policy for a network's current state.
 
-    NoPathError when two buildings are not joined though no link is down; PolicyError when what the policy says does not
-    fit the network; ControllerError when ports do not.
+    Raises:
+        NoPathError: Two buildings are not connected although no link is down.
+        PolicyError: The policy's result does not fit the network.
+        ControllerError: The edges' ports do not fit the topology.
     """
     check_edges(view.topology, edges)
     if not view.down:
         view.check_connected()
     policy = choice if isinstance(choice, Policy) else choice.make()
     name = type(policy).__name__ if isinstance(choice, Policy) else choice.name
-    with _errors_of(name):
+    with _wrap_errors(name):
         marks = list(policy.marks(view))
         routes = list(policy.routes(view))
         classes = tuple(policy.classes(view))
         _check_classes(classes)
-        rules = _rules(view, edges, routes, marks)
-        _check_journeys(view, edges, rules)
+        rules = _compile_rules(view, edges, routes, marks)
+        _check_forwarding(view, edges, rules)
         notes = {
             key: value for key in ("bound", "reached") if (value := getattr(policy, key, None)) is not None
         }
@@ -134,16 +139,16 @@ def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts
 def compute_rules(
     policy: str, topology: Topology, edges: Sequence[EdgePorts], seed: int = 0
 ) -> dict[int, Sequence[Rule]]:
-    """The rules of every edge, by datapath id, where nothing is declared; see `compute`."""
+    """Compile a policy without declared traffic and return the rules of every edge by datapath id; see `compute`."""
     return dict(compute(PolicyChoice(policy), View(topology, seed=seed), edges).rules)
 
 
-def _rules(
+def _compile_rules(
     view: View, edges: Sequence[EdgePorts], routes: Iterable[Route], marks: Iterable[Mark]
 ) -> dict[int, list[Rule]]:
     ports = {edge.building: link_ports(view.topology, edge) for edge in edges}
     by_building: dict[str, list[Rule]] = {edge.building: [] for edge in edges}
-    marked = _marks(view, marks)
+    marked = _resolve_marks(view, marks)
     table = ROUTES_AFTER_MARKS if marked else 0
     seen: dict[tuple[str, int, Match], Route] = {}
     for route in routes:
@@ -158,18 +163,15 @@ def _rules(
         if key in seen:
             if seen[key] == route:
                 continue
-            raise PolicyError(f"two routes at {route.at} for {route.match}: rank tells which one counts")
+            raise PolicyError(f"two routes at {route.at} for {route.match}: expected different ranks")
         seen[key] = route
-        action = _action(view, route, ports[route.at])
+        action = _compile_action(view, route, ports[route.at])
         priority = BUILDING_PRIORITY + route.rank
         by_building[route.at].append(Rule(priority, route.match, (action,), route.comment, table))
     rules: dict[int, list[Rule]] = {}
     for edge in edges:
-        own = [
-            rule if not table else Rule(rule.priority, rule.match, rule.actions, rule.comment, table)
-            for rule in fixed_rules(view.topology, edge)
-        ]
-        first = [
+        own = [replace(rule, table=table) for rule in fixed_rules(view.topology, edge)]
+        marking = [
             Rule(
                 BUILDING_PRIORITY,
                 Match(edge.local, ipv4_src=f"{address}/32"),
@@ -180,13 +182,13 @@ def _rules(
             if building == edge.building
         ]
         if table:
-            first.append(Rule(DROP_PRIORITY, Match(), (Goto(table),), "everything else as it is"))
-        # the last of the fixed rules drops what is left
-        rules[edge.dpid] = [*first, *own[:-1], *by_building[edge.building], own[-1]]
+            marking.append(Rule(DROP_PRIORITY, Match(), (Goto(table),), "everything else is not marked"))
+        # the last of the fixed rules drops all other packets
+        rules[edge.dpid] = [*marking, *own[:-1], *by_building[edge.building], own[-1]]
     return rules
 
 
-def _action(view: View, route: Route, ports: Mapping[str, int]) -> Action:
+def _compile_action(view: View, route: Route, ports: Mapping[str, int]) -> Action:
     if not route.links:
         raise PolicyError(f"route at {route.at} for {route.match}: no links")
     for link in route.links:
@@ -199,7 +201,7 @@ def _action(view: View, route: Route, ports: Mapping[str, int]) -> Action:
     return FastFailover(numbers) if route.first_up else Ecmp(numbers, view.seed % (MAX_SEED + 1))
 
 
-def _marks(view: View, marks: Iterable[Mark]) -> list[tuple[str, str, str, int]]:
+def _resolve_marks(view: View, marks: Iterable[Mark]) -> list[tuple[str, str, str, int]]:
     hosts = {host.name: host for host in view.topology.hosts}
     found = []
     for mark in marks:
@@ -212,32 +214,33 @@ def _marks(view: View, marks: Iterable[Mark]) -> list[tuple[str, str, str, int]]
     return found
 
 
-def _check_journeys(view: View, edges: Sequence[EdgePorts], rules: Mapping[int, Sequence[Rule]]) -> None:
-    """Every pair of buildings with hosts and every declared flow arrives, once: tried in the in-memory network.
+def _check_forwarding(view: View, edges: Sequence[EdgePorts], rules: Mapping[int, Sequence[Rule]]) -> None:
+    """Check in the table simulator that every pair of buildings and every declared flow is delivered once.
 
-    With links down what has no way may be dropped, but nothing may run in circles.
+    With links down, packets without a path may be dropped, but none may loop.
     """
     network = Network(rules, wires(view.topology, edges))
     by_building = {edge.building: edge for edge in edges}
     first = {building.name: building.hosts[0].ip for building in view.topology.populated}
-    tries = [
+    probes = [
         (f"packets from {here} to {there}", here, there, Packet(first[here], first[there]))
         for here in first
         for there in first
         if here != there
     ]
-    tries += [(f"flow {flow}", *view.ends(flow), view.packet(flow)) for flow in both_ways(view.crossing)]
-    for what, here, there, packet in tries:
+    flows = with_reverse_flows(view.crossing)
+    probes += [(f"flow {flow}", *view.ends(flow), view.packet(flow)) for flow in flows]
+    for what, here, there, packet in probes:
         start, end = by_building[here].entry, by_building[there].entry
         try:
-            journey = network.forward(packet, start)
+            trace = network.forward(packet, start)
         except AmbiguousRulesError as error:
-            raise PolicyError(f"{what}: two rules of one rank: {error}") from error
-        if journey.looped:
-            raise PolicyError(f"{what} would run in circles")
-        wrong = set(journey.delivered) - {end}
-        if wrong or len(journey.delivered) > 1 or not (journey.delivered or view.down):
-            raise PolicyError(f"{what} would {'come out elsewhere' if journey.delivered else 'be dropped'}")
+            raise PolicyError(f"{what}: two rules of the same rank match: {error}") from error
+        if trace.looped:
+            raise PolicyError(f"{what} would loop")
+        wrong = set(trace.delivered) - {end}
+        if wrong or len(trace.delivered) > 1 or not (trace.delivered or view.down):
+            raise PolicyError(f"{what} would {'arrive elsewhere' if trace.delivered else 'be dropped'}")
 
 
 def _check_classes(classes: Sequence[QueueClass]) -> None:
@@ -250,7 +253,7 @@ def _check_classes(classes: Sequence[QueueClass]) -> None:
         if not 0 <= dscp <= MAX_DSCP or dscps.count(dscp) > 1:
             raise PolicyError(f"classes: got DSCP {dscp}, expected 0 to {MAX_DSCP}, in one class only")
     if sum(not entry.dscps for entry in classes) != 1:
-        raise PolicyError("classes: expected exactly one without DSCPs, for whatever the others do not name")
+        raise PolicyError("classes: expected exactly one without DSCPs, for packets of no other class")
     for entry in classes:
         if not (0.0 <= entry.share <= 1.0 and 0.0 < entry.limit <= 1.0 and entry.share <= entry.limit):
             raise PolicyError(
@@ -259,4 +262,4 @@ def _check_classes(classes: Sequence[QueueClass]) -> None:
             )
     total = sum(entry.share for entry in classes)
     if total > 1.0 + 1e-9:
-        raise PolicyError(f"classes: got shares of {total:.4%} in all, expected at most 100 %")
+        raise PolicyError(f"classes: got shares of {total:.4%} in total, expected at most 100 %")

@@ -1,7 +1,7 @@
-"""Forwarding rules as plain data, and their JSON form. Nothing here knows a controller library or a switch.
+"""Forwarding rules as plain data, and their JSON form, independent of controller libraries and switches.
 
-A switch takes, of all the rules of its first table that match a packet, the one of highest priority and carries out its
-actions; a rule without actions drops. One may send the packet on to a later table. Field names are OpenFlow's.
+Of all rules in a switch's first table that match a packet, the one of highest priority applies. Its actions may include
+going to a later table; a rule without actions drops the packet. Field names are OpenFlow's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from testbed.net.controller.ecmp_hash import TCP, UDP, flow_hash
 
 FORMAT = 1
-# of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
+# The highest physical port in Open vSwitch; above it are OFPP_FLOOD, OFPP_CONTROLLER, ...
 MAX_PORT = 0xFEFF
 MAX_SEED = MAX_PRIORITY = MAX_TCP_PORT = 0xFFFF
 MAX_DSCP = 63
 PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")
 MAX_GROUP = 0x7FFF_FFFF
 MAX_TABLE = 253
-MAX_CHOICES = 2048  # of Open vSwitch's bundle action
+MAX_BUNDLE_MEMBERS = 2048  # the limit of Open vSwitch's bundle action
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,17 @@ class Packet:
         return int(IPv4Address(self.ipv4_dst))
 
     def flow_hash(self, seed: int) -> int:
-        """A number that both directions of a flow share."""
+        """Return the ECMP hash, which both directions of a flow share."""
         ports = self.source_port, self.destination_port
         return flow_hash(self.source, self.destination, self.ip_proto, *ports, seed)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP or UDP ports whose bits under `mask` are those of `value`: one with all, a channel with the lowest few."""
+    """The TCP or UDP ports that equal `value` in the bits of `mask`.
+
+    A full mask means one port. A mask of the lowest bits selects a channel.
+    """
 
     value: int
     mask: int = MAX_TCP_PORT
@@ -66,10 +69,10 @@ class Ports:
             if not 0 <= number <= MAX_TCP_PORT:
                 raise ValueError(f"port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
         if self.value & ~self.mask:
-            raise ValueError(f"port: got {self}, expected no bits outside of the mask")
+            raise ValueError(f"port: got {self}, expected no bits outside the mask")
 
     def covers(self, port: int) -> bool:
-        """Whether a port is one of these."""
+        """Return whether a port is one of these."""
         return port & self.mask == self.value
 
     def __str__(self) -> str:
@@ -78,11 +81,13 @@ class Ports:
 
 @dataclass(frozen=True)
 class Match:
-    """Which packets a rule is for; a field that is None matches all.
+    """The packets that a rule applies to; a field that is None matches all packets.
 
-    `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16" or one address "10.1.0.1/32" and mean: IPv4 packets
-    only. So does `ip_dscp`, 0 to 63. Ports of TCP, or of UDP, mean: its packets only. ValueError when a field is out of
-    range, or a rule would be for both.
+    `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16", or one address such as "10.1.0.1/32". They and
+    `ip_dscp` (0 to 63) restrict the match to IPv4 packets. TCP or UDP ports restrict it to packets of that protocol.
+
+    Raises:
+        ValueError: A field is out of range, or ports of both protocols are given.
     """
 
     in_port: int | None = None
@@ -96,23 +101,23 @@ class Match:
 
     def __post_init__(self) -> None:
         if self.ports(TCP) != (None, None) and self.ports(UDP) != (None, None):
-            raise ValueError("ports: got TCP's and UDP's, expected those of one of them")
+            raise ValueError("ports: got TCP and UDP ports, expected ports of one protocol")
         if self.in_port is not None:
             _check_port("in_port", self.in_port)
         for name in ("ipv4_src", "ipv4_dst"):
             text = getattr(self, name)
-            if text is not None and network(text)[1] == 0:
+            if text is not None and parse_network(text)[1] == 0:
                 raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
         if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
             raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
 
     def covers(self, in_port: int, packet: Packet) -> bool:
-        """Whether a packet that came in at that port is one of these."""
+        """Return whether a packet that arrives at a port matches."""
         if self.in_port not in (None, in_port) or self.ip_dscp not in (None, packet.ip_dscp):
             return False
         for asked, address in ((self.ipv4_dst, packet.destination), (self.ipv4_src, packet.source)):
             if asked is not None:
-                value, mask = network(asked)
+                value, mask = parse_network(asked)
                 if address & mask != value:
                     return False
         if self.ip_proto not in (None, packet.ip_proto):
@@ -122,16 +127,16 @@ class Match:
 
     @property
     def ip_proto(self) -> int | None:
-        """The protocol of the ports that it names; None where it names none."""
+        """The IP protocol of the match's ports; None without ports."""
         return next((found for found in (TCP, UDP) if self.ports(found) != (None, None)), None)
 
     def ports(self, ip_proto: int) -> tuple[Ports | None, Ports | None]:
-        """Source and destination ports of a protocol."""
+        """Return the source and destination ports for an IP protocol."""
         return (self.udp_src, self.udp_dst) if ip_proto == UDP else (self.tcp_src, self.tcp_dst)
 
     @property
     def ip_only(self) -> bool:
-        """Whether it names anything of an IP header."""
+        """Whether the match is restricted to IPv4 packets."""
         return self.ip_proto is not None or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
 
     def __str__(self) -> str:
@@ -140,8 +145,8 @@ class Match:
 
 
 @lru_cache(maxsize=100_000)
-def network(text: str) -> tuple[int, int]:
-    """(address, mask) of a network as a Match has it; mask 0 for what is none in its proper form, or all addresses."""
+def parse_network(text: str) -> tuple[int, int]:
+    """Parse a network into (address, mask); mask 0 if it is not in canonical form or means all addresses."""
     try:
         found = IPv4Network(text)
     except ValueError:
@@ -151,7 +156,7 @@ def network(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Output:
-    """Send the packet out of one port. As in OpenFlow, never out of the port it came in at."""
+    """An action that sends the packet out of a port; as in OpenFlow, never out of its ingress port."""
 
     port: int
 
@@ -164,19 +169,19 @@ class Output:
 
 @dataclass(frozen=True)
 class Ecmp:
-    """Send the packet out of one of several ports, chosen by a hash of its 5-tuple, so that a flow keeps its port.
+    """An action that sends the packet out of one of several ports, picked by a hash of its 5-tuple.
 
-    The hash is the same for both directions of a flow. A port that stands there several times is chosen so many times
-    as often. A port that is down is left out. `seed` (0 to 65535) changes which flow goes where.
+    Both directions of a flow have the same hash. A port listed several times is picked proportionally more often. Ports
+    that are down are skipped. `seed` (0 to 65535) changes the assignment of flows to ports.
     """
 
     ports: tuple[int, ...]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(set(self.ports)) < 2 or len(self.ports) > MAX_CHOICES:
+        if len(set(self.ports)) < 2 or len(self.ports) > MAX_BUNDLE_MEMBERS:
             raise ValueError(
-                f"ports: got {self.ports!r}, expected two different ports or more, {MAX_CHOICES} at most"
+                f"ports: got {self.ports!r}, expected at least two different ports, at most {MAX_BUNDLE_MEMBERS}"
             )
         for port in self.ports:
             _check_port("ports", port)
@@ -189,7 +194,7 @@ class Ecmp:
 
 @dataclass(frozen=True)
 class FastFailover:
-    """Send the packet out of the first of several ports that is up: a fast-failover group of OpenFlow."""
+    """An action that sends the packet out of the first port that is up: an OpenFlow fast-failover group."""
 
     ports: tuple[int, ...]
 
@@ -201,7 +206,7 @@ class FastFailover:
 
     @property
     def group_id(self) -> int:
-        """The same for the same ports, so that rules need not agree on numbers."""
+        """The group id, derived from the ports so that rules need not agree on ids."""
         return 1 + zlib.crc32(",".join(map(str, self.ports)).encode()) % MAX_GROUP
 
     def __str__(self) -> str:
@@ -210,7 +215,7 @@ class FastFailover:
 
 @dataclass(frozen=True)
 class SetDscp:
-    """Mark the packet with a traffic class."""
+    """An action that sets the packet's DSCP."""
 
     dscp: int
 
@@ -224,7 +229,7 @@ class SetDscp:
 
 @dataclass(frozen=True)
 class Goto:
-    """Go on with the rules of a later table."""
+    """An action that continues with the rules of a later table."""
 
     table: int
 
@@ -241,7 +246,7 @@ Action = Output | Ecmp | FastFailover | SetDscp | Goto
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of a switch's flow table. `comment` is for people and plays no part when rules are compared."""
+    """One entry of a switch's flow table. `comment` is for people and is ignored when rules are compared."""
 
     priority: int
     match: Match
@@ -268,7 +273,7 @@ class Rule:
 
 
 def ports_of(rules: Sequence[Rule]) -> set[int]:
-    """All ports that the rules name."""
+    """Return all ports that occur in rules."""
     ports = {rule.match.in_port for rule in rules if rule.match.in_port is not None}
     for rule in rules:
         for action in rule.actions:
@@ -280,14 +285,14 @@ def ports_of(rules: Sequence[Rule]) -> set[int]:
 
 
 def dumps(rules: Mapping[int, Sequence[Rule]], network: Mapping[str, Any] | None = None) -> str:
-    """The rules of several switches, by datapath id, as JSON. network: a `Snapshot`."""
+    """Serialise the rules of several switches, by datapath id, to JSON; `network` is a `Snapshot` as a mapping."""
     datapaths = [{"dpid": dpid, "rules": [rule_to_data(rule) for rule in own]} for dpid, own in rules.items()]
     document = {"format": FORMAT, "datapaths": datapaths}
     return json.dumps(document if network is None else {**document, "network": network})
 
 
 def loads(text: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
-    """Read what `dumps` wrote: rules, network. ValueError says which part is not as it should be."""
+    """Parse the output of `dumps` into rules and network; ValueError names the invalid part."""
     document = _mapping("rules", json.loads(text), required=("format", "datapaths"), optional=("network",))
     if document["format"] != FORMAT:
         raise ValueError(f"format: got {document['format']!r}, expected {FORMAT}")
@@ -296,7 +301,7 @@ def loads(text: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
         datapath = _mapping(f"datapaths[{number}]", entry, required=("dpid", "rules"))
         dpid = _integer(f"datapaths[{number}].dpid", datapath["dpid"])
         if dpid in rules:
-            raise ValueError(f"datapaths[{number}].dpid: {dpid} stands twice")
+            raise ValueError(f"datapaths[{number}].dpid: got {dpid} twice, expected unique ids")
         rules[dpid] = [
             _rule_from_data(f"datapath {dpid}, rules[{position}]", data)
             for position, data in enumerate(_list(f"datapath {dpid}, rules", datapath["rules"]))
@@ -305,7 +310,7 @@ def loads(text: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
 
 
 def rule_to_data(rule: Rule) -> dict[str, Any]:
-    """One rule, ready for JSON."""
+    """Convert a rule to a JSON-compatible dictionary."""
     match: dict[str, Any] = {}
     for item in fields(Match):
         value = getattr(rule.match, item.name)

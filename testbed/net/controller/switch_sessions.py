@@ -1,4 +1,4 @@
-"""State of each connected switch: desired and installed rules, their difference, port reports."""
+"""The state of each connected switch: desired and installed rules, their difference, and port reports."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from testbed.net.controller.openflow import (
     group_mod,
     group_removal,
     groups_of,
-    match_of,
-    rule_of,
+    parse_match,
+    parse_rule,
 )
 from testbed.net.controller.rules import FastFailover, Match, Rule
 
 Rules = Mapping[int, Sequence[Rule]]
-"""Every switch's rules, by datapath id."""
+"""The rules of every switch, by datapath id."""
 
 
 @dataclass
 class Session:
-    """One connection of one switch."""
+    """One OpenFlow connection of one switch."""
 
     datapath: Any
     bridge: str = ""
     sent: dict[int, Rule | None] = field(default_factory=dict)  # by transaction id; None: not a rule
-    ports: dict[int, bool] = field(default_factory=dict)  # whether each is up
+    ports: dict[int, bool] = field(default_factory=dict)  # port number -> whether it is up
     flows: list[Any] = field(default_factory=list)
     groups: dict[int, FastFailover | None] = field(default_factory=dict)
-    wanted: DesiredState | None = None
-    written: int = 0
-    busy: bool = False  # between asking for what is there and knowing that all is well
+    desired: DesiredState | None = None
+    writes: int = 0
+    busy: bool = False  # from requesting the rules until they match the desired ones
     refused: bool = False
     bundles: int = 0
 
@@ -46,32 +46,32 @@ class Session:
 
 @dataclass
 class Change:
-    """Rules on their way into the switches, and who wants to know."""
+    """A change of all switches' rules that is in progress, and its completion callback."""
 
     former: Rules
-    waiting: set[int]
+    pending: set[int]
     done: Callable[[str | None], None]
     changed: int = 0
     begun_s: float = field(default_factory=time.monotonic)
 
 
-MAX_WORDS = 5
+MAX_DESCRIBED = 5
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How the flows of a switch differ from the rules it should hold; false when they do not."""
+    """The difference between a switch's flows and the desired rules; false if there is none."""
 
     missing: tuple[Rule, ...]
-    foreign: tuple[Any, ...]  # flows as they came
+    foreign: tuple[Any, ...]  # flow entries as received
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.foreign)
 
-    def replaced(self, flow: Any) -> bool:
-        """Whether adding the missing rules overwrites a foreign flow: same table, priority and match."""
+    def overwrites(self, flow: Any) -> bool:
+        """Return whether a missing rule replaces a foreign flow, with the same table, priority and match."""
         try:
-            key = (flow.table_id, flow.priority, match_of(flow.match))
+            key = (flow.table_id, flow.priority, parse_match(flow.match))
         except ValueError:
             return False
         return key in self._keys
@@ -80,12 +80,12 @@ class Difference:
     def _keys(self) -> set[tuple[int, int, Match]]:
         return {(rule.table, rule.priority, rule.match) for rule in self.missing}
 
-    def words(self, datapath: Any) -> str:
-        """For people; only the first few of many."""
-        words = [f"missing: {rule}" for rule in self.missing[:MAX_WORDS]]
-        words += [f"not ours: {_flow_words(datapath, flow)}" for flow in self.foreign[:MAX_WORDS]]
-        more = len(self.missing) + len(self.foreign) - MAX_WORDS
-        return "; ".join([*words[:MAX_WORDS], *([f"and {more} more"] if more > 0 else [])])
+    def describe(self, datapath: Any) -> str:
+        """Describe the first few differences for people."""
+        items = [f"missing: {rule}" for rule in self.missing[:MAX_DESCRIBED]]
+        items += [f"not ours: {_describe_flow(datapath, flow)}" for flow in self.foreign[:MAX_DESCRIBED]]
+        more = len(self.missing) + len(self.foreign) - MAX_DESCRIBED
+        return "; ".join([*items[:MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])])
 
 
 class DesiredState:
@@ -102,7 +102,13 @@ class DesiredState:
     def changes(
         self, datapath: Any, difference: Difference, groups: Mapping[int, FastFailover | None]
     ) -> Iterator[tuple[Any, Rule | None]]:
-        """What brings a switch with these groups to what is wanted, in order, with the rule that each message adds."""
+        """Yield the messages that bring a switch to this state, in order, each with the rule it adds or None.
+
+        Args:
+            datapath: The switch.
+            difference: How its flows differ from this state.
+            groups: The groups that it has, by group id.
+        """
         for number, group in self.groups.items():
             if groups.get(number) != group:
                 if number in groups:
@@ -110,36 +116,39 @@ class DesiredState:
                 yield group_mod(datapath, group), None
         yield from self.messages(difference)
         for flow in difference.foreign:
-            if not difference.replaced(flow):
+            if not difference.overwrites(flow):
                 yield flow_removal(datapath, flow), None
         for number in groups:
             if number not in self.groups:
                 yield group_removal(datapath, number), None
 
     def messages(self, difference: Difference) -> Iterator[tuple[FlowMod, Rule]]:
-        """What adds the missing rules."""
+        """Yield the messages that add the missing rules."""
         missing = set(map(id, difference.missing))
         for key, rule in self._rules.items():
             if id(rule) in missing:
                 yield self._messages[key], rule
 
     def compare(self, datapath: Any, flows: Sequence[Any], groups: Mapping[int, FastFailover]) -> Difference:
-        """Compare the flows of a statistics reply with the rules that should be there, and nothing else."""
+        """Compare the flows of a statistics reply with the desired rules.
+
+        Most flows are recognised by their bytes; only the others are parsed.
+        """
         missing = dict(self._rules)
-        foreign, strange = [], []
+        foreign, unrecognised = [], []
         for flow in flows:
             key = flow.key
             rule = self._rules.get(key)
-            if rule is None or not self._groups_stand(rule, groups):
-                strange.append(flow)
+            if rule is None or not self._groups_installed(rule, groups):
+                unrecognised.append(flow)
             elif key in missing:
                 del missing[key]
             else:
                 foreign.append(flow)
-        by_rule = {rule: key for key, rule in missing.items()} if strange else {}
-        for flow in strange:
+        by_rule = {rule: key for key, rule in missing.items()} if unrecognised else {}
+        for flow in unrecognised:
             try:
-                key = by_rule.pop(rule_of(datapath, flow, groups), None)
+                key = by_rule.pop(parse_rule(datapath, flow, groups), None)
             except ValueError:
                 key = None
             if key is None:
@@ -149,14 +158,14 @@ class DesiredState:
         return Difference(tuple(missing.values()), tuple(foreign))
 
     def counts(self, flows: Sequence[Any]) -> list[tuple[Rule, int, int]]:
-        """(rule, packets, bytes) of those flows of a statistics reply that are among the rules."""
+        """Return (rule, packets, bytes) for the flows of a statistics reply that match a desired rule."""
         return [
             (self._rules[flow.key], flow.packet_count, flow.byte_count)
             for flow in flows
             if flow.key in self._rules
         ]
 
-    def _groups_stand(self, rule: Rule, groups: Mapping[int, FastFailover]) -> bool:
+    def _groups_installed(self, rule: Rule, groups: Mapping[int, FastFailover]) -> bool:
         return all(
             groups.get(action.group_id) == action
             for action in rule.actions
@@ -164,26 +173,25 @@ class DesiredState:
         )
 
 
-def _flow_words(datapath: Any, flow: Any) -> str:
+def _describe_flow(datapath: Any, flow: Any) -> str:
     try:
-        return str(rule_of(datapath, flow))
+        return str(parse_rule(datapath, flow))
     except ValueError as error:
         return f"priority {flow.priority}, {error}"
 
 
 @dataclass(frozen=True)
 class PortReport:
-    """Which ports (datapath id, number) were down at a time, as the switches said."""
+    """The ports (datapath id, number) that were down at a time, as the switches reported."""
 
     time_s: float
     ports_down: frozenset[tuple[int, int]]
 
 
 class PortReports:
-    """Reports in the order in which they came. Each is acted on `reaction_s` after it came, not before.
+    """A queue of port reports, each of which is due `reaction_s` after its arrival.
 
-    One that comes while another is waiting is acted on after it; those that fall due while the controller is at work
-    are taken together, and the latest counts.
+    Reports that become due while the controller is busy are taken together; only the latest counts.
     """
 
     def __init__(self, reaction_s: float) -> None:
@@ -191,15 +199,15 @@ class PortReports:
         self._reports: deque[PortReport] = deque()
 
     def add(self, report: PortReport) -> None:
-        """Keep a report that came just now."""
+        """Add a report that has just arrived."""
         self._reports.append(report)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until one is due; None where there is none."""
+        """Return the seconds until the next report is due; None if there is none."""
         return max(0.0, self._reports[0].time_s + self._reaction_s - now_s) if self._reports else None
 
     def take(self, now_s: float) -> PortReport | None:
-        """The report to act on now, None if none is due; those before it are dropped."""
+        """Remove all due reports and return the latest; None if none is due."""
         found = None
         while self._reports and self._reports[0].time_s + self._reaction_s <= now_s:
             found = self._reports.popleft()

@@ -1,8 +1,8 @@
-"""An in-memory network of OpenFlow tables that forwards symbolic packets: policies are tested here, without a switch.
+"""An in-memory network of OpenFlow tables that forwards symbolic packets, to check policies without a switch.
 
-The tables follow OpenFlow's rules (highest priority wins, never out of the port a packet came in at) and are strict
-where OpenFlow is vague: two rules of one priority for the same packet are an error. Of equal links a flow takes the
-one that Open vSwitch would give it.
+The tables follow OpenFlow: the highest priority wins, and no packet leaves by its ingress port. Where OpenFlow leaves
+the result undefined they are strict: two rules of one priority that match the same packet are an error. Among equal
+links a flow takes the one that Open vSwitch would pick.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ Port = tuple[int, int]
 
 
 class AmbiguousRulesError(TestbedError):
-    """Two rules of the same priority match one packet; a switch would take either."""
+    """An error for two rules of the same priority that match one packet; a switch would apply either."""
 
 
 class Table:
-    """One flow table of a switch. It counts the packets that each rule took."""
+    """One flow table of a switch, with a packet counter per rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.packets: Counter[Rule] = Counter()
-        # by the host that a rule is for, and the one that it is from; None where it is not for or from one host
+        # by (destination host, source host) of the match; None if it is not a single host
         self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
         for rule in rules:
             ends = _host(rule.match.ipv4_dst), _host(rule.match.ipv4_src)
             self._rules.setdefault(ends, []).append(rule)
 
     def lookup(self, packet: Packet, in_port: int) -> Rule | None:
-        """The rule for a packet; None when there is none (the packet is dropped). AmbiguousRulesError."""
-        to, come = packet.ipv4_dst, packet.ipv4_src
+        """Return the rule for a packet, or None if no rule matches and the packet is dropped.
+
+        Raises:
+            AmbiguousRulesError: Two rules of the same priority match.
+        """
+        destination, source = packet.ipv4_dst, packet.ipv4_src
         matching = [
             rule
-            for ends in ((to, come), (to, None), (None, come), (None, None))
+            for ends in ((destination, source), (destination, None), (None, source), (None, None))
             for rule in self._rules.get(ends, ())
             if rule.match.covers(in_port, packet)
         ]
@@ -56,7 +60,7 @@ def _host(network: str | None) -> str | None:
 
 
 class Switch:
-    """The tables of one switch, and its ports that are down."""
+    """A switch: its flow tables, and the ports that are down."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.tables = {
@@ -65,7 +69,7 @@ class Switch:
         self.down: set[int] = set()
 
     def outputs(self, packet: Packet, in_port: int) -> list[tuple[int, Packet]]:
-        """The ports that a packet leaves by, and what it is then; empty when it is dropped."""
+        """Return (port, packet as sent) for each port that a packet leaves by; empty if it is dropped."""
         found: list[tuple[int, Packet]] = []
         number: int | None = 0
         while number is not None:
@@ -97,10 +101,14 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Journey:
-    """What became of a packet: the ports it left switches by, in order; the outer ports it came out of; loops.
+class PacketTrace:
+    """The path of a packet through the network.
 
-    dscps: what it was marked with at each of the hops.
+    Attributes:
+        hops: The ports by which it left switches, in order.
+        delivered: The outer ports by which it left the network.
+        looped: Whether it entered a loop.
+        dscps: Its DSCP at each hop.
     """
 
     hops: tuple[Port, ...]
@@ -110,18 +118,15 @@ class Journey:
 
 
 class Network:
-    """Switches and the wires between them; a port without a wire leads out of the network."""
+    """A network of switches and wires; a port without a wire is an outer port."""
 
     def __init__(self, rules: Mapping[int, Sequence[Rule]], wires: Mapping[Port, Port]) -> None:
         self.switches = {dpid: Switch(own) for dpid, own in rules.items()}
         self.bytes: defaultdict[Port, float] = defaultdict(float)
         self._wires = wires
 
-    def forward(self, packet: Packet, start: Port, size: float = 1.0) -> Journey:
-        """Send a packet in at an outer port and follow it, and every copy of it, to the end.
-
-        `size` is added to `bytes` of each port that it leaves by.
-        """
+    def forward(self, packet: Packet, start: Port, size: float = 1.0) -> PacketTrace:
+        """Inject a packet at an outer port and follow all its copies; add `size` to `bytes` of each egress port."""
         pending, seen = [(start, packet)], set[Port]()
         hops: list[Port] = []
         dscps: list[int] = []
@@ -129,7 +134,7 @@ class Network:
         while pending:
             (dpid, in_port), packet = pending.pop()
             if (dpid, in_port) in seen:
-                return Journey(tuple(hops), tuple(delivered), looped=True)
+                return PacketTrace(tuple(hops), tuple(delivered), looped=True)
             seen.add((dpid, in_port))
             for port, sent in self.switches[dpid].outputs(packet, in_port):
                 hops.append((dpid, port))
@@ -139,20 +144,20 @@ class Network:
                     pending.append((self._wires[dpid, port], sent))
                 else:
                     delivered.append((dpid, port))
-        return Journey(tuple(hops), tuple(delivered), looped=False, dscps=tuple(dscps))
+        return PacketTrace(tuple(hops), tuple(delivered), looped=False, dscps=tuple(dscps))
 
     def cut(self, end: Port) -> None:
-        """A wire is cut: the ports at both its ends go down."""
+        """Cut a wire, which takes down the ports at both ends."""
         for dpid, port in (end, self._wires[end]):
             self.switches[dpid].down.add(port)
 
 
 def wires(topology: Topology, edges: Sequence[EdgePorts]) -> dict[Port, Port]:
-    """The WAN links as wires between the edges' ports, in both directions."""
+    """Return the WAN links as a map between the edges' ports, in both directions."""
     by_building = {edge.building: edge for edge in edges}
-    joined: dict[Port, Port] = {}
+    peers: dict[Port, Port] = {}
     for link in topology.wan:
         a, b = by_building[link.a], by_building[link.b]
         end_a, end_b = (a.dpid, a.wan[link.b, link.plane]), (b.dpid, b.wan[link.a, link.plane])
-        joined[end_a], joined[end_b] = end_b, end_a
-    return joined
+        peers[end_a], peers[end_b] = end_b, end_a
+    return peers

@@ -1,1 +1,1 @@
-"""A topology becomes a running network of namespaces and switches, and goes away again; nothing else is touched."""
+"""Build and tear down the network of namespaces and switches that a topology describes."""

@@ -1,4 +1,4 @@
-"""A plan's nodes and cables as Mininet's: hosts, bridges, edges and probes, each on its machine, plugged together."""
+"""The assembly of a plan with Mininet: hosts, bridges, edges, probes and cables, each on its machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from mininet.net import Mininet
 from testbed.net.errors import FabricError
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.bridges import CARD, UPLINK
-from testbed.net.fabric.machines import Machine, is_here
+from testbed.net.fabric.bridges import NIC, UPLINK
+from testbed.net.fabric.machines import Machine, is_local
 from testbed.net.fabric.mininet_nodes import EdgeSwitch, KernelBridge, PlannedHost, PlannedInterface, VethLink
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.plan import Plan
-from testbed.net.fabric.tunnel import TunnelMeasurement, TunnelSocket, measure
+from testbed.net.fabric.tunnel import TunnelMeasurement, TunnelSocket, measure_tunnel
 from testbed.net.links.setup import Setup
 from testbed.spec.buildings import Building
 from testbed.spec.topology import Topology
 
 
 @dataclass(frozen=True)
-class Switched:
-    """How the edges switch: Open vSwitch's datapath, and their controller, such as "tcp:127.0.0.1:40001"."""
+class EdgeOptions:
+    """Options of the edge switches: Open vSwitch's datapath, and a controller such as "tcp:127.0.0.1:40001"."""
 
     datapath: str
     controller: str
@@ -34,7 +34,7 @@ class Switched:
 
 @dataclass(frozen=True)
 class NodeKinds:
-    """What hosts and bridges on other machines are, and links between any."""
+    """The Mininet classes of hosts and bridges on other machines, and of all links."""
 
     host: type
     bridge: type
@@ -42,7 +42,7 @@ class NodeKinds:
 
 
 def node_kinds(spanning: bool) -> NodeKinds:
-    """Those of Mininet's cluster edition where a fabric spans machines; it is not imported where none does."""
+    """Return the node classes; Mininet's cluster edition is imported only if a fabric spans machines."""
     if not spanning:
         return NodeKinds(PlannedHost, KernelBridge, VethLink)
     from testbed.net.fabric.mininet_cluster import RemoteBridge, RemoteHost, SpanningLink  # noqa: PLC0415
@@ -50,11 +50,24 @@ def node_kinds(spanning: bool) -> NodeKinds:
     return NodeKinds(RemoteHost, RemoteBridge, SpanningLink)
 
 
-def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder: Path) -> Any:
-    """Make all nodes' namespaces and all interfaces, nothing set up yet; returns Mininet's object. FabricError."""
+def assemble(plan: Plan, placement: MachinePlacement, edge_options: EdgeOptions, folder: Path) -> Any:
+    """Create all nodes' namespaces and all interfaces, not yet configured.
+
+    Args:
+        plan: The fabric's plan.
+        placement: The machine of each building.
+        edge_options: Datapath and controller of the edge switches.
+        folder: The folder for the hosts' /etc/hosts.
+
+    Returns:
+        The Mininet object.
+
+    Raises:
+        FabricError: A node cannot be created.
+    """
     kinds = node_kinds(spanning=bool(placement.machines))
     setLogLevel("error")
-    Mininet.inited = True  # or its first use would change limits of the whole machine
+    Mininet.inited = True  # otherwise Mininet's first use changes limits of the whole machine
     net = Mininet(
         topo=None,
         host=PlannedHost,
@@ -80,9 +93,9 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
             plan.edge(building.name),
             cls=EdgeSwitch,
             bridge=edge.bridge,
-            datapath=switched.datapath,
+            datapath=edge_options.datapath,
             ports=edge.ports,
-            controller=switched.controller,
+            controller=edge_options.controller,
             dpid=f"{edge.dpid:016x}",
             operations=here,
         )
@@ -91,21 +104,21 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
         name = plan.probe(building.name)
         probe = net.addHost(name, ip=None, mac=None, namespace_pid=pids[name], operations=here)
         mac = plan.probe_mac(building.name)
-        net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
+        net.addLink(probe, switch, intfName1=NIC, intfName2=edge.probe_interface, addr1=mac)
         for port in edge.wan:
             ends = {"intfName1": port.wan_interface, "intfName2": port.edge_interface}
             net.addLink(net[planning.WAN_NODE], switch, **ends)
-    _plug_in(plan, net)
+    _add_cables(plan, net)
     net.build()
     return net
 
 
-def _plug_in(plan: Plan, net: Any) -> None:
-    """The cables within buildings; what takes time goes by way of the WAN namespace."""
+def _add_cables(plan: Plan, net: Any) -> None:
+    """Add the cables within buildings; those that need the link engine pass through the WAN namespace."""
     wires = {wire.name: wire for wire in plan.wires()}
     for cable in plan.cables:
         (node_a, interface_a), (node_b, interface_b) = cable.a, cable.b
-        if not cable.takes_time:
+        if not cable.needs_engine:
             ends = {"intfName1": interface_a, "intfName2": interface_b, "addr1": cable.mac_a}
             net.addLink(net[node_a], net[node_b], **ends)
             continue
@@ -115,7 +128,7 @@ def _plug_in(plan: Plan, net: Any) -> None:
 
 
 def _hosts_files(plan: Plan, folder: Path) -> dict[str, Path | None]:
-    """All nodes with namespaces of their own, and the /etc/hosts of each: `ping east2` has a meaning in hosts."""
+    """Return the nodes with their own namespaces, and a /etc/hosts for each host so that `ping east2` works."""
     topology = plan.topology
     names = folder / "hosts"
     names.write_text("127.0.0.1 localhost\n" + "".join(f"{host.ip} {host.name}\n" for host in topology.hosts))
@@ -125,10 +138,16 @@ def _hosts_files(plan: Plan, folder: Path) -> dict[str, Path | None]:
 
 
 class MachinePlacement:
-    """The machines of one fabric. `machines` names one for each building with hosts, in order; none: all is here.
+    """The assignment of a fabric's buildings to machines.
 
-    A transit site is only an edge, and edges are here.
-    FabricError when there are too few or too many, one cannot be reached, or a building cannot be elsewhere.
+    All edges, and so transit sites, are on this machine.
+
+    Args:
+        topology: The topology.
+        machines: One machine per building with hosts, in order; empty if all are on this machine.
+
+    Raises:
+        FabricError: The number of machines is wrong, or one cannot be reached.
     """
 
     def __init__(self, topology: Topology, machines: Sequence[str] = ()) -> None:
@@ -142,41 +161,41 @@ class MachinePlacement:
                 f"--machines: got {len(machines)}, expected one for each {which}, in this order: {', '.join(self._of)}"
             )
         try:
-            self._reach(dict(zip(self._of, machines, strict=False)))
+            self._connect(dict(zip(self._of, machines, strict=False)))
         except BaseException:
             self.stop()
             raise
 
-    def _reach(self, asked: Mapping[str, str]) -> None:
+    def _connect(self, destinations: Mapping[str, str]) -> None:
         known: dict[str, MachineOperations] = {}
-        for building, destination in asked.items():
+        for building, destination in destinations.items():
             if destination not in known:
-                here = is_here(destination.rpartition("@")[2])
+                here = is_local(destination.rpartition("@")[2])
                 known[destination] = self.here if here else Machine(destination)
                 if isinstance(found := known[destination], Machine):
                     self.machines.append(found)
             self._of[building] = known[destination]
 
     def check(self, plan: Plan) -> None:
-        """Nothing that only the link engine can do is inside a building elsewhere. FabricError."""
+        """Check that no building on another machine needs the link engine; FabricError if one does."""
         of_node = self.by_node(plan)
         for cable in plan.cables:
-            if cable.takes_time and isinstance(of_node[cable.a[0]], Machine):
+            if cable.needs_engine and isinstance(of_node[cable.a[0]], Machine):
                 raise FabricError(
-                    f"cable {cable.name} takes time, which needs the link engine: its building must be on this machine"
+                    f"cable {cable.name} needs the link engine: its building must be on this machine"
                 )
 
     def building(self, name: str) -> MachineOperations:
-        """The operations of the machine that a building is on."""
+        """Return the operations of a building's machine."""
         return self._of[name]
 
     def by_node(self, plan: Plan) -> dict[str, MachineOperations]:
-        """Where each host and each switch of a building is; all other nodes are here."""
+        """Return the machine of each host and building switch; all other nodes are on this machine."""
         hosts = {host.name: self._of[host.building] for host in plan.topology.hosts}
         return {**hosts, **{bridge.name: self._of[bridge.building] for bridge in plan.bridges}}
 
     def make_namespaces(self, plan: Plan, files: Mapping[str, Path | None]) -> dict[str, int]:
-        """Namespaces for all nodes, where they are; a process in each, by that machine's count."""
+        """Create namespaces for all nodes; return a process id in each, valid on the node's machine."""
         of_node = self.by_node(plan)
         pids: dict[str, int] = {}
         for operations in (self.here, *self.machines):
@@ -186,10 +205,14 @@ class MachinePlacement:
         return pids
 
     def measure_tunnels(self, plan: Plan, pids: Mapping[str, int]) -> list[TunnelMeasurement]:
-        """Delay and rate of every tunnel, while nothing else uses it."""
+        """Measure delay and rate of every tunnel, before anything else uses it.
+
+        Raises:
+            FabricError: Frames do not pass through a tunnel.
+        """
         mtu = plan.topology.mtu
         found = []
-        for building, local, machine in self._elsewhere(plan):
+        for building, local, machine in self._remote_buildings(plan):
             for operations, interface, pid in (
                 (machine, UPLINK, pids[building.core]),
                 (self.here, local, None),
@@ -200,8 +223,8 @@ class MachinePlacement:
             machine.call("answer_tunnel", interface=UPLINK, pid=pids[building.core], mtu=mtu)
             near = TunnelSocket(local, mtu)
             try:
-                needed_bps = _most_bps(plan, building.name)
-                found.append(measure(near, machine.name, building.name, needed_bps))
+                needed_bps = _peak_rate_bps(plan, building.name)
+                found.append(measure_tunnel(near, machine.name, building.name, needed_bps))
             finally:
                 near.close()
                 machine.call("close_tunnels")
@@ -213,39 +236,39 @@ class MachinePlacement:
         return found
 
     def tunnel_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """(went in, came out) so far at both ends together, of each tunnel by its building."""
+        """Return (frames sent, frames received) so far at both ends of each tunnel together, by building."""
         found = {}
-        for building, local, machine in self._elsewhere(plan):
+        for building, local, machine in self._remote_buildings(plan):
             far = machine.frames(UPLINK, pids[building.core])
             near = self.here.frames(local, None)
             found[building.name] = far[1] + near[1], far[0] + near[0]
         return found
 
-    def _elsewhere(self, plan: Plan) -> Iterator[tuple[Building, str, Machine]]:
-        """The buildings on other machines, each with the interface of its edge here that leads to its core."""
+    def _remote_buildings(self, plan: Plan) -> Iterator[tuple[Building, str, Machine]]:
+        """Yield each building on another machine, with its edge's local interface to the building's core."""
         for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
             machine = self._of.get(building.name)
             if isinstance(machine, Machine) and edge.local_interface is not None:
                 yield building, edge.local_interface, machine
 
     def failure(self) -> str | None:
-        """None while all machines are there; else one sentence."""
+        """Return a message if a machine is gone; None otherwise."""
         return next((words for machine in self.machines if (words := machine.failure())), None)
 
     def stop(self) -> None:
-        """End all namespaces, here and there. Harmless when repeated."""
+        """Remove all namespaces on all machines; idempotent."""
         for operations in (*self.machines, self.here):
             operations.stop()
 
 
-def _most_bps(plan: Plan, building: str) -> float:
-    """What can ever come into or out of a building: what its cards can send, or its WAN links can carry."""
+def _peak_rate_bps(plan: Plan, building: str) -> float:
+    """Return the maximum rate into or out of a building: that of its NICs or of its WAN links."""
     topology = plan.topology
-    cards = sum(host.nic.rate_bps for host in topology.hosts if host.building == building)
+    nics = sum(host.nic.rate_bps for host in topology.hosts if host.building == building)
     ends = [
         direction.rate_bps
         for link in topology.wan
         for direction, side in ((link.a_to_b, link.a), (link.b_to_a, link.b))
         if side == building
     ]
-    return min(cards, sum(ends)) if ends else cards
+    return min(nics, sum(ends)) if ends else nics

@@ -1,12 +1,14 @@
-"""The switches of a building that no policy touches: their ports, what lies behind each, who is cabled to whom. Pure.
+"""The kernel bridges and cables within a building: ports, static forwarding entries and shaping. This module is pure.
 
-Kernel bridges that neither learn nor flood: every address is put where it belongs. In a Clos network a packet goes up
-to the spine, and down from the core to the spine, that its destination's number gives (D-mod-k routing: Leiserson 1996,
-"The network architecture of the Connection Machine CM-5"; its name from Zahavi 2010): many paths, no packet overtakes
-another of its flow, and no address has two places. A cable that takes time passes through the WAN namespace, where the
-link engine is all that it is; another is a plain pair of interfaces, shaped at both ends. What comes in at an end is
-held for its own time on the cable, store and forward, where the kernel can do that; a cut-through switch does not wait
-for what stays in its building, unless the cable that it comes by is slower than one that it may leave by.
+The bridges neither learn nor flood: all forwarding entries are static. A Clos network uses D-mod-k routing (Leiserson
+1996, "The network architecture of the Connection Machine CM-5"; the name is from Zahavi 2010): the destination's index
+selects the spine, both upwards and downwards from the core. There are many paths, packets of a flow are not reordered,
+and every address has one location.
+
+A cable with delay passes through the WAN namespace, where the link engine emulates it. Any other cable is a veth pair
+that is shaped at both ends. Where the kernel supports it, the receiving end holds a frame for its serialisation time
+(store and forward). A cut-through switch does not hold frames that stay in its building, unless the incoming cable is
+slower than a possible outgoing one.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from testbed.spec.buildings import Building, Clos, Host
 from testbed.spec.link_direction import Direction
 from testbed.spec.topology import Topology, building_network
 
-UPLINK = "uplink"  # of the core, to the edge
-CARD = "eth0"
-HELD_BYTES = 1 << 30
+UPLINK = "uplink"  # the core's interface to the edge
+NIC = "eth0"
+HOST_QUEUE_BYTES = 1 << 30
 
 End = tuple[str, str]  # node, interface
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a bridge, and the Ethernet addresses behind it."""
+    """A port of a bridge, and the Ethernet addresses that it leads to."""
 
     interface: str
     macs: tuple[str, ...]
@@ -38,7 +40,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Bridge:
-    """A switch: its node is named like it."""
+    """A kernel bridge; its node has the same name."""
 
     name: str
     building: str
@@ -47,10 +49,17 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ends that are plugged together; `direction` holds for both directions, None for one without any limit.
+    """A cable between two interfaces.
 
-    cut_through_a, cut_through_b: the network to which the node at that end sends frames on while they come in; None for
-    none. carried: a link engine carries it even without delay, since switches of its network pause who sends to them.
+    Attributes:
+        a: One end.
+        b: The other end.
+        direction: The properties of both directions; None for an unlimited cable.
+        mac_a: The Ethernet address of end a, if it is given.
+        cut_through_a: The network to which the node at end a forwards frames cut-through; None for store and forward.
+        cut_through_b: The same for end b.
+        paused: Whether the network uses PAUSE frames, which the link engine emulates; it then carries the cable even
+            without delay.
     """
 
     a: End
@@ -59,32 +68,32 @@ class Cable:
     mac_a: str | None = None
     cut_through_a: str | None = None
     cut_through_b: str | None = None
-    carried: bool = False
+    paused: bool = False
 
     @property
     def name(self) -> str:
-        """Unique within a topology."""
+        """The cable's name, unique within a topology."""
         return f"{self.a[0]}-{self.b[0]}"
 
     @property
-    def takes_time(self) -> bool:
-        """Whether a link engine has to carry it."""
-        return self.direction is not None and (self.carried or self.direction.delay_s > 0)
+    def needs_engine(self) -> bool:
+        """Whether the link engine has to emulate the cable."""
+        return self.direction is not None and (self.paused or self.direction.delay_s > 0)
 
     def shapes(self) -> dict[End, Shape]:
-        """What its ends are shaped to, where no link engine does it."""
+        """Return the shape of each end that the link engine does not shape."""
         if self.direction is None:
             return {}
         ends = [self.a, self.b]
-        if self.takes_time:
-            # a host's own card feeds a link that may be paused no quicker than that carries it
-            ends = [end for end in ends if self.carried and end[1] == CARD]
+        if self.needs_engine:
+            # A host's NIC must not feed a link that may be paused faster than the link's rate.
+            ends = [end for end in ends if self.paused and end[1] == NIC]
         shape = Shape.from_direction(self.direction)
-        return {end: held(end, shape) for end in ends}
+        return {end: with_host_queue(end, shape) for end in ends}
 
     def ingress_delays(self) -> dict[End, IngressDelay]:
-        """How frames are held that come in at its ends, where no link engine does it."""
-        if self.direction is None or self.takes_time:
+        """Return how long each end holds incoming frames, if the link engine does not delay them."""
+        if self.direction is None or self.needs_engine:
             return {}
         rate_bps = self.direction.rate_bps
         return {
@@ -93,11 +102,11 @@ class Cable:
         }
 
     def wire(self, number: int) -> LinkWire:
-        """As a link engine takes it; `number` counts those of a fabric."""
+        """Return the cable as a wire of the link engine; `number` is its index among those of the fabric."""
         assert self.direction is not None
         there = self.direction
-        if self.carried and self.a[1] == CARD:  # what a paused host has handed over waits in its memory
-            there = replace(there, queue_bytes=max(there.queue_bytes, HELD_BYTES))
+        if self.paused and self.a[1] == NIC:  # frames of a paused host wait in its memory
+            there = replace(there, queue_bytes=max(there.queue_bytes, HOST_QUEUE_BYTES))
         return LinkWire(
             self.name,
             *(f"t{number}a", f"t{number}b"),
@@ -108,24 +117,24 @@ class Cable:
             node_b=self.b[0],
             cut_through_a=self.cut_through_a,
             cut_through_b=self.cut_through_b,
-            switch_a=None if self.a[1] == CARD else self.a[0],
+            switch_a=None if self.a[1] == NIC else self.a[0],
             switch_b=self.b[0],
         )
 
 
-def held(end: End, shape: Shape) -> Shape:
-    """At a host's own card what cannot be sent yet waits in the host's memory, as with cards that fetch when they can.
+def with_host_queue(end: End, shape: Shape) -> Shape:
+    """Enlarge the queue of a host's NIC, since frames that cannot be sent yet wait in the host's memory.
 
-    TCP holds back by itself (small queues); but a segment that is dropped here, with nothing else under way, waits
-    200 ms for a timer that counts as no retransmission.
+    Real NICs fetch frames when they can send them. TCP limits its queue by itself (TCP small queues), but a segment
+    dropped here with nothing else in flight would wait 200 ms for a timer that does not count as a retransmission.
     """
-    if end[1] != CARD:
+    if end[1] != NIC:
         return shape
-    return replace(shape, queue_bytes=max(shape.queue_bytes, HELD_BYTES), queue_packets=None)
+    return replace(shape, queue_bytes=max(shape.queue_bytes, HOST_QUEUE_BYTES), queue_packets=None)
 
 
 def bridges(topology: Topology) -> Iterator[Bridge]:
-    """All of a topology, by building; a transit site has none."""
+    """Yield all bridges of a topology, by building; a transit site has none."""
     for building in topology.populated:
         far = [host for host in topology.hosts if host.building != building.name]
         if building.clos is None:
@@ -139,8 +148,8 @@ def _clos_bridges(building: Building, clos: Clos, far: list[Host]) -> Iterator[B
     for number, leaf in enumerate(building.leaves):
         own = building.leaf_hosts(number)
         ports = [Port(f"p{index}", (host.mac,)) for index, host in enumerate(own)]
-        others = _without(building, own) + far
-        ports += [Port(f"u{spine}", _macs(_through(others, spine, clos))) for spine in range(clos.spines)]
+        others = _other_hosts(building, own) + far
+        ports += [Port(f"u{spine}", _macs(_hosts_via(others, spine, clos))) for spine in range(clos.spines)]
         yield Bridge(leaf, building.name, tuple(ports))
     down = []
     for number, name in enumerate(building.spines):
@@ -150,19 +159,19 @@ def _clos_bridges(building: Building, clos: Clos, far: list[Host]) -> Iterator[B
             Port(f"d{leaf}", _macs(building.leaf_hosts(zone * clos.leaves + leaf)))
             for leaf in range(clos.leaves)
         ]
-        yield Bridge(name, building.name, (*ports, Port("u0", _macs(_without(building, own) + far))))
-        down.append(Port(f"d{number}", _macs(_through(own, spine, clos))))
+        yield Bridge(name, building.name, (*ports, Port("u0", _macs(_other_hosts(building, own) + far))))
+        down.append(Port(f"d{number}", _macs(_hosts_via(own, spine, clos))))
     yield Bridge(building.core, building.name, (*down, Port(UPLINK, _macs(far))))
 
 
-def _without(building: Building, own: Sequence[Host]) -> list[Host]:
-    """The building's other hosts."""
+def _other_hosts(building: Building, own: Sequence[Host]) -> list[Host]:
+    """Return the building's hosts that are not in `own`."""
     names = {host.name for host in own}
     return [host for host in building.hosts if host.name not in names]
 
 
-def _through(hosts: Sequence[Host], spine: int, clos: Clos) -> list[Host]:
-    """Those that a spine of each zone leads to."""
+def _hosts_via(hosts: Sequence[Host], spine: int, clos: Clos) -> list[Host]:
+    """Return the hosts that are reached through a given spine of each zone."""
     return [host for host in hosts if host.index % clos.spines == spine]
 
 
@@ -171,8 +180,8 @@ def _macs(hosts: Sequence[Host]) -> tuple[str, ...]:
 
 
 def cables(topology: Topology) -> Iterator[Cable]:
-    """All between hosts and switches and among switches of a building; not those of the edges."""
-    carried = topology.pauses
+    """Yield the cables of hosts and switches within buildings, without those of the edges."""
+    paused = topology.pauses
     for building in topology.buildings:
         own = list(_cables(building))
         rates: dict[str, float] = {}
@@ -181,26 +190,28 @@ def cables(topology: Topology) -> Iterator[Cable]:
             for node, _ in (cable.a, cable.b):
                 rates[node] = max(rates.get(node, 0.0), cable.direction.rate_bps)
         for cable in own:
-            early = [_early(building, cable, node, rates) for node, _ in (cable.a, cable.b)]
-            yield replace(cable, cut_through_a=early[0], cut_through_b=early[1], carried=carried)
+            near, far = (_cut_through_network(building, cable, node, rates) for node, _ in (cable.a, cable.b))
+            yield replace(cable, cut_through_a=near, cut_through_b=far, paused=paused)
 
 
-def card_cables(topology: Topology) -> dict[str, Cable]:
-    """Those between hosts' cards and their switches, by host."""
-    return {cable.a[0]: cable for cable in cables(topology) if cable.a[1] == CARD}
+def nic_cables(topology: Topology) -> dict[str, Cable]:
+    """Return the cables between hosts' NICs and their switches, by host."""
+    return {cable.a[0]: cable for cable in cables(topology) if cable.a[1] == NIC}
 
 
-def _early(building: Building, cable: Cable, node: str, rates: Mapping[str, float]) -> str | None:
-    """Where what comes by this cable need not be whole before the node sends it on; rates: each node's quickest."""
+def _cut_through_network(
+    building: Building, cable: Cable, node: str, rates: Mapping[str, float]
+) -> str | None:
+    """Return the network to which a node forwards a cable's frames cut-through; `rates`: the fastest cable of each."""
     assert cable.direction is not None
-    whole = node not in building.cut_through or cable.direction.rate_bps < rates[node]
-    return None if whole else building_network(building.index)
+    store_and_forward = node not in building.cut_through or cable.direction.rate_bps < rates[node]
+    return None if store_and_forward else building_network(building.index)
 
 
 def _cables(building: Building) -> Iterator[Cable]:
     for leaf, name in enumerate(building.leaves):
         for port, host in enumerate(building.leaf_hosts(leaf)):
-            yield Cable((host.name, CARD), (name, f"p{port}"), host.nic, host.mac)
+            yield Cable((host.name, NIC), (name, f"p{port}"), host.nic, host.mac)
     if (clos := building.clos) is None:
         return
     for number, name in enumerate(building.leaves):

@@ -19,18 +19,18 @@ from testbed.net.links import LinkError, LinkWire
 from testbed.net.links.netns import command_in_namespace
 from testbed.processes import close_pipes, wait_or_kill, wait_readable
 
-SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning of the payload
+SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all options, and the beginning of the payload
 BUFFER_KIB = 16_384
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
-# the kernel hands packets over in blocks, at the latest a second after a block's first packet
-HANDED_OVER_S = 1.1
+# The kernel delivers packets in blocks, at the latest one second after a block's first packet.
+FLUSH_S = 1.1
 SUFFIX = ".pcapng"
 
 
 @dataclass
-class _Point:
-    """One interface watched in one direction."""
+class _CapturePoint:
+    """One interface captured in one direction."""
 
     link: str
     direction: str
@@ -42,11 +42,17 @@ class _Point:
 
 
 class Capture:
-    """Runs tcpdump on both ends of WAN links, in process `pid`'s namespaces; use as a context manager.
+    """A context manager that runs tcpdump at both ends of WAN links.
 
-    After the block `folder` has `LINK.a_to_b.pcapng` and `LINK.b_to_a.pcapng` for each link: an interface named "entry"
-    (before queue and fibre) and one named "exit", times with nanoseconds, packets cut to SNAP_BYTES. `records` tells
-    how many packets there are, and how many tcpdump was too slow for.
+    After the block, `folder` contains `LINK.a_to_b.pcapng` and `LINK.b_to_a.pcapng` for each link. Each has an
+    interface "entry" (before queue and propagation) and an interface "exit", with nanosecond timestamps and packets cut
+    to SNAP_BYTES. `records` has the number of packets of each, and of those that tcpdump missed.
+
+    Args:
+        pid: A process in the WAN namespace.
+        wires: All wires of the link engine.
+        links: The names of the links to capture.
+        folder: The folder for the files.
     """
 
     def __init__(self, pid: int, wires: Iterable[LinkWire], links: Iterable[str], folder: Path) -> None:
@@ -54,7 +60,7 @@ class Capture:
         self._folder = folder
         self._scratch = folder.with_name(f"{folder.name}.partial")
         wanted = set(links)
-        self._points: list[_Point] = []
+        self._points: list[_CapturePoint] = []
         for wire in wires:
             for direction, entry, leave in (
                 ("a_to_b", wire.inner_a, wire.inner_b),
@@ -63,7 +69,7 @@ class Capture:
                 for end, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
                     file = self._scratch / f"{wire.name}.{direction}.{end}"
                     if wire.name in wanted:
-                        self._points.append(_Point(wire.name, direction, end, interface, flow, file))
+                        self._points.append(_CapturePoint(wire.name, direction, end, interface, flow, file))
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Capture:
@@ -88,39 +94,40 @@ class Capture:
         finally:
             self._discard()
 
-    def _start(self, point: _Point) -> subprocess.Popen[str]:
+    def _start(self, point: _CapturePoint) -> subprocess.Popen[str]:
         command = ["tcpdump", "-i", point.interface, "-Q", point.flow, "-w", "-", "-Z", "root", "-n"]
         command += ["-s", str(SNAP_BYTES), "-B", str(BUFFER_KIB), "--time-stamp-precision=nano"]
         command = command_in_namespace(self._pid, ["setpriv", "--pdeathsig", "TERM", *command])
         try:
-            # the file is opened here: tcpdump would give it to another user, which not every file system allows
+            # Open the file here: tcpdump would change its owner, which not every file system allows.
             with point.file.open("wb") as file:
                 return subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, text=True)
         except FileNotFoundError as error:
             raise LinkError(f"cannot capture: {error.filename} is not installed") from error
 
-    def _await_start(self, point: _Point) -> None:
+    def _await_start(self, point: _CapturePoint) -> None:
         assert point.process is not None
         assert point.process.stderr is not None
-        said = ""
-        while "listening on" not in said:
+        messages = ""
+        while "listening on" not in messages:
             readable = wait_readable([point.process.stderr], START_TIMEOUT_S)
             line = point.process.stderr.readline() if readable else ""
             if not line:
-                raise LinkError(f"cannot capture link {point.link}: {said.strip() or 'no word from tcpdump'}")
-            said += line
+                reason = messages.strip() or "tcpdump did not start"
+                raise LinkError(f"cannot capture link {point.link}: {reason}")
+            messages += line
 
     def _finish(self) -> None:
         missed: dict[tuple[str, str, str], int] = {}
         if self._points:
-            time.sleep(HANDED_OVER_S)
+            time.sleep(FLUSH_S)
         for point in self._points:
             assert point.process is not None
             point.process.send_signal(signal.SIGINT)
         for point in self._points:
             assert point.process is not None
-            _, said = point.process.communicate(timeout=STOP_TIMEOUT_S)
-            dropped = re.search(r"(\d+) packets? dropped by kernel", said)
+            _, messages = point.process.communicate(timeout=STOP_TIMEOUT_S)
+            dropped = re.search(r"(\d+) packets? dropped by kernel", messages)
             missed[point.link, point.direction, point.end] = int(dropped[1]) if dropped else 0
         if self._points:
             self._folder.mkdir(exist_ok=True)
@@ -152,14 +159,18 @@ _SECTION = struct.pack("<IHHq", 0x1A2B3C4D, 1, 0, -1)
 _ETHERNET = 1
 _IF_NAME, _IF_TSRESOL, _END = 2, 9, 0
 
-Packet = tuple[int, bytes, int]  # nanoseconds since the epoch, what was kept, bytes on the wire
+Packet = tuple[int, bytes, int]  # nanoseconds since the epoch, captured bytes, length on the wire
 
 
 def read_pcap(path: Path) -> Iterator[Packet]:
-    """The packets of a capture with nanoseconds; one cut off in the middle ends it. ValueError for another format."""
+    """Yield the packets of a little-endian pcap file with nanosecond timestamps, up to the first truncated one.
+
+    Raises:
+        ValueError: The file has another format.
+    """
     with path.open("rb") as file:
         if file.read(_PCAP_HEADER_BYTES)[:4] != _PCAP_NANOSECONDS:
-            raise ValueError(f"{path}: not a capture with nanoseconds, least significant byte first")
+            raise ValueError(f"{path}: expected a little-endian pcap file with nanosecond timestamps")
         while len(header := file.read(_PCAP_RECORD.size)) == _PCAP_RECORD.size:
             seconds, nanoseconds, kept, length = _PCAP_RECORD.unpack(header)
             data = file.read(kept)
@@ -169,10 +180,10 @@ def read_pcap(path: Path) -> Iterator[Packet]:
 
 
 def merge_captures(sources: Mapping[str, Path], target: Path) -> dict[str, int]:
-    """Write one pcapng with an interface per source; returns the number of packets of each."""
+    """Merge pcap files into one pcapng file with an interface per source; return the packet count of each."""
     counts = dict.fromkeys(sources, 0)
 
-    def of(number: int, path: Path) -> Iterator[tuple[int, int, bytes, int]]:
+    def numbered(number: int, path: Path) -> Iterator[tuple[int, int, bytes, int]]:
         return ((time_ns, number, data, length) for time_ns, data, length in read_pcap(path))
 
     names = list(sources)
@@ -181,7 +192,7 @@ def merge_captures(sources: Mapping[str, Path], target: Path) -> dict[str, int]:
         for name in names:
             options = _option(_IF_NAME, name.encode()) + _option(_IF_TSRESOL, b"\x09") + _option(_END, b"")
             file.write(_block(1, struct.pack("<HHI", _ETHERNET, 0, 0) + options))
-        streams = [of(number, sources[name]) for number, name in enumerate(names)]
+        streams = [numbered(number, sources[name]) for number, name in enumerate(names)]
         for time_ns, number, data, length in heapq.merge(*streams, key=lambda packet: packet[0]):
             counts[names[number]] += 1
             head = struct.pack("<IIIII", number, time_ns >> 32, time_ns & 0xFFFFFFFF, len(data), length)

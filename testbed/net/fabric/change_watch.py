@@ -1,4 +1,4 @@
-"""Watches a running fabric, on all of its machines, for changes that are not its own."""
+"""A watch for changes of a running fabric, on all its machines, that the testbed did not make itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.fingerprint import EVERYTHING, WatchedNamespace
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import EdgeTables
@@ -19,17 +19,26 @@ from testbed.net.links.ingress import ingress_device
 
 @dataclass(frozen=True)
 class Change:
-    """Something was changed; when that was noticed, by CLOCK_MONOTONIC."""
+    """A detected change: its description, and the CLOCK_MONOTONIC time of detection."""
 
     time_s: float
     words: str
 
 
 class ChangeWatch:
-    """The fingerprint of a fabric, taken now. `look` from time to time; what it has found stands in `changes`.
+    """A fingerprint of a fabric that is compared with its state on each `look`; `changes` collects the differences.
 
-    by_node: where each node is, `here` for those that it does not name. links, switches, cards: those that events
-    change, which are left out; cards by their hosts. LinkError when the kernel does not tell.
+    Args:
+        plan: The fabric's plan.
+        pids: A process in each node.
+        here: The operations of this machine.
+        by_node: The machine of each node; nodes without an entry are on this machine.
+        links: Links that events change; they are excluded.
+        switches: Switches that events change; they are excluded.
+        cards: Hosts whose NICs events change; they are excluded.
+
+    Raises:
+        LinkError: The kernel's state cannot be read.
     """
 
     def __init__(
@@ -45,31 +54,31 @@ class ChangeWatch:
         self.changes: list[Change] = []
         watched: dict[MachineOperations, list[WatchedNamespace]] = {here: []}
         for settings in namespace_settings(plan, pids):
-            sends = settings.interfaces == (CARD,) or settings.pid is None
-            namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, sends)
+            has_sockets = settings.interfaces == (NIC,) or settings.pid is None
+            namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, has_sockets)
             watched.setdefault(by_node.get(settings.name, here), []).append(namespace)
-        changing = excluded_interfaces(plan, links, switches, cards)
+        excluded = excluded_interfaces(plan, links, switches, cards)
         self._machines = list(watched)
         self._tables: EdgeTables | None = None
-        with _told():
+        with _wrap_os_errors():
             for operations, own in watched.items():
-                operations.watch(own, changing)
-            if not links and not switches:  # or the controller would have to change rules
+                operations.watch(own, excluded)
+            if not links and not switches:  # otherwise the controller may change rules
                 names = (plan.edge(building.name) for building in plan.topology.buildings)
                 self._tables = EdgeTables(
                     (name, edge.bridge) for name, edge in zip(names, plan.edges, strict=True)
                 )
 
     def close(self) -> None:
-        """No more of it; namespaces' parts end with them."""
+        """Stop watching the edges' tables; the rest ends with the namespaces."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
 
     def look(self, thorough: bool = False) -> None:
-        """Note what was changed since; thorough: look also where it takes long. LinkError."""
+        """Record the changes since the last look; `thorough` includes the slow comparisons. LinkError on failure."""
         now_s = time.monotonic()
-        with _told():
+        with _wrap_os_errors():
             for operations in self._machines:
                 self.changes += [Change(now_s, words) for words in operations.look(thorough)]
             if self._tables is not None:
@@ -77,10 +86,10 @@ class ChangeWatch:
 
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:
-        """What is changed in this block is the testbed's own doing. LinkError."""
+        """Accept all changes made within the block as the testbed's own; LinkError on failure."""
         self.look(thorough=True)
         yield
-        with _told():
+        with _wrap_os_errors():
             for operations in self._machines:
                 operations.take()
             if self._tables is not None:
@@ -88,37 +97,39 @@ class ChangeWatch:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _wrap_os_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LinkError(f"the kernel does not tell what it holds of the network: {error}") from error
+        raise LinkError(f"cannot read the network's state from the kernel: {error}") from error
 
 
 def excluded_interfaces(
     plan: Plan, links: Collection[str], switches: Collection[str], cards: Collection[str] = ()
 ) -> list[tuple[str, str]]:
-    """(namespace, interface) of all that changes when links, switches and hosts' cards do."""
-    return sorted({*_of_links(plan, links), *_of_switches(plan, switches), *_of_cards(plan, cards)})
+    """Return (namespace, interface) of everything that changes with these links, switches and hosts' NICs."""
+    return sorted(
+        {*_link_interfaces(plan, links), *_switch_interfaces(plan, switches), *_nic_interfaces(plan, cards)}
+    )
 
 
-def _of_cards(plan: Plan, hosts: Collection[str]) -> Iterator[tuple[str, str]]:
-    """All of the hosts, whose routes and neighbours go by their card, and the ports that they are plugged into."""
+def _nic_interfaces(plan: Plan, hosts: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield everything in the hosts, since routes and neighbours change with the NIC, and their switch ports."""
     for cable in plan.cables:
-        if cable.a[1] == CARD and cable.a[0] in hosts:
+        if cable.a[1] == NIC and cable.a[0] in hosts:
             switch, port = cable.b
             yield cable.a[0], EVERYTHING
             yield switch, port
             yield switch, ingress_device(port)
-            yield from _of_links(plan, [cable.name])
+            yield from _link_interfaces(plan, [cable.name])
 
 
-def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
-    """All interfaces that take part in links, by namespace."""
+def _link_interfaces(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield all interfaces of links, by namespace."""
     for number, wire in enumerate(plan.wires()):
         if wire.name not in links:
             continue
-        yield WAN_NODE, f"br{number}"  # the netem engine's
+        yield WAN_NODE, f"br{number}"  # made by the netem engine
         for inner, node, outer in (
             (wire.inner_a, wire.node_a, wire.outer_a),
             (wire.inner_b, wire.node_b, wire.outer_b),
@@ -128,8 +139,8 @@ def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
             yield node or ROOT_NAME, outer
 
 
-def _of_switches(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, str]]:
-    """All that is in the switches' namespaces, and whatever they are plugged to."""
+def _switch_interfaces(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield everything in the switches' namespaces and in the nodes that they are connected to."""
     for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
         if edge.local_interface is not None and building.core in switches:
             yield ROOT_NAME, edge.local_interface
@@ -139,9 +150,9 @@ def _of_switches(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, s
         if not building.is_transit:
             yield building.core, EVERYTHING
         yield plan.probe(building.name), EVERYTHING
-        yield from _of_links(plan, [port.link.name for port in edge.wan])
+        yield from _link_interfaces(plan, [port.link.name for port in edge.wan])
     for cable in plan.cables:
         ends = {cable.a[0], cable.b[0]}
         if ends & set(switches):
             yield from ((node, EVERYTHING) for node in ends)
-            yield from _of_links(plan, [cable.name])
+            yield from _link_interfaces(plan, [cable.name])

@@ -1,7 +1,7 @@
-"""The process behind `testbed up`: builds a fabric, keeps it up, takes it down on SIGTERM.
+"""The daemon behind `testbed up`: it builds a fabric, watches it, and takes it down on SIGTERM.
 
-`start_background` starts it detached from the terminal and waits for its word. The daemon watches the fabric's parts;
-when one breaks, the fabric stays for a look, its state says `failed` and why.
+`start_background` starts it detached from the terminal and waits until the fabric is up. When a part of the fabric
+fails, the daemon sets its state to `failed` with the reason, and keeps the rest up for inspection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,19 @@ DOWN_TIMEOUT_S = 20.0
 
 
 def start_background(path: Path, options: dict[str, Any], progress: Callable[[str], None]) -> str:
-    """Bring a topology file up in a process of its own; returns the fabric's id. FabricError when it cannot."""
+    """Build a fabric in a background process.
+
+    Args:
+        path: The topology file.
+        options: Options of `Fabric`, as JSON-compatible values.
+        progress: Called with each line of progress.
+
+    Returns:
+        The fabric's id.
+
+    Raises:
+        FabricError: The fabric cannot be built.
+    """
     request = json.dumps({"path": str(path), "options": options})
     daemon = subprocess.Popen(
         [sys.executable, "-m", "testbed.net.fabric.daemon"],
@@ -59,10 +71,10 @@ def start_background(path: Path, options: dict[str, Any], progress: Callable[[st
                 daemon.wait()
                 raise FabricError(event["error"])
         daemon.wait()
-        raise FabricError(f"the fabric's process ended early: {daemon.stderr.read().strip()[-500:]}")
+        raise FabricError(f"the fabric's process ended unexpectedly: {daemon.stderr.read().strip()[-500:]}")
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            daemon.terminate()  # it takes down what it has built so far
+            daemon.terminate()  # it removes what it has built so far
         daemon.wait()
         raise
     finally:
@@ -71,7 +83,7 @@ def start_background(path: Path, options: dict[str, Any], progress: Callable[[st
 
 
 def take_down(state: FabricState) -> None:
-    """Take a fabric down: ask its owner, wait, then remove whatever is left."""
+    """Take a fabric down: terminate its owner, wait, then remove any remains."""
     if state.owner_alive() and state.owner_pid != os.getpid():
         with contextlib.suppress(psutil.Error):
             psutil.Process(state.owner_pid).terminate()
@@ -84,12 +96,12 @@ def take_down(state: FabricState) -> None:
     clean(state)
 
 
-def _say(**event: str) -> None:
+def _report(**event: str) -> None:
     print(json.dumps(event), flush=True)
 
 
 def main() -> int:
-    """Build, say so, hold until told to end."""
+    """Build a fabric, report it, and keep it up until SIGTERM; return the exit status."""
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -107,16 +119,16 @@ def main() -> int:
     options["scale"] = Scale(**options["scale"])
     options["policy"] = PolicyChoice(**options["policy"])
     topology = load_topology(Path(request["path"])).resolve(options["scale"])
-    fabric = Fabric(topology, **options, progress=lambda line: _say(progress=line))
+    fabric = Fabric(topology, **options, progress=lambda line: _report(progress=line))
     try:
         fabric.up()
-        fabric.queue()
+        fabric.apply_queues()
         building = False
-        _say(up=fabric.state.id)
+        _report(up=fabric.state.id)
     except FabricError as error:
-        _say(error=str(error))
+        _report(error=str(error))
         return 1
-    except (BrokenPipeError, SystemExit):  # whoever asked is gone, or told us to stop
+    except (BrokenPipeError, SystemExit):  # the requesting process is gone, or has sent SIGTERM
         fabric.down()
         return 1
     quiet = os.open(os.devnull, os.O_RDWR)

@@ -1,8 +1,8 @@
-"""State files of fabrics, written before anything is made: a killed fabric can be found and removed.
+"""State files of fabrics, written before anything else, so that a killed fabric can be found and removed.
 
 Each fabric has an id of four hexadecimal digits and a folder `/run/testbed/<id>`. All its interfaces and bridges in the
-root namespace are named `tb<id>...`, all its processes carry `TESTBED_FABRIC=<id>` in their environment or live in its
-network namespaces. Cleaning goes by these marks only, never by program names.
+root namespace are named `tb<id>...`. All its processes have `TESTBED_FABRIC=<id>` in their environment or are in its
+network namespaces. Cleaning uses only these marks, never program names.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from testbed.processes import process_start_ticks
 
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
-CONTROLLER_FILE = "controller.json"  # in a fabric's folder: where its controller listens, and the token
+CONTROLLER_FILE = "controller.json"  # in a fabric's folder: the controller's API port and token
 KILL_WAIT_S = 5.0
-GONE_WAIT_S = 20.0  # a busy machine's Open vSwitch takes its time
+DELETE_WAIT_S = 20.0  # Open vSwitch is slow on a busy machine
 
 
 @dataclasses.dataclass
 class FabricState:
-    """One fabric's entry: who owns it, and what it made. `phase` is building, up, failed or closing.
+    """The state of one fabric: its owner process and its resources.
 
-    `namespaces` has the cookies of its nodes' network namespaces.
+    `phase` is building, up, failed or closing. `namespaces` has the cookies of its nodes' network namespaces.
     """
 
     id: str
@@ -57,36 +57,37 @@ class FabricState:
 
     @property
     def folder(self) -> Path:
-        """Where this fabric's state, sockets and logs lie."""
+        """The folder of this fabric's state, sockets and logs."""
         return STATE_ROOT / self.id
 
     @property
     def prefix(self) -> str:
-        """What the names of its interfaces and bridges in the root namespace begin with."""
+        """The prefix of its interface and bridge names in the root namespace."""
         return f"tb{self.id}"
 
     def owner_alive(self) -> bool:
-        """Whether the very process that made this entry still runs."""
+        """Return whether the process that created this entry is still running, even if its pid was reused."""
         return process_start_ticks(self.owner_pid) == self.owner_started
 
     def save(self) -> None:
-        """Write the entry, all or nothing."""
+        """Write the state file atomically."""
         draft = self.folder / "state.json.new"
         draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
         draft.replace(self.folder / "state.json")
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file that only its owner may read."""
+    """Write a file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
 
 
 def register(topology: str) -> FabricState:
-    """A new entry with an id that no other fabric has, owned by this process.
+    """Create a state entry with a unique id, owned by this process.
 
-    The id is random, but counted in a guest: switches' names have it, and Open vSwitch works in the order of names.
+    The id is random, except in a guest, where ids are sequential for reproducibility: switch names contain the id, and
+    Open vSwitch processes switches in the order of their names.
     """
     STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
     numbers = itertools.count()
@@ -104,13 +105,13 @@ def register(topology: str) -> FabricState:
 
 
 def load_all() -> list[FabricState]:
-    """Every entry on this machine, oldest first; one that was never written whole belongs to a dead owner."""
+    """Return all entries on this machine, oldest first; an incomplete one is treated as failed, with a dead owner."""
     entries = []
     for folder in sorted(STATE_ROOT.glob("*/"), key=lambda path: path.stat().st_mtime):
         try:
             entries.append(FabricState(**json.loads((folder / "state.json").read_text())))
         except (OSError, ValueError, TypeError):
-            if time.time() - folder.stat().st_mtime > 1.0:  # younger: its owner is about to write it
+            if time.time() - folder.stat().st_mtime > 1.0:  # a younger one may still be being written
                 entries.append(
                     FabricState(folder.name, 0, 0.0, phase="failed", failure="its state was not written")
                 )
@@ -118,12 +119,12 @@ def load_all() -> list[FabricState]:
 
 
 def load_live() -> list[FabricState]:
-    """The entries whose owners are alive, whatever their phase, oldest first."""
+    """Return the entries with a live owner, in any phase, oldest first."""
     return [state for state in load_all() if state.owner_alive()]
 
 
 def clean(state: FabricState) -> list[str]:
-    """Remove everything that belongs to one fabric; returns what was removed, one line each. Harmless when repeated."""
+    """Remove everything that belongs to a fabric; return a line for each removed item. Idempotent."""
     removed = _kill_processes(state) + _delete_bridges(state.prefix) + _delete_interfaces(state.prefix)
     shutil.rmtree(state.folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -132,7 +133,7 @@ def clean(state: FabricState) -> list[str]:
 
 
 def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
-    """Clean every fabric whose owner is gone (or every one at all); returns what was removed per id."""
+    """Clean every fabric without a live owner, or all fabrics; return the removed items by fabric id."""
     restore_after_kill(STATE_ROOT)
     found = [state for state in load_all() if everything or not state.owner_alive()]
     for state in found:
@@ -142,7 +143,7 @@ def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
 
 
 def _kill_processes(state: FabricState) -> list[str]:
-    """End them, and those that they started meanwhile."""
+    """Stop a fabric's processes, including those started in the meantime."""
     removed: list[str] = []
     deadline_s = time.monotonic() + KILL_WAIT_S
     while (ours := _processes_of(state)) and time.monotonic() < deadline_s:
@@ -150,14 +151,14 @@ def _kill_processes(state: FabricState) -> list[str]:
     return removed
 
 
-def cookies(pids: Iterable[int]) -> list[int]:
-    """What tells the namespaces of these processes from all others since boot; nothing where the kernel cannot say."""
+def namespace_cookies(pids: Iterable[int]) -> list[int]:
+    """Return the network namespace cookies of processes, unique since boot; processes without one are skipped."""
     return [cookie for pid in pids if (cookie := namespace_cookie(pid)) is not None]
 
 
 def _processes_of(state: FabricState) -> list[psutil.Process]:
-    """Those with the fabric's mark, and those in its namespaces, whoever started them there."""
-    ours, whose = [], {os.stat("/proc/self/ns/net").st_ino: False}
+    """Return the processes with the fabric's mark, and any process in its namespaces."""
+    ours, is_ours = [], {os.stat("/proc/self/ns/net").st_ino: False}
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
@@ -165,11 +166,11 @@ def _processes_of(state: FabricState) -> list[psutil.Process]:
             if process.environ().get(ENVIRONMENT_MARK) == state.id:
                 ours.append(process)
                 continue
-            # by inode within this one look only: the number of a namespace that has ended goes to the next one made
+            # Cache by inode only within this scan: the inode of a deleted namespace is reused.
             inode = os.stat(f"/proc/{process.pid}/ns/net").st_ino
-            if inode not in whose:
-                whose[inode] = namespace_cookie(process.pid) in state.namespaces
-            if whose[inode]:
+            if inode not in is_ours:
+                is_ours[inode] = namespace_cookie(process.pid) in state.namespaces
+            if is_ours[inode]:
                 ours.append(process)
         except (psutil.Error, OSError):
             continue
@@ -199,7 +200,7 @@ def _delete_bridges(prefix: str) -> list[str]:
         return []
     bridges = [name for name in listed.stdout.split() if name.startswith(prefix)]
     if bridges:
-        # its daemon takes the ports out one by one, 0.1 s each: faster when their interfaces go at the same time
+        # The daemon removes ports one at a time, 0.1 s each; --no-wait lets their interfaces be deleted meanwhile.
         command = ["ovs-vsctl", "--timeout=15", "--no-wait"]
         for name in bridges:
             command += ["--", "--if-exists", "del-br", name]
@@ -208,17 +209,17 @@ def _delete_bridges(prefix: str) -> list[str]:
 
 
 def _delete_interfaces(prefix: str) -> list[str]:
-    """Delete them and wait until they are gone: a switch's own go when its daemon has seen that it is no more."""
+    """Delete interfaces and wait until they are gone; Open vSwitch's daemon deletes a bridge's own interface later."""
     removed: dict[str, None] = {}
-    deadline = time.monotonic() + GONE_WAIT_S
+    deadline = time.monotonic() + DELETE_WAIT_S
     with IPRoute() as ipr:
         while time.monotonic() < deadline:
-            left = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
-            left = {name: index for name, index in left.items() if name.startswith(prefix)}
-            if not left:
+            remaining = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
+            remaining = {name: index for name, index in remaining.items() if name.startswith(prefix)}
+            if not remaining:
                 break
-            for name, index in left.items():
-                with contextlib.suppress(Exception):  # gone meanwhile with its peer's namespace
+            for name, index in remaining.items():
+                with contextlib.suppress(Exception):  # it may have gone with its peer's namespace
                     ipr.link("del", index=index)
                     removed[f"interface {name}"] = None
             time.sleep(0.005)
@@ -227,7 +228,7 @@ def _delete_interfaces(prefix: str) -> list[str]:
 
 @contextlib.contextmanager
 def mark_child_processes(fabric_id: str) -> Iterator[None]:
-    """Processes started in this block carry the fabric's mark."""
+    """Set the fabric's mark in the environment of processes started within the block."""
     former = os.environ.get(ENVIRONMENT_MARK)
     os.environ[ENVIRONMENT_MARK] = fabric_id
     try:
@@ -239,84 +240,83 @@ def mark_child_processes(fabric_id: str) -> Iterator[None]:
             os.environ[ENVIRONMENT_MARK] = former
 
 
-UP = ("up", "failed")
+UP_PHASES = ("up", "failed")
 
 
-def find_fabric(asked: str | None, hosts: Sequence[str] = (), link: str | None = None) -> FabricState:
-    """Of the networks that are up on this machine: see `select_fabric`."""
-    return select_fabric(
-        [state for state in load_all() if state.owner_alive() and state.phase in UP], asked, hosts, link
-    )
+def find_fabric(name: str | None, hosts: Sequence[str] = (), link: str | None = None) -> FabricState:
+    """Select one of the fabrics that are up on this machine; see `select_fabric`."""
+    states = [state for state in load_live() if state.phase in UP_PHASES]
+    return select_fabric(states, name, hosts, link)
 
 
 def select_fabric(
-    states: Sequence[FabricState], asked: str | None, hosts: Sequence[str] = (), link: str | None = None
+    states: Sequence[FabricState], name: str | None, hosts: Sequence[str] = (), link: str | None = None
 ) -> FabricState:
-    """The one that is meant.
+    """Select a fabric by id, topology name, or the hosts or link that it must have.
 
     Args:
-        states: All that are up.
-        asked: Its id, or the name of its topology where no other has that; None: the only one.
-        hosts: Hosts that are going to be used: of several networks it is the one that has all of them.
-        link: Likewise a WAN link.
+        states: All fabrics that are up.
+        name: A fabric id or a unique topology name; None to select by the other arguments.
+        hosts: Hosts that the fabric must have if several are up.
+        link: A WAN link that the fabric must have if several are up.
 
     Raises:
-        FabricError: Where none or several are meant; says which there are.
-        UnknownHost: Where several are up and none of them has such hosts.
+        FabricError: None or several fabrics match; the message lists those that are up.
+        UnknownHost: Several fabrics are up and none has these hosts.
     """
-    if asked is not None:
-        found = [state for state in states if asked in (state.id, state.topology)]
+    if name is not None:
+        found = [state for state in states if name in (state.id, state.topology)]
         if len(found) == 1:
             return found[0]
         if found:
-            raise FabricError(f"several fabrics are called {asked}, say which by its id: {_names(found)}")
+            raise FabricError(f"several fabrics are called {name}, select one by its id: {_describe(found)}")
         known = ", ".join(state.id for state in states) or "none"
-        raise FabricError(f"no fabric {asked!r} is up; up: {known}")
+        raise FabricError(f"no fabric {name!r} is up; up: {known}")
     if not states:
         raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
     if len(states) == 1:
         return states[0]
-    found = [state for state in states if _has(state, hosts, link)]
+    found = [state for state in states if _contains(state, hosts, link)]
     if not found and hosts:
         every = sorted({name for state in states for name in host_names(state)})
         wanted = next((name for name in hosts if name not in every), " and ".join(hosts))
         raise UnknownHost(where="HOST", got=wanted, expected=f"one of {did_you_mean(wanted, every)}")
     if len(found) != 1:
-        raise FabricError(f"several fabrics are up, say which with --fabric: {_names(found or states)}")
+        raise FabricError(f"several fabrics are up, select one with --fabric: {_describe(found or states)}")
     return found[0]
 
 
 def host_names(state: FabricState) -> list[str]:
-    """Of a network that is up."""
+    """Return the names of a fabric's hosts."""
     return [entry["name"] for entry in state.details.get("hosts", ())]
 
 
 def link_names(state: FabricState) -> list[str]:
-    """Of its WAN links: "east-west-0"."""
+    """Return the names of a fabric's WAN links, such as "east-west-0"."""
     return [entry["name"] for entry in state.details.get("wan", ())]
 
 
-def _has(state: FabricState, hosts: Sequence[str], link: str | None) -> bool:
+def _contains(state: FabricState, hosts: Sequence[str], link: str | None) -> bool:
     return set(hosts) <= set(host_names(state)) and (link is None or link in link_names(state))
 
 
-def _names(states: Sequence[FabricState]) -> str:
+def _describe(states: Sequence[FabricState]) -> str:
     return ", ".join(f"{state.id} ({state.topology})" for state in states)
 
 
 def command_in_host(state: FabricState, host: str, command: Sequence[str], where: str = "host") -> list[str]:
-    """The command line that runs a program inside a host, as root.
+    """Return the command line that runs a program inside a host, as root.
 
     Args:
-        state: The network's.
-        host: Its name, such as "east1".
+        state: The fabric's state.
+        host: The host's name, such as "east1".
         command: The program and its arguments.
-        where: The argument that names the host, for its error.
+        where: The name of the host argument, for error messages.
 
     Raises:
-        UnknownHost: The network has none of that name.
-        FabricError: Without root.
-        ProgramNotFound: There is no such program.
+        UnknownHost: The fabric has no such host.
+        FabricError: The caller is not root.
+        ProgramNotFound: The program does not exist.
     """
     check_host(host, [entry["name"] for entry in state.details["hosts"]], where)
     need_root("entering a host")

@@ -1,4 +1,4 @@
-"""What is broken or changed in a fabric on purpose, and how it is brought about: always the difference to what was."""
+"""Fault injection: bring a fabric from one condition to another by applying only the difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from testbed.net.errors import LinkError
-from testbed.net.fabric.bridges import Cable, End, card_cables, held
+from testbed.net.fabric.bridges import Cable, End, nic_cables, with_host_queue
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Plan
 from testbed.net.links.ingress import IngressDelay, ingress_change_commands, verify_ingress_delays
@@ -23,10 +23,14 @@ from testbed.spec.link_direction import Direction
 
 @dataclass(frozen=True)
 class Condition:
-    """How a fabric should be: links and switches that are down, directions that are not as the topology has them.
+    """The desired condition of a fabric, as deviations from its topology.
 
-    changed: by link, or cable of a host's card, and direction. links_dark: those that carry nothing though their
-    carriers are up. cards_down: hosts whose cards have no carrier.
+    Attributes:
+        links_down: Links that are cut.
+        switches_down: Switches that are down.
+        changed: Changed directions, by (link or NIC cable, direction).
+        links_dark: Links that drop everything although their carriers are up.
+        cards_down: Hosts whose NICs have no carrier.
     """
 
     links_down: frozenset[str] = frozenset()
@@ -40,34 +44,34 @@ HEALTHY = Condition()
 
 
 class Faults:
-    """Brings a fabric from one condition to the next. It begins healthy.
+    """The fault injector of a fabric, which begins healthy.
 
-    What is cut carries nothing from that moment on; the edges at its ends see it after the times of the fabric's
-    `control`, in `play`. What is dark they see only where its `silence_s` says when.
+    A cut link drops everything at once. The edges at its ends see the carrier loss after the delays of the fabric's
+    `control`, in `apply_due`. They see that a link is dark only if `control.silence_s` is set.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._healthy = fabric.asked()
+        self._healthy = fabric.requested_directions()
         self._carriers = CarrierDelay(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
-        self._cards = HostNics(fabric.plan, fabric.pids)
+        self._nics = HostNics(fabric.plan, fabric.pids)
         self.condition = HEALTHY
 
     @property
     def due_s(self) -> float | None:
-        """When switches see something next (CLOCK_MONOTONIC); None when there is nothing to be seen."""
+        """The CLOCK_MONOTONIC time when switches see the next carrier change; None if none is pending."""
         return self._carriers.due_s
 
-    def play(self) -> None:
-        """Have switches see what is due. LinkError."""
-        self._carriers.play()
+    def apply_due(self) -> None:
+        """Let switches see the carrier changes that are due; LinkError on failure."""
+        self._carriers.apply_due()
 
-    def settle(self) -> None:
-        """Have them see everything now. LinkError."""
-        self._carriers.settle()
+    def flush(self) -> None:
+        """Let switches see all pending carrier changes now; LinkError on failure."""
+        self._carriers.flush()
 
     def apply(self, wanted: Condition) -> None:
-        """Bring the condition about, settings first, and read it back. LinkError."""
+        """Apply a condition, settings first, and read it back; LinkError on failure."""
         fabric, former = self._fabric, self.condition
         assert fabric.engine is not None
         directions = {
@@ -77,45 +81,45 @@ class Faults:
         }
         if directions:
             fabric.engine.change(directions)
-        self._cards.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
-        self.condition = wanted  # which `set_carrier` goes by
+        self._nics.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
+        self.condition = wanted  # `set_carrier` uses it
         before, after = self._cut(former), self._cut(wanted)
-        if fabric.control.silence_s is not None:  # hellos that fail to come tell what carriers do not
+        if fabric.control.silence_s is not None:  # missing hellos reveal a dark link whose carrier is up
             silent = wanted.links_dark - former.links_dark - before - after
             self._carriers.cut(sorted(silent), fabric.control.silence_s)
             before, after = before | former.links_dark | silent, after | wanted.links_dark
         self._carriers.cut(sorted(after - before))
-        self._carriers.mend(sorted(before - after))
-        self.darken(sorted(wanted.links_dark - former.links_dark - after))
+        self._carriers.restore(sorted(before - after))
+        self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
         for link in sorted(former.links_dark - wanted.links_dark - before - after):
             if not self._carriers.is_down(link):
                 fabric.engine.set_carrier(link, True)
         for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
             self.set_carrier(switch, up=switch not in wanted.switches_down)
         for host in sorted(wanted.cards_down ^ former.cards_down):
-            self._set_card(host, up=host not in wanted.cards_down)
+            self._set_nic(host, up=host not in wanted.cards_down)
 
     @property
     def _edges(self) -> set[str]:
         return {self._fabric.plan.edge(edge.building) for edge in self._fabric.plan.edges}
 
     def _cut(self, condition: Condition) -> set[str]:
-        """Links that carry nothing, those of edges that are down included, and these edges."""
+        """Return the links that are cut, including those of edges that are down, and these edges."""
         plan = self._fabric.plan
         edges = condition.switches_down & self._edges
         ends = {link.name: {plan.edge(link.a), plan.edge(link.b)} for link in plan.topology.wan}
         return {*condition.links_down, *edges, *(name for name, own in ends.items() if own & edges)}
 
-    def darken(self, names: Collection[str]) -> None:
-        """Cut links, and nobody sees it; an edge has no more to lose than its links."""
+    def blackhole(self, names: Collection[str]) -> None:
+        """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""
         assert self._fabric.engine is not None
         if links := [name for name in names if name not in self._edges]:
             self._fabric.engine.blackhole(links)
 
     def set_carrier(self, name: str, up: bool) -> None:
-        """Cut or mend a link, or take all ports of a switch down or up, for all to see.
+        """Set the carrier of a link, or of all ports of a switch.
 
-        A link that is mended stays dark where it should be, a port down whose card is.
+        A link that comes up stays dark if it should be. A switch port stays down if the host's NIC is down.
         """
         fabric = self._fabric
         assert fabric.engine is not None
@@ -126,116 +130,126 @@ class Faults:
             return
         node, interfaces = fabric.plan.switch_ports(name)
         if up:
-            without = self._cards.ports(self.condition.cards_down)
-            interfaces = tuple(port for port in interfaces if (node, port) not in without)
+            ports_down = self._nics.ports(self.condition.cards_down)
+            interfaces = tuple(port for port in interfaces if (node, port) not in ports_down)
         set_interfaces_up(None if node is None else fabric.state.pids[node], interfaces, up)
 
-    def _set_card(self, host: str, up: bool) -> None:
-        """A card's carrier, which it and its switch's port see at once."""
-        cable = self._cards.of[host]
-        if cable.takes_time:
+    def _set_nic(self, host: str, up: bool) -> None:
+        """Set the carrier of a host's NIC and of its switch port."""
+        cable = self._nics.cables[host]
+        if cable.needs_engine:
             assert self._fabric.engine is not None
             self._fabric.engine.set_carrier(cable.name, up)
         elif cable.b[0] not in self.condition.switches_down:
             set_interfaces_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)
 
 
-class Ends(Protocol):
-    """What cuts, and shows it to the ends; names are the caller's."""
+class CarrierControl(Protocol):
+    """The operations that `CarrierDelay` needs; names are the caller's."""
 
-    def darken(self, names: Collection[str]) -> None:
-        """Nothing passes from now on, and nobody sees it."""
+    def blackhole(self, names: Collection[str]) -> None:
+        """Drop everything from now on, without a carrier change."""
 
     def set_carrier(self, name: str, up: bool) -> None:
-        """Cut or mended, and seen."""
+        """Cut or restore, with a carrier change."""
 
 
 class CarrierDelay:
-    """Cuts and mends at once, and has it seen when its time has come: call `play` at `due_s` or later.
+    """A model of carrier detection: cuts act at once, but switches see them only after a delay.
 
-    A cut that is mended before it was seen never is, though packets were lost; one that is cut again before it was seen
-    to be mended stays down. No threads: whoever waits for other things waits for `due_s`, too.
+    Call `apply_due` at `due_s` or later; there are no threads. If a link is restored before its cut was seen, the
+    cut is never seen, though packets were lost. If it is cut again before its restoration was seen, it stays down.
+
+    Args:
+        links: The operations on the links.
+        down_s: Seconds until a cut is seen.
+        up_s: Seconds until a restoration is seen.
+        clock: The clock, in seconds.
     """
 
     def __init__(
-        self, ends: Ends, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic
+        self, links: CarrierControl, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ends = ends
+        self._links = links
         self._delay_s = {False: down_s, True: up_s}
         self._clock = clock
         self._down: set[str] = set()  # as the switches see it
-        self._due: dict[str, tuple[float, bool]] = {}  # when each is seen, and whether to be up
+        self._due: dict[str, tuple[float, bool]] = {}  # name -> (time when it is seen, whether it is then up)
 
     @property
     def due_s(self) -> float | None:
-        """When the next one is seen; None when there is none."""
+        """The time of the next visible change; None if none is pending."""
         return min((due_s for due_s, _ in self._due.values()), default=None)
 
     def is_down(self, name: str) -> bool:
-        """Whether the switches see it down, or are about to."""
+        """Return whether the switches see a link down, or have a pending change for it."""
         return name in self._down or name in self._due
 
     def cut(self, names: Iterable[str], after_s: float | None = None) -> None:
-        """Nothing passes from now on; after_s: when that is seen, in place of the usual time."""
+        """Cut links now; switches see it after the usual delay, or after `after_s` seconds."""
         delay_s = self._delay_s[False] if after_s is None else after_s
-        # what is still down, though mended, only stays so
+        # A restored link that is still seen as down just stays down.
         fresh = [name for name in names if self._due.pop(name, None) is None and name not in self._down]
         if delay_s and fresh:
             for name in fresh:
                 self._due[name] = self._clock() + delay_s, False
-            self._ends.darken(fresh)
+            self._links.blackhole(fresh)
         else:
             for name in fresh:
-                self._see(name, up=False)
+                self._show(name, up=False)
 
-    def mend(self, names: Iterable[str]) -> None:
-        """All is well again, though nothing passes before a switch that saw the cut sees that."""
+    def restore(self, names: Iterable[str]) -> None:
+        """Restore links; where the cut was seen, traffic resumes only when the restoration is seen, too."""
         for name in names:
             if self._due.pop(name, None) is not None:
-                self._ends.set_carrier(name, up=True)
+                self._links.set_carrier(name, up=True)
             elif name in self._down and self._delay_s[True]:
                 self._due[name] = self._clock() + self._delay_s[True], True
             elif name in self._down:
-                self._see(name, up=True)
+                self._show(name, up=True)
 
-    def _see(self, name: str, up: bool) -> None:
-        self._ends.set_carrier(name, up)
+    def _show(self, name: str, up: bool) -> None:
+        self._links.set_carrier(name, up)
         (self._down.discard if up else self._down.add)(name)
 
-    def play(self) -> None:
-        """Let the switches see every change of carrier that is due."""
+    def apply_due(self) -> None:
+        """Let the switches see every carrier change that is due."""
         for name, (due_s, up) in sorted(self._due.items(), key=lambda item: item[1][0]):
             if due_s <= self._clock():
                 del self._due[name]
-                self._see(name, up)
+                self._show(name, up)
 
-    def settle(self) -> None:
-        """Let the switches see all changes now, due or not."""
+    def flush(self) -> None:
+        """Let the switches see all pending changes now."""
         for name, (_, up) in self._due.items():
-            self._see(name, up)
+            self._show(name, up)
         self._due.clear()
 
 
 class HostNics:
-    """All of a fabric; pids: a process in each node. `of`: the cable of each host's card.
+    """The NICs of a fabric's hosts; `cables` has the cable of each.
 
-    A direction's rate is HTB's where it is sent, and what holds frames back where they come in has the rate, the delay
-    and the loss: without the latter, which the userspace engine does without, there is no delay and no loss.
+    HTB at the sending end shapes a direction's rate. The ingress delay at the receiving end has its rate, delay and
+    loss. The userspace engine has no ingress delays, so with it NIC cables have neither delay nor loss.
+
+    Args:
+        plan: The fabric's plan.
+        pids: A process in each node.
     """
 
     def __init__(self, plan: Plan, pids: Mapping[str, int]) -> None:
         self._plan = plan
         self._pids = pids
-        self.of = card_cables(plan.topology)
-        self._by_name = {cable.name: cable for cable in self.of.values()}
+        self.cables = nic_cables(plan.topology)
+        self._by_name = {cable.name: cable for cable in self.cables.values()}
         self._now: dict[tuple[str, str], Direction] = {}
 
     def ports(self, hosts: Collection[str]) -> set[End]:
-        """The switches' ends of these hosts' cables."""
-        return {self.of[host].b for host in hosts}
+        """Return the switch ports of these hosts."""
+        return {self.cables[host].b for host in hosts}
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
-        """By (cable's name, direction) all that is not as the topology has it, from now on; read back. LinkError."""
+        """Apply all deviations from the topology, by (cable name, direction), and read them back."""
         for key in sorted({*asked, *self._now}):
             cable = self._by_name[key[0]]
             assert cable.direction is not None
@@ -247,14 +261,16 @@ class HostNics:
     def _change(self, cable: Cable, which: str, now: Direction, wanted: Direction) -> None:
         sender, receiver = (cable.a, cable.b) if which == "a_to_b" else (cable.b, cable.a)
         mtu = self._plan.topology.mtu
-        shapes = [held(sender, Shape.from_direction(direction)) for direction in (wanted, now)]
+        shapes = [with_host_queue(sender, Shape.from_direction(direction)) for direction in (wanted, now)]
         setups: dict[str, Setup] = defaultdict(Setup)
         setups[sender[0]].tc += shape_commands(sender[1], shapes[0], mtu, now=shapes[1])
         usual = self._plan.ingress_delays.get(receiver)
         if usual is None and (wanted.delay_s or wanted.loss):
-            raise LinkError(f"{cable.name}: this link engine gives a card without delay none, and no loss")
+            raise LinkError(
+                f"{cable.name}: this link engine supports no delay or loss on a NIC without a delay"
+            )
         if usual is not None:
-            delays = [_ingress(usual, direction) for direction in (wanted, now)]
+            delays = [_changed_delay(usual, direction) for direction in (wanted, now)]
             setups[receiver[0]].tc += ingress_change_commands(receiver[1], *delays)
         for node, setup in setups.items():
             setup.apply(self._pids[node])
@@ -272,5 +288,5 @@ class HostNics:
             verify_shapes(netlink, {sender[1]: shape}, self._plan.topology.mtu, on)
 
 
-def _ingress(usual: IngressDelay, direction: Direction) -> IngressDelay:
+def _changed_delay(usual: IngressDelay, direction: Direction) -> IngressDelay:
     return replace(usual, rate_bps=direction.rate_bps, delay_s=direction.delay_s, loss=direction.loss)

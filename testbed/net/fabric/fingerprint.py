@@ -1,8 +1,8 @@
-"""Everything that the kernel holds of a fabric's namespaces, compared with what it was: what was changed, by whom ever.
+"""A fingerprint of all kernel state of a fabric's namespaces, to detect changes by anyone.
 
-Every queue, class, filter, route, rule, address, neighbour, forwarding entry, interface, offload and kernel parameter,
-and what hosts' TCP connections go by. What is changed and changed back between two looks is told by the kernel's own
-events, but for connections.
+It covers every queue, class, filter, route, rule, address, neighbour, forwarding entry, interface, offload and kernel
+parameter, and the settings of hosts' TCP connections. The kernel's events reveal changes that are undone between two
+looks, except for connections.
 """
 
 from __future__ import annotations
@@ -16,55 +16,59 @@ from testbed.net.links.namespace_state import OFFLOADS, Event, Key, NamespaceSta
 from testbed.net.links.socket_table import SocketTable
 from testbed.net.links.sysctl import SysctlWatcher
 
-EVERYTHING = "*"  # of a namespace
-HOSTS_IN_TURN = 8  # whose connections are looked at each time
-TURNS = 10  # looks until all namespaces were compared: all at once would take a twentieth of a short step
+EVERYTHING = "*"  # all interfaces of a namespace
+HOSTS_PER_LOOK = 8  # hosts whose connections are compared on each look
+LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take a twentieth of a short step
 
 
 @dataclass(frozen=True)
 class WatchedNamespace:
-    """A namespace to be looked at: that of process `pid` (None: the machine's own, of which only `interfaces` count).
+    """A namespace to watch.
 
-    sends: connections go by its kernel parameters, which are read before and after, and not only listened to.
+    Attributes:
+        name: Its name.
+        pid: A process in it; None for the root namespace, in which only `interfaces` are watched.
+        interfaces: Its interfaces.
+        has_sockets: Whether it has connections, so that kernel parameters are also compared by value.
     """
 
     name: str
     pid: int | None
     interfaces: tuple[str, ...]
-    sends: bool = False
-
-    def counts(self, interface: str) -> bool:
-        """Whether an interface does."""
-        return interface in self.interfaces
+    has_sockets: bool = False
 
 
 class Fingerprint:
-    """Of these namespaces, on the machine where they are. `take` it, then `look`; `close` it. OSError.
+    """The fingerprint of namespaces on this machine: call `take`, then `look` repeatedly, then `close`.
 
-    left_out: (namespace, interface) whose objects may change, since scenario events do that; all for EVERYTHING.
+    Args:
+        watched: The namespaces.
+        excluded: (namespace, interface) pairs that scenario events may change; EVERYTHING for a whole namespace.
+
+    Raises:
+        OSError: The kernel's state cannot be read.
     """
 
-    def __init__(self, watched: Iterable[WatchedNamespace], left_out: Iterable[tuple[str, str]] = ()) -> None:
-        self._left_out = frozenset(left_out)
+    def __init__(self, watched: Iterable[WatchedNamespace], excluded: Iterable[tuple[str, str]] = ()) -> None:
+        self._excluded = frozenset(excluded)
         self._namespaces: dict[str, NamespaceState] = {}
         self._known: dict[str, State] = {}
         self._parameters = SysctlWatcher()
         self._values: dict[str, dict[str, str]] = {}
         self._sockets: dict[str, SocketTable] = {}
-        self._told: set[tuple[str, Key]] = set()
+        self._reported: set[tuple[str, Key]] = set()
         self._turn = 0
         self._poll = select.epoll()
         try:
             for namespace in watched:
-                own = namespace.pid is None
-                self._namespaces[namespace.name] = NamespaceState(
-                    namespace.pid, namespace.counts if own else None
-                )
-                self._parameters.add(namespace.name, namespace.pid, None if own else namespace.interfaces)
+                is_root = namespace.pid is None
+                only = namespace.interfaces.__contains__ if is_root else None
+                self._namespaces[namespace.name] = NamespaceState(namespace.pid, only)
+                self._parameters.add(namespace.name, namespace.pid, None if is_root else namespace.interfaces)
                 self._values[namespace.name] = (
-                    self._parameters.read(namespace.name) if namespace.sends else {}
+                    self._parameters.read(namespace.name) if namespace.has_sockets else {}
                 )
-                if namespace.sends and namespace.pid is not None:
+                if namespace.has_sockets and namespace.pid is not None:
                     self._sockets[namespace.name] = SocketTable(namespace.pid)
                 self._poll.register(self._namespaces[namespace.name].events, select.EPOLLIN)
             self._poll.register(self._parameters, select.EPOLLIN)
@@ -74,7 +78,7 @@ class Fingerprint:
             raise
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all sockets and files."""
         for namespace in self._namespaces.values():
             namespace.close()
         for table in self._sockets.values():
@@ -84,7 +88,7 @@ class Fingerprint:
         self._namespaces, self._sockets = {}, {}
 
     def take(self) -> None:
-        """What is now is what should be from now on."""
+        """Take the current state as the reference."""
         for name, namespace in self._namespaces.items():
             namespace.discard_events()
             self._known[name] = namespace.read_state()
@@ -92,9 +96,10 @@ class Fingerprint:
             pass
 
     def look(self, thorough: bool = False) -> list[str]:
-        """What was changed since the last look, in words.
+        """Return descriptions of the changes since the last look.
 
-        What the kernel has told, and what a tenth of all namespaces hold, in turns; thorough: all, and parameters too.
+        Each look reads the kernel's events and compares a tenth of the namespaces, in turns. A thorough look compares
+        all namespaces and all parameters.
         """
         found: list[str] = []
         if self._poll.poll(0):
@@ -102,7 +107,7 @@ class Fingerprint:
                 found += self._events(name, namespace)
             found += self._written()
         names = list(self._namespaces)
-        for _ in range(len(names) if thorough else -(-len(names) // TURNS)):
+        for _ in range(len(names) if thorough else -(-len(names) // LOOKS_PER_ROUND)):
             self._turn = (self._turn + 1) % len(names)
             found += self._compare(names[self._turn], self._namespaces[names[self._turn]])
         found += self._sockets_changed()
@@ -115,7 +120,7 @@ class Fingerprint:
         try:
             events = namespace.read_events()
         except OSError:
-            yield f"{name}: more was changed at once than the kernel could tell"
+            yield f"{name}: the kernel dropped change events because there were too many"
             return
         for event in events:
             if words := self._event(name, namespace, event):
@@ -139,7 +144,7 @@ class Fingerprint:
         words = self._words(
             name, namespace, key, state_diff.describe_difference(key, old, new), new or old or b""
         )
-        self._told.add((name, key))
+        self._reported.add((name, key))
         if new is None:
             del known[key]
         else:
@@ -156,25 +161,25 @@ class Fingerprint:
             if old == new:
                 continue
             what = state_diff.describe_difference(key, old, new)
-            if what == state_diff.UNDESCRIBED and (name, key) in self._told:
-                continue  # answers tell in another form what an event has told
+            if what == state_diff.UNDESCRIBED and (name, key) in self._reported:
+                continue  # a dump encodes differently what an event has already reported
             if words := self._words(name, namespace, key, what, new or old or b""):
                 yield words
-        self._told = {entry for entry in self._told if entry[0] != name}
+        self._reported = {entry for entry in self._reported if entry[0] != name}
 
     def _sockets_changed(self) -> Iterator[str]:
-        """What was changed of connections, of a few hosts in turns."""
-        for _ in range(min(HOSTS_IN_TURN, len(self._sockets))):
+        """Yield changes of connections, of a few hosts in turns."""
+        for _ in range(min(HOSTS_PER_LOOK, len(self._sockets))):
             name = next(iter(self._sockets))
             self._sockets[name] = table = self._sockets.pop(name)  # to the end
-            if (name, EVERYTHING) not in self._left_out:
+            if (name, EVERYTHING) not in self._excluded:
                 yield from (f"{name}: {words}" for words in table.changes())
 
     def _words(
         self, name: str, namespace: NamespaceState, key: Key, what: str, left: bytes = b""
     ) -> str | None:
-        """None for what is left out."""
-        if {(name, namespace.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
+        """Describe a change; return None for an excluded interface."""
+        if {(name, namespace.names.get(key[1], "")), (name, EVERYTHING)} & self._excluded:
             return None
         return f"{name}: {state_diff.object_name(key, left, namespace.names)}: {what}"
 
@@ -182,9 +187,9 @@ class Fingerprint:
         for name, parameter, value in self._parameters.read_writes():
             known = self._values[name]
             before = known.get(parameter)
-            now = f"written to, and {value} now"
+            now = f"written, now {value}"
             if before is not None:
-                now = f"{before} -> {value}" if before != value else f"written to, and {value} as before"
+                now = f"{before} -> {value}" if before != value else f"written, still {value}"
                 known[parameter] = value
             yield f"{name}: {parameter}: {now}"
 

@@ -1,7 +1,7 @@
-"""Which path a flow takes through a running fabric, what becomes of its DSCP, and how long it takes: by packets.
+"""Trace a flow through a running fabric with probe packets: its path, DSCP and one-way delay.
 
-Probe packets made with scapy leave the sending host's card as the flow's own would; whoever forwards by addresses and
-ports treats them alike. Packet sockets on every WAN link's entry and on the receiving host see them pass.
+Probe packets, made with scapy, leave the sending host's NIC with the flow's addresses and ports, so switches forward
+them like the flow's own. Packet sockets at every WAN link's entry and at the receiving host capture them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from testbed.net.links.packet_sockets import open_packet_socket, receive_stamped
 from testbed.processes import wait_readable
 from testbed.spec.errors import ConfigError, Problem
 
-PAUSE_S = 0.02
-LAST_WAIT_S = 1.0  # beyond any delay on Earth
+SEND_INTERVAL_S = 0.02
+LAST_WAIT_S = 1.0  # more than any delay on Earth
 TOKEN_BYTES = 12
 PROTOCOLS = ("udp", "tcp")
-LARGEST_PORT, LARGEST_DSCP = 65_535, 63
+MAX_PORT, MAX_DSCP = 65_535, 63
 _NUMBER = struct.Struct("!I")
 _TOS_AT, _SOURCE = 15, slice(26, 30)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What identifies a flow for switches: protocol ("udp" or "tcp"), ports, DSCP."""
+    """The header fields of a flow that switches use: protocol ("udp" or "tcp"), ports and DSCP."""
 
     protocol: str = "udp"
     source_port: int = 40_000
@@ -45,11 +45,13 @@ class Flow:
 
 @dataclass
 class Trace:
-    """What became of the packets of one flow.
+    """The result of tracing a flow.
 
-    `paths` counts those that arrived by the WAN links that they crossed, as (link name, direction) in order;
-    `one_way_s` are their times from one host's socket to the other's card, `dscp` counts what they carried when they
-    arrived.
+    Attributes:
+        sent: Packets sent.
+        paths: Packets that arrived, by the WAN links they crossed, as (link name, direction) in order.
+        one_way_s: Seconds from the sending host's socket to the receiving host's NIC, per packet.
+        dscp: Packets that arrived, by their DSCP on arrival.
     """
 
     sent: int = 0
@@ -59,11 +61,11 @@ class Trace:
 
     @property
     def arrived(self) -> int:
-        """How many packets arrived."""
+        """The number of packets that arrived."""
         return len(self.one_way_s)
 
     def document(self) -> dict[str, Any]:
-        """Ready for JSON: paths with their packets, most first; times in seconds."""
+        """Convert the trace to a JSON-compatible dictionary, with the most used paths first."""
         paths = [
             {
                 "links": [dict(zip(("link", "direction"), link, strict=True)) for link in path],
@@ -81,18 +83,30 @@ class Trace:
 
 
 def check_trace(hosts: Sequence[str], source: str, target: str, flow: Flow) -> None:
-    """ConfigError, in the words of the command `probe`, for what cannot be traced between these hosts."""
+    """Check the arguments of a trace; ConfigError, in terms of the command `probe`, if they are invalid."""
     if flow.protocol not in PROTOCOLS:
-        raise _wrong("--protocol", flow.protocol, " or ".join(PROTOCOLS))
+        raise _config_error("--protocol", flow.protocol, " or ".join(PROTOCOLS))
     for argument, host in (("SOURCE", source), ("TARGET", target)):
         if host not in hosts:
-            raise _wrong(argument, host, f"a host: {did_you_mean(host, hosts)}")
+            raise _config_error(argument, host, f"a host: {did_you_mean(host, hosts)}")
     if source == target:
-        raise _wrong("TARGET", target, "another host than SOURCE")
+        raise _config_error("TARGET", target, "a host other than SOURCE")
 
 
 def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: int) -> Trace:
-    """Send `count` packets of a flow from host to host and watch them. As root; ConfigError, FabricError."""
+    """Send packets of a flow from host to host and trace them; this needs root.
+
+    Args:
+        state: The fabric's state.
+        source: The sending host.
+        target: The receiving host.
+        flow: The flow's header fields.
+        count: The number of packets.
+
+    Raises:
+        ConfigError: The arguments are invalid.
+        FabricError: The caller is not root.
+    """
     check_trace([host["name"] for host in state.details["hosts"]], source, target, flow)
     need_root("probing")
     from scapy.layers.inet import IP, TCP, UDP  # noqa: PLC0415 (takes a second to load)
@@ -104,7 +118,7 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
     layer = (UDP if flow.protocol == "udp" else TCP)(sport=flow.source_port, dport=flow.destination_port)
     head = Ether(src=here["mac"], dst=there["mac"]) / IP(src=here["ip"], dst=there["ip"], tos=flow.dscp << 2)
     with contextlib.ExitStack() as stack:
-        watch = _Watch(stack, state, socket.inet_aton(here["ip"]), target)
+        watch = _PacketWatch(stack, state, socket.inet_aton(here["ip"]), target)
         with network_namespace(state.pids[source]):
             sender = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
         sender.bind(("eth0", 0))
@@ -112,17 +126,17 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
             packet = bytes(head / layer / Raw(watch.token + _NUMBER.pack(number)))
             watch.sent_ns[number] = time.time_ns()
             sender.send(packet)
-            watch.collect(PAUSE_S)
+            watch.collect(SEND_INTERVAL_S)
         watch.collect(LAST_WAIT_S, enough=count)
     return watch.trace
 
 
-def _wrong(field: str, value: str, expected: str) -> ConfigError:
+def _config_error(field: str, value: str, expected: str) -> ConfigError:
     return ConfigError([Problem("command line", None, field, value, expected)])
 
 
-class _Watch:
-    """Packet sockets on the entries of all WAN links and on the receiving host's card."""
+class _PacketWatch:
+    """Packet sockets at the entries of all WAN links and at the receiving host's NIC."""
 
     def __init__(self, stack: contextlib.ExitStack, state: FabricState, source: bytes, target: str) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
@@ -146,20 +160,20 @@ class _Watch:
             return self._stack.enter_context(open_packet_socket(interface))
 
     def collect(self, wait_s: float, enough: int | None = None) -> None:
-        """Note what passes within the time, or until so many have arrived."""
+        """Record captured packets for `wait_s` seconds, or until `enough` have arrived."""
         deadline = time.monotonic() + wait_s
-        while self.trace.arrived != enough and (left_s := deadline - time.monotonic()) > 0:
-            found = wait_readable([*self._links, self._end], left_s)
+        while self.trace.arrived != enough and (remaining_s := deadline - time.monotonic()) > 0:
+            readable = wait_readable([*self._links, self._end], remaining_s)
             # links before the host, which sees a packet last
-            for one in sorted(found, key=lambda one: one is self._end):
+            for capture in sorted(readable, key=lambda capture: capture is self._end):
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        self._note(one, *receive_stamped(one))
+                        self._record(capture, *receive_stamped(capture))
         self.trace.sent = len(self.sent_ns)
 
-    def _note(self, where: socket.socket, packet: bytes, time_ns: int) -> None:
+    def _record(self, where: socket.socket, packet: bytes, time_ns: int) -> None:
         at = packet.find(self.token)
-        if at < 0 or packet[_SOURCE] != self._source:  # a closed port is answered with a piece of the packet
+        if at < 0 or packet[_SOURCE] != self._source:  # an ICMP error for a closed port quotes the packet
             return
         (number,) = _NUMBER.unpack_from(packet, at + TOKEN_BYTES)
         if where is not self._end:

@@ -1,4 +1,4 @@
-"""Nodes on other machines and tunnels to them, as Mininet's cluster edition has them (mininet.examples.cluster)."""
+"""Nodes on remote machines and tunnels to them, based on Mininet's cluster edition (mininet.examples.cluster)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.net.fabric.mininet_nodes import EdgeSwitch, KernelBridge, Namespace
 
 
 class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
-    """A node whose namespaces are on another machine: its shell, when it is needed, comes through SSH."""
+    """A node whose namespaces are on a remote machine; its shell, started on demand, runs through SSH."""
 
     def __init__(self, name: str, operations: Machine, **parameters: Any) -> None:
         user, _, server = operations.destination.rpartition("@")
@@ -21,26 +21,26 @@ class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
         there = {"server": server, "serverIP": operations.address, "user": user}
         super().__init__(name, **there, operations=operations, **parameters)
 
-    shell_options = "-c"  # it must not leave SSH's terminal, which ends with what was started in it
-    startShell = NamespaceNode.startShell  # RemoteMixin's would start it at once
+    shell_options = "-c"  # stay in SSH's terminal, so that the shell's programs end with it
+    startShell = NamespaceNode.startShell  # RemoteMixin's starts the shell at once
 
 
 class RemoteHost(_Remote, PlannedHost):
-    """A host on another machine."""
+    """A host on a remote machine."""
 
 
 class RemoteBridge(_Remote, KernelBridge):
-    """A kernel bridge on another machine."""
+    """A kernel bridge on a remote machine."""
 
 
 class SpanningLink(RemoteLink):  # type: ignore[misc]
-    """A veth pair on one machine, or a VXLAN tunnel between an edge here and a core on another machine.
+    """A veth pair on one machine, or a VXLAN tunnel between a local edge and a core on a remote machine.
 
-    Mininet's own tunnels are SSH's, which put TCP into TCP, and GRE's, which not every kernel has.
+    Mininet's own tunnels use SSH, which nests TCP in TCP, or GRE, which not every kernel supports.
     """
 
     def makeIntfPair(self, intfname1: str, intfname2: str, *addresses: Any, **options: Any) -> None:
-        """Within a machine as `VethLink` does; else Mininet's way to a tunnel."""
+        """Make a veth pair if both nodes are on the same machine, else a tunnel."""
         if self.node1.operations is self.node2.operations:
             mac1, mac2 = (*addresses, None, None)[:2]
             VethLink.makeIntfPair(intfname1, intfname2, mac1, mac2, self.node1, self.node2)
@@ -48,7 +48,7 @@ class SpanningLink(RemoteLink):  # type: ignore[misc]
             self.makeTunnel(self.node1, self.node2, intfname1, intfname2)
 
     def makeTunnel(self, node1: Node, node2: Node, intfname1: str, intfname2: str, *addresses: Any) -> None:
-        """Make the tunnel's interface at both ends."""
+        """Make the tunnel's interfaces at both ends."""
         core, edge = node1.operations, node2.operations
         assert isinstance(core, Machine)
         assert isinstance(node2, EdgeSwitch)

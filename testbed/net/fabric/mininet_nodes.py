@@ -1,4 +1,4 @@
-"""Mininet's hosts, links and switches in the forms that a fabric uses: their settings come from the plan."""
+"""Mininet hosts, links and switches for fabrics, whose settings come from the plan."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OVS_TIMEOUT_S = 20
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
-    """A node whose namespaces are there before it is: process `namespace_pid` is in them.
+    """A node in existing namespaces, those of process `namespace_pid`.
 
-    Its shell starts when it is needed. So `cmd`, `popen` and all else of Mininet's work, and most nodes never start the
+    Its shell starts on demand. So Mininet's `cmd`, `popen` and other methods work, while most nodes never start a
     shell, which takes 8 ms each.
     """
 
-    shell_options = "-cd"  # mnexec's: no open files but the terminal's, and not of this terminal
+    shell_options = "-cd"  # mnexec: close other files, detach from the terminal
 
     def __init__(
         self, name: str, operations: MachineOperations, namespace_pid: int | None = None, **parameters: Any
@@ -36,29 +36,29 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         super().__init__(name, **parameters)
 
     def startShell(self, mnopts: str | None = None) -> None:
-        """Note where the node is; Mininet calls this while it makes the node."""
+        """Record the node's process id without starting a shell; Mininet calls this when it creates the node."""
         self.pid = os.getpid() if self.namespace_pid is None else self.namespace_pid
         self.waiting = False
 
     @classmethod
     def setup(cls) -> None:
-        """Mininet looks for its programs here, for each kind of node, by two programs of its own. FabricError."""
+        """Check that mnexec is installed, in place of Mininet's slower checks; FabricError if it is not."""
         if shutil.which("mnexec") is None:
             raise FabricError("Mininet is not installed (mnexec not found)")
 
     def need_shell(self) -> None:
-        """Start the shell, in the node's namespaces, if it does not run yet."""
+        """Start the shell in the node's namespaces, if it is not running yet."""
         if self.shell:
             return
-        pid, apart = self.pid, self.params.get("inNamespace", True)
-        self.inNamespace = False  # its namespaces need not be made
+        pid, in_namespace = self.pid, self.params.get("inNamespace", True)
+        self.inNamespace = False  # the namespaces exist already
         try:
             super().startShell(self.shell_options + ("" if self.namespace_pid is None else f"a{pid}"))
         finally:
-            self.pid, self.inNamespace = pid, apart
+            self.pid, self.inNamespace = pid, in_namespace
 
     def cmd(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command in the node's shell; returns what it printed."""
+        """Run a command in the node's shell; return its output."""
         self.need_shell()
         return super().cmd(*arguments, **options)
 
@@ -69,10 +69,10 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
 
 
 class PlannedHost(NamespaceNode, Host):  # type: ignore[misc]
-    """A host that only notes its address, for Mininet's own methods; the plan sets it, with all else."""
+    """A host that records its address for Mininet's own methods; the plan configures it."""
 
     def config(self, mac: str | None = None, ip: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Note, and run nothing."""
+        """Record the addresses without running commands."""
         interface = self.defaultIntf()
         if interface is not None and ip:
             interface.ip, _, length = ip.partition("/")
@@ -82,15 +82,15 @@ class PlannedHost(NamespaceNode, Host):  # type: ignore[misc]
 
 
 class PlannedInterface(Intf):  # type: ignore[misc]
-    """An interface that the plan sets up: Mininet only knows of it."""
+    """An interface that the plan configures."""
 
     def config(self, **parameters: Any) -> dict[str, Any]:
-        """Run nothing."""
+        """Do nothing."""
         return {}
 
 
 class VethLink(Link):  # type: ignore[misc]
-    """A veth pair made in both namespaces by one message to the kernel, where Mininet starts several programs."""
+    """A veth pair, created in both namespaces by one netlink message, where Mininet starts several programs."""
 
     @classmethod
     def makeIntfPair(
@@ -103,7 +103,7 @@ class VethLink(Link):  # type: ignore[misc]
         node2: Node = None,
         deleteIntfs: bool = True,
     ) -> None:
-        """Make the pair, each end where it belongs."""
+        """Create the pair, with each end in its node's namespace."""
         node1.operations.veth(
             [
                 {"ifname": name, "net_ns_pid": node.pid, **({"address": address} if address else {})}
@@ -113,7 +113,7 @@ class VethLink(Link):  # type: ignore[misc]
 
 
 class KernelBridge(NamespaceNode, Switch):  # type: ignore[misc]
-    """A Linux bridge in a namespace of its own; `settings` build it."""
+    """A Linux bridge in its own namespace, built by `settings`."""
 
     def __init__(self, name: str, settings: Setup, **parameters: Any) -> None:
         super().__init__(name, dpid="1", **{**parameters, "inNamespace": True})
@@ -127,7 +127,7 @@ class KernelBridge(NamespaceNode, Switch):  # type: ignore[misc]
 class EdgeSwitch(NamespaceNode, Switch):  # type: ignore[misc]
     """An Open vSwitch bridge in the root namespace; all edges of a fabric start in one transaction.
 
-    `ports` maps interface names to OpenFlow port numbers; `controller` is such as "tcp:127.0.0.1:40001".
+    `ports` maps interface names to OpenFlow port numbers; an example of `controller` is "tcp:127.0.0.1:40001".
     """
 
     def __init__(
@@ -141,61 +141,52 @@ class EdgeSwitch(NamespaceNode, Switch):  # type: ignore[misc]
 
     @property
     def tunnel_number(self) -> int:
-        """Tells its tunnel, if it has one, from others between the same machines: 24 bits from its bridge's name."""
+        """The VXLAN id of the edge's tunnel: 24 bits derived from the bridge's name."""
         return zlib.crc32(self.bridge.encode()) >> 8
 
     def start(self, controllers: object) -> None:
-        """Nothing alone: see batchStartup."""
+        """Do nothing: `batchStartup` starts all edges."""
 
     @classmethod
     def batchStartup(cls, switches: Iterable[EdgeSwitch]) -> list[EdgeSwitch]:
-        """Create the bridges of all edges at once and read their port numbers back."""
+        """Create the bridges of all edges in one transaction and read their port numbers back."""
         started = list(switches)
         transaction: list[str] = []
         for switch in started:
-            transaction += [
-                *("--", "add-br", switch.bridge),
-                *(
-                    "--",
-                    "set",
-                    "bridge",
-                    switch.bridge,
-                    f"datapath_type={switch.datapath}",
-                    "fail_mode=secure",
-                ),
-                *("protocols=OpenFlow13", f"other_config:datapath-id={switch.dpid}", "stp_enable=false"),
-                *("other_config:disable-in-band=true", "mcast_snooping_enable=false"),
-            ]
+            bridge = switch.bridge
+            transaction += ["--", "add-br", bridge, "--", "set", "bridge", bridge]
+            transaction += [f"datapath_type={switch.datapath}", "fail_mode=secure", "protocols=OpenFlow13"]
+            transaction += [f"other_config:datapath-id={switch.dpid}", "stp_enable=false"]
+            transaction += ["other_config:disable-in-band=true", "mcast_snooping_enable=false"]
             for interface, number in switch.ofports.items():
-                transaction += ["--", "add-port", switch.bridge, interface]
+                transaction += ["--", "add-port", bridge, interface]
                 transaction += ["--", "set", "interface", interface, f"ofport_request={number}"]
-            transaction += ["--", "set-controller", switch.bridge, switch.controller]
+            transaction += ["--", "set-controller", bridge, switch.controller]
         vsctl(*transaction)
-        ports = {name: str(number) for switch in started for name, number in switch.ofports.items()}
         ports = {name: str(number) for switch in started for name, number in switch.ofports.items()}
         for interface, port in column_of("interface", "ofport", ports).items():
             if port != ports[interface]:
                 why = vsctl("get", "interface", interface, "error").strip()
                 raise FabricError(
-                    f"Open vSwitch gave {interface} port {port}, asked for {ports[interface]}"
+                    f"interface {interface}: got OpenFlow port {port}, expected {ports[interface]}"
                     + (f": {why}" if why != "[]" else "")
                 )
         bridges = {switch.bridge: switch.datapath for switch in started}
         for bridge, datapath in column_of("bridge", "datapath_type", bridges).items():
             if datapath != bridges[bridge]:
-                raise FabricError(f"bridge {bridge}: datapath {datapath}, asked for {bridges[bridge]}")
+                raise FabricError(f"bridge {bridge}: got datapath {datapath}, expected {bridges[bridge]}")
         return started
 
 
 def column_of(table: str, column: str, records: Collection[str]) -> dict[str, str]:
-    """What records of Open vSwitch's database have there, by one program: each takes 40 ms in a guest. FabricError."""
+    """Return a column of several Open vSwitch records, with one program run, since each takes 40 ms in a guest."""
     asked = [word for record in records for word in ("--", "get", table, record, column)]
     found = vsctl(*asked).splitlines() if asked else []
     return {record: value.strip().strip('"') for record, value in zip(records, found, strict=True)}
 
 
 def vsctl(*arguments: str) -> str:
-    """Run `ovs-vsctl`; returns what it printed. FabricError with its own words when it fails."""
+    """Run `ovs-vsctl` and return its output; FabricError with its error message if it fails."""
     command = ["ovs-vsctl", f"--timeout={OVS_TIMEOUT_S}", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,10 +1,11 @@
-"""Namespaces for many nodes at once: `python -m testbed.net.fabric.namespace_holder`.
+"""The holder of the namespaces of all nodes: `python -m testbed.net.fabric.namespace_holder`.
 
-Mininet starts a shell for each node, some 8 ms each. This process moves into a network and a mount namespace of its own
-for each node in turn, and leaves a `cat` there, which waits: 1 ms each, 10 ms in a guest of the virtual clock, where
-forking a process of Python's size takes 26. Standard input has a line of JSON: a list with, for each node, the file to
-put in place of its /etc/hosts or null. Process ids come back, one line of JSON; the end of standard input, like the end
-of whoever started us, ends them all.
+Mininet starts a shell per node, which takes about 8 ms. For each node in turn, this process moves into new network and
+mount namespaces and leaves a blocked `cat` there. That takes 1 ms, or 10 ms in a guest of the virtual clock, where
+forking a process of Python's size takes 26 ms.
+
+Standard input has a line of JSON: a list with the /etc/hosts file of each node, or null. The answer is a line of JSON
+with process ids. All these processes end at the end of standard input, or with the parent process.
 """
 
 from __future__ import annotations
@@ -36,60 +37,59 @@ def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int) -> None
 
 def _unshare(namespaces: int) -> None:
     _check(_libc.unshare(namespaces), "unshare")
-    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)  # what is mounted here is seen here alone
+    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)  # mounts stay within this namespace
 
 
-def move_apart(hosts_file: str | None) -> None:
-    """Give the calling process namespaces of its own, as `mnexec -n` does, and a /etc/hosts of its own. OSError."""
+def unshare_namespaces(hosts_file: str | None) -> None:
+    """Move the process into new network and mount namespaces, as `mnexec -n` does, with its own /etc/hosts."""
     _unshare(CLONE_NEWNS | CLONE_NEWNET)
     _mount(b"sysfs", b"/sys", b"sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)  # shows this namespace's interfaces
     if hosts_file is not None:
         _mount(hosts_file.encode(), b"/etc/hosts", None, MS_BIND)
 
 
-def keep_files_apart(folder: str) -> None:
-    """Give the calling process a mount namespace of its own, with an empty `folder` that goes with it. OSError."""
+def mount_private_tmpfs(folder: str) -> None:
+    """Move the process into a new mount namespace in which `folder` is an empty tmpfs; OSError on failure."""
     _unshare(CLONE_NEWNS)
     _mount(b"none", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-class _Home:
-    """This process's own namespaces, to come back to."""
+class _OriginalNamespaces:
+    """The original namespaces and working directory of this process."""
 
     def __init__(self) -> None:
         self._namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "mnt")]
         self._folder = os.getcwd()
 
-    def come_back(self) -> None:
-        """From wherever `move_apart` has led. OSError."""
+    def restore(self) -> None:
         for namespace in self._namespaces:
             _check(_libc.setns(namespace, 0), "setns")
         os.chdir(self._folder)
 
 
-def _leave_one(hosts_file: str | None, until: int, home: _Home) -> int:
-    """A process in namespaces of its own that ends with what can be read from `until`: its process id. OSError."""
-    move_apart(hosts_file)
+def _spawn_holder(hosts_file: str | None, until: int, original: _OriginalNamespaces) -> int:
+    """Start a process in new namespaces that ends when the pipe `until` is closed; return its process id."""
+    unshare_namespaces(hosts_file)
     try:
         files = [(os.POSIX_SPAWN_DUP2, until, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
         return os.posix_spawnp("cat", ["cat"], os.environ, file_actions=files, setsid=True)
     finally:
-        home.come_back()
+        original.restore()
 
 
 def main() -> None:
-    """Start them, tell, wait, kill."""
+    """Start the processes, report their ids, and kill them at the end of standard input."""
     set_parent_death_signal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     wanted = json.loads(sys.stdin.readline())
-    until, _held = os.pipe()  # closed when this process ends, however it does
-    home = _Home()
+    until, _write_end = os.pipe()  # closed when this process ends, even by SIGKILL
+    original = _OriginalNamespaces()
     pids: list[int] = []
     try:
         try:
             for hosts_file in wanted:
-                pids.append(_leave_one(hosts_file, until, home))
+                pids.append(_spawn_holder(hosts_file, until, original))
         except OSError as error:
             print(json.dumps({"error": str(error)}), flush=True)
         else:

@@ -1,10 +1,10 @@
-"""Settings of each namespace of a fabric: addresses, neighbours, forwarding, rates, TCP. Pure."""
+"""The settings of each namespace of a fabric: addresses, neighbours, forwarding, rates, TCP. This module is pure."""
 
 from __future__ import annotations
 
 import math
 
-from testbed.net.fabric.bridges import CARD, Bridge
+from testbed.net.fabric.bridges import NIC, Bridge
 from testbed.net.fabric.plan import HOSTS_NET, Multipath, Plan
 from testbed.net.links.ingress import add_ingress_delays
 from testbed.net.links.setup import Setup
@@ -14,9 +14,9 @@ from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology, probe_address
 from testbed.spec.transport import MAX_SUBFLOWS
 
-# In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
-# alike; connections that sat out a compute phase keep their window, as training hosts are set up; and a SYN that is
-# lost is sent again with its ECN bits, else DCTCP falls back to Reno for the whole connection.
+# Disable IPv6, which would send packets on the links. Do not cache TCP metrics, so that all runs start alike. Keep the
+# congestion window over a compute phase, as training hosts are configured. Retransmit a lost SYN with its ECN bits, or
+# DCTCP would fall back to Reno for the whole connection.
 HOST_SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
@@ -27,7 +27,7 @@ HOST_SYSCTLS = {
 
 
 def host_setup(plan: Plan, host: Host) -> Setup:
-    """One host's namespace: interface, address, static neighbours for every other host, its NIC's rate."""
+    """Return a host's setup: interface, address, static neighbours for all other hosts, and the NIC's rate."""
     topology = plan.topology
     setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(topology)})
     setup.ip += ["link set dev lo up", f"address add {host.ip}/8 dev eth0"]
@@ -42,19 +42,19 @@ def host_setup(plan: Plan, host: Host) -> Setup:
     if plan.multipath is not None:
         setup.sysctls["net.mptcp.enabled"] = "1"
         setup.ip += _multipath_commands(plan, plan.multipath, host)
-    if shape := plan.shapes.get((host.name, CARD)):
-        setup.tc += shape_commands(CARD, shape, topology.mtu)
+    if shape := plan.shapes.get((host.name, NIC)):
+        setup.tc += shape_commands(NIC, shape, topology.mtu)
     add_ingress_delays(setup, plan.ingress_delays_of(host.name))
     if plan.rdma:
-        setup.soft_roce.append((plan.card(host.name), CARD))
+        setup.soft_roce.append((plan.rdma_device(host.name), NIC))
     return setup
 
 
 def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[str]:
-    """One address for all paths, another port for each: that is what edges tell them apart by.
+    """Return the MPTCP endpoints of a host: one address for all paths, with a port for each, which edges match on.
 
-    Both ends of a connection announce their ports, and the kernel would use both. Only the end that has dialled may:
-    to the hosts after this one these ports are out of bounds.
+    Both ends of a connection announce their ports, and the kernel would use both. Only the connecting end may, so a
+    rule prohibits these ports towards the hosts after this one.
     """
     low, high = min(multipath.ports), max(multipath.ports)
     commands = [f"mptcp limits set subflows {MAX_SUBFLOWS} add_addr_accepted {len(multipath.ports)}"]
@@ -73,7 +73,7 @@ def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[st
 
 
 def bridge_setup(plan: Plan, bridge: Bridge) -> Setup:
-    """A switch that neither learns nor floods: every address is put where it belongs."""
+    """Return a bridge's setup: static forwarding entries, without learning or flooding."""
     mtu = plan.topology.mtu
     setup = Setup(dict(HOST_SYSCTLS))
     setup.ip.append("link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
@@ -93,25 +93,25 @@ def bridge_setup(plan: Plan, bridge: Bridge) -> Setup:
 
 
 def probe_setup(plan: Plan, building: str) -> Setup:
-    """A probe node: one address per WAN link end, routes and neighbours that pin each address to its link."""
+    """Return a probe node's setup: an address per WAN link end, with routes and neighbours that pin it to the link."""
     setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(plan.topology)})
     setup.ip.append("link set dev lo up")
     setup.add_interface("eth0", plan.topology.mtu)
     for port in plan.wan_ports:
         if port.building != building:
             continue
-        mine = probe_address(port.link_index, "a" if port.side == "a" else "b")
-        theirs = probe_address(port.link_index, "b" if port.side == "a" else "a")
+        local = probe_address(port.link_index, "a" if port.side == "a" else "b")
+        remote = probe_address(port.link_index, "b" if port.side == "a" else "a")
         setup.ip += [
-            f"address add {mine}/32 dev eth0",
-            f"route add {theirs}/32 dev eth0 src {mine}",
-            f"neigh replace {theirs} lladdr {plan.probe_mac(port.neighbour)} dev eth0 nud permanent",
+            f"address add {local}/32 dev eth0",
+            f"route add {remote}/32 dev eth0 src {local}",
+            f"neigh replace {remote} lladdr {plan.probe_mac(port.neighbour)} dev eth0 nud permanent",
         ]
     return setup
 
 
 def wan_setup(plan: Plan) -> Setup:
-    """The WAN namespace: the inner ends of all links, up and silent."""
+    """Return the WAN namespace's setup: the inner ends of all links, up and without IPv6."""
     setup = Setup(dict(HOST_SYSCTLS))
     for wire in plan.wires():
         for interface in (wire.inner_a, wire.inner_b):
@@ -120,7 +120,7 @@ def wan_setup(plan: Plan) -> Setup:
 
 
 def edge_setup(plan: Plan) -> Setup:
-    """The edges' ports in the root namespace: silent and up."""
+    """Return the setup of the edges' ports in the root namespace: up and without IPv6."""
     setup = Setup()
     for edge in plan.edges:
         for interface in edge.interfaces:
@@ -130,58 +130,57 @@ def edge_setup(plan: Plan) -> Setup:
 
 
 LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
-IN_CARD_BYTES = 1 << 20  # of one connection, at the most
-LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
+LIMIT_OUTPUT_BYTES = 1 << 20  # per connection
+MAX_BUFFER_BYTES = 1 << 30  # TCP's maximum window
 
 
 def buffer_sysctls(topology: Topology) -> dict[str, str]:
-    """How far TCP may widen its buffers.
+    """Return the TCP buffer limits for a topology.
 
-    A receive buffer has its largest size from the start: Linux would widen it by what was read in one round trip, which
-    newer versions count in microseconds and without what waits. Where acknowledgements queue behind data on a short
-    path, a window then stays a third too small (6.12 and 7.3; not 6.1, where this makes no difference).
+    A receive buffer has its maximum size from the start. Linux's auto-tuning grows it by the data read in one round
+    trip, which newer kernels measure in microseconds and without unread data. Where acknowledgements queue behind data
+    on a short path, the window would then stay a third too small (Linux 6.12 and 7.3; 6.1 is not affected).
     """
-    received = _receive_buffer_bytes(topology)
+    receive_bytes = _receive_buffer_bytes(topology)
     return {
-        "net.ipv4.tcp_rmem": f"4096 {received} {received}",
+        "net.ipv4.tcp_rmem": f"4096 {receive_bytes} {receive_bytes}",
         "net.ipv4.tcp_wmem": f"4096 16384 {send_buffer_bytes(topology)}",
-        # how much of one connection may wait in its card: Linux's own up to 6.17, then four times as much
-        "net.ipv4.tcp_limit_output_bytes": str(IN_CARD_BYTES),
+        # TCP small queues: Linux's default up to 6.17, which later versions quadruple
+        "net.ipv4.tcp_limit_output_bytes": str(LIMIT_OUTPUT_BYTES),
     }
 
 
 def _receive_buffer_bytes(topology: Topology) -> int:
-    return max(LINUX_RECEIVE_BUFFER_BYTES, _wanted_bytes(topology))
+    return max(LINUX_RECEIVE_BUFFER_BYTES, _buffer_bytes(topology))
 
 
 def receive_window_bytes(topology: Topology) -> int:
-    """Payload that a receiver lets be under way: packets count with all of their memory, about twice that."""
+    """Return the receive window in payload bytes, half the buffer: a packet is charged about twice its payload."""
     return _receive_buffer_bytes(topology) // 2
 
 
 def send_buffer_bytes(topology: Topology) -> int:
-    """Of a connection, at the most: what is in it was sent, as its sender sees it."""
-    return max(LINUX_SEND_BUFFER_BYTES, _wanted_bytes(topology))
+    """Return the maximum send buffer of a connection; the sender considers its content sent."""
+    return max(LINUX_SEND_BUFFER_BYTES, _buffer_bytes(topology))
 
 
-def _wanted_bytes(topology: Topology) -> int:
-    """Twice the largest bandwidth-delay product.
+def _buffer_bytes(topology: Topology) -> int:
+    """Return twice the largest bandwidth-delay product, plus frames held by switches.
 
-    The window of one connection must cover rate x round trip of its path and a frame in each switch on it, which
-    has all of that before it sends any; and the kernel counts a packet's whole memory against a receive buffer, up to
-    twice its payload.
+    The window of a connection must cover the path's rate x round trip and a frame in each store-and-forward switch. The
+    kernel charges a receive buffer with a packet's whole memory, up to twice its payload.
     """
     rate_bps = max(host.nic.rate_bps for host in topology.hosts)
     round_trip_s = max((link.round_trip_s for link in topology.wan), default=0.0)
-    farthest = max(1, len(topology.buildings) // 2)  # the way round a ring of buildings
-    round_trip_s *= farthest
+    max_links = max(1, len(topology.buildings) // 2)  # the longest shortest path in a ring of buildings
+    round_trip_s *= max_links
     round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.populated)
     tiers = 6 if any(building.clos for building in topology.buildings) else 2
-    frames = (tiers + farthest) * (topology.mtu + ETHERNET_HEADER_BYTES)
-    return min(LARGEST_BUFFER_BYTES, math.ceil(4 * (rate_bps / 8 * round_trip_s + frames)))
+    held_bytes = (tiers + max_links) * (topology.mtu + ETHERNET_HEADER_BYTES)
+    return min(MAX_BUFFER_BYTES, math.ceil(4 * (rate_bps / 8 * round_trip_s + held_bytes)))
 
 
 def _delay_inside_s(building: Building) -> float:
-    """From a host up to its building's edge."""
+    """Return the largest delay from a host to its building's edge."""
     tiers = (building.clos.leaf_uplink, building.clos.spine_uplink) if building.clos else ()
     return max(host.nic.delay_s for host in building.hosts) + sum(link.delay_s for link in tiers)

@@ -1,4 +1,4 @@
-"""Create, set up and read back a fabric's namespaces on the machine where they are."""
+"""Creation, configuration and read-back of a fabric's namespaces on this machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ VXLAN_PORT = 4789
 
 
 class MachineOperations:
-    """A machine's part in a fabric: makes namespaces and what is in them, sets it up, reads it back.
+    """The operations of a machine for a fabric: create namespaces and interfaces, configure them, read them back.
 
-    Process ids are this machine's. All of it ends with `stop`, or with this process. LinkError, FabricError.
+    Process ids are this machine's. Everything is removed by `stop`, or when this process ends. Methods raise LinkError
+    or FabricError.
     """
 
     def __init__(self) -> None:
@@ -35,20 +36,25 @@ class MachineOperations:
         self._fingerprint: Fingerprint | None = None
 
     def make_namespaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
-        """Namespaces for nodes, each with its /etc/hosts if it is to have one; a process in each."""
+        """Create namespaces for nodes, with an optional /etc/hosts file each; return a process id in each."""
         self._namespaces = Namespaces(files)
         return self._namespaces.pids
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
-        """A pair of interfaces, each end (`ifname`, `net_ns_pid`, perhaps `address`) where it belongs."""
-        _netlink().link("add", kind="veth", **ends[0], peer=ends[1])
+        """Create a veth pair; each end has `ifname`, `net_ns_pid` and optionally `address`."""
+        _shared_netlink().link("add", kind="veth", **ends[0], peer=ends[1])
 
     def tunnel(self, interface: str, pid: int, number: int, near: str, far: str) -> None:
-        """One end of a VXLAN tunnel between two machines' addresses, in the network namespace of process `pid`.
+        """Create one end of a VXLAN tunnel; frames larger than the underlay's MTU are fragmented.
 
-        Frames that are longer than the network between the machines takes go in fragments.
+        Args:
+            interface: The interface's name.
+            pid: A process in the interface's network namespace.
+            number: The VXLAN id.
+            near: This end's address.
+            far: The other end's address.
         """
-        with IPRoute() as here:  # the namespace where its packets travel
+        with IPRoute() as here:  # tunnel packets are sent in this namespace
             here.link(
                 "add",
                 kind="vxlan",
@@ -62,19 +68,19 @@ class MachineOperations:
             )
 
     def apply(self, setup: Setup, pid: int | None) -> None:
-        """Set it all, in the namespaces of process `pid`."""
+        """Apply a setup in the namespaces of process `pid`."""
         setup.apply(pid)
 
     def verify(self, settings: NamespaceSettings) -> None:
-        """Read a namespace's settings back and compare. FabricError, LinkError."""
+        """Read a namespace's settings back and compare them."""
         verify(settings)
 
     def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """Read the offloads back."""
+        """Read the interfaces' offloads back and check that they are off."""
         verify_offloads(settings)
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
-        """(came in, went out) so far, of an interface in the namespaces of process `pid`."""
+        """Return (frames received, frames sent) by an interface in the namespaces of process `pid`."""
         with network_namespace(pid), Netlink() as netlink:
             (link,) = (
                 found for found in read_interfaces(netlink, statistics=True) if found.name == interface
@@ -82,28 +88,28 @@ class MachineOperations:
         return link.rx_packets, link.tx_packets
 
     def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
-        """Of all interfaces in the namespace of process `pid`, and of its protocols."""
+        """Read the counters of all interfaces in the namespace of process `pid`, and optionally of its protocols."""
         return read_node_counts(pid, protocols)
 
-    def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
-        """Take the fingerprint of these namespaces, and listen from now on; to these only."""
+    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
+        """Start watching these namespaces, in place of any earlier ones; see `Fingerprint`."""
         if self._fingerprint is not None:
             self._fingerprint.close()
-        self._fingerprint = Fingerprint(watched, left_out)
+        self._fingerprint = Fingerprint(watched, excluded)
         self._fingerprint.take()
 
     def look(self, thorough: bool) -> list[str]:
-        """What of them was changed since, or since the last look."""
+        """Return descriptions of the changes since the last look."""
         assert self._fingerprint is not None
         return self._fingerprint.look(thorough)
 
     def take(self) -> None:
-        """What was changed until now is as it should be."""
+        """Take the current state as the reference."""
         assert self._fingerprint is not None
         self._fingerprint.take()
 
     def stop(self) -> None:
-        """End the namespaces, and with them all that is in them. Harmless when repeated."""
+        """Remove the namespaces and everything in them; idempotent."""
         if self._fingerprint is not None:
             self._fingerprint.close()
             self._fingerprint = None
@@ -113,11 +119,11 @@ class MachineOperations:
 
 
 @functools.cache
-def _netlink() -> IPRoute:
-    """One for all links: to open it takes longer than to use it.
+def _shared_netlink() -> IPRoute:
+    """Return a netlink socket that all links share, since opening one takes longer than using it.
 
-    It lives in a namespace of its own, with no other interface: kernels before 6.15 refuse a link whose name the asking
-    namespace has already, wherever the link is to be, and machines have an eth0 as hosts do.
+    It is in an empty namespace: kernels before 6.15 refuse a link name that exists in the requesting namespace, even if
+    the link is to be elsewhere, and machines have an eth0 just as hosts do.
     """
     with empty_network_namespace():
         return IPRoute()
@@ -127,10 +133,13 @@ STOP_TIMEOUT_S = 5.0
 
 
 class Namespaces:
-    """Network and mount namespaces, one pair for each node, made when this is. FabricError when they cannot be.
+    """A network and a mount namespace for each node; `pids` has a process in each.
 
-    `files` has the nodes' names, and for each what to put in place of its /etc/hosts, None to leave it. `pids` has a
-    process in each.
+    Args:
+        files: The /etc/hosts file of each node, by name; None for the machine's own.
+
+    Raises:
+        FabricError: The namespaces cannot be created.
     """
 
     def __init__(self, files: Mapping[str, Path | str | None]) -> None:
@@ -145,16 +154,16 @@ class Namespaces:
         try:
             self._process.stdin.write(json.dumps([file and str(file) for file in files.values()]) + "\n")
             self._process.stdin.flush()
-            said = json.loads(self._process.stdout.readline() or '{"error": "its process ended"}')
+            answer = json.loads(self._process.stdout.readline() or '{"error": "the holder process ended"}')
         except BaseException:
             self.stop()
             raise
-        if "error" in said:
+        if "error" in answer:
             self.stop()
-            raise FabricError(f"no namespaces for the network's nodes: {said['error']}")
-        self.pids: dict[str, int] = dict(zip(files, said["pids"], strict=True))
+            raise FabricError(f"cannot create the nodes' namespaces: {answer['error']}")
+        self.pids: dict[str, int] = dict(zip(files, answer["pids"], strict=True))
 
     def stop(self) -> None:
-        """End them all; their interfaces go with them. Harmless when repeated."""
+        """Remove the namespaces and their interfaces; idempotent."""
         close_pipes(self._process)
         wait_or_kill(self._process, STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A topology becomes a running network, and goes away again."""
+"""The fabric: build a running network from a topology, and tear it down."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from testbed.net.controller.process import snapshot_of
 from testbed.net.errors import FabricError
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.assembly import MachinePlacement, Switched, assemble
+from testbed.net.fabric.assembly import EdgeOptions, MachinePlacement, assemble
 from testbed.net.fabric.change_watch import ChangeWatch
 from testbed.net.fabric.fabric_state import (
     CONTROLLER_FILE,
     STATE_ROOT,
     FabricState,
     clean,
-    cookies,
     mark_child_processes,
+    namespace_cookies,
     register,
     write_private,
 )
@@ -33,7 +33,7 @@ from testbed.net.fabric.machines import Machine
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import large_receive_buffers
 from testbed.net.fabric.running_fabric import describe, engine_of, inspect
-from testbed.net.fabric.selftest import far_ends, path_excess, try_transfers
+from testbed.net.fabric.selftest import check_transfers, far_end_macs, measure_path_excess
 from testbed.net.fabric.tunnel import TunnelMeasurement
 from testbed.net.fabric.verify import namespace_settings
 from testbed.net.links import LinkEngine, LinkError
@@ -49,18 +49,28 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.topology import Topology
 
 CONTROLLER_TIMEOUT_S = 30.0
-SETUPS_AT_ONCE = 4
+PARALLEL_SETUPS = 4
 
 
 class Fabric:
-    """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
+    """A running network. Use it as a context manager, or call `up` and `down`.
 
-    `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other paths to a host.
-    `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
-    building is (testbed.net.fabric.assembly). `control`: how long switches and controller take once it is up.
-    `rdma`: whether hosts' cards have verbs, which takes a kernel whose soft-RoCE knows namespaces.
-    `progress` is called with one short line per phase; `events` gets what the controller tells. Mininet's own object
-    is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
+    `net` is the Mininet object, so `fabric.net.get("east1").cmd("ip addr")` works.
+
+    Args:
+        topology: The topology.
+        policy: The transport policy.
+        flows: The declared traffic, which the policy may use.
+        multipath: The ports of MPTCP's additional paths.
+        link_engine: "userspace" or "netem".
+        datapath: Open vSwitch's datapath, "netdev" or "system".
+        scale: The scale of rates and times.
+        seed: The seed of all random choices.
+        control: The reaction times of switches and controller once the fabric is up.
+        machines: The machine of each building (see `MachinePlacement`).
+        rdma: Whether hosts have a soft-RoCE device; this needs a kernel whose soft-RoCE supports namespaces.
+        progress: Called with one short line per phase.
+        events: Called with each event of the controller.
     """
 
     def __init__(
@@ -103,18 +113,18 @@ class Fabric:
         self._operations_by_node: dict[str, MachineOperations] = {}
         self._watch: ChangeWatch | None = None
         self.tunnels: list[TunnelMeasurement] = []
-        self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
+        self.pids: dict[str, int] = {}  # a process in each node, valid on the node's machine
 
     @property
     def state(self) -> FabricState:
-        """This fabric's entry on the machine; FabricError when it is not up."""
+        """This fabric's state entry; FabricError when it is not up."""
         if self._state is None:
             raise FabricError("the fabric is not up")
         return self._state
 
     @property
     def plan(self) -> planning.Plan:
-        """Names and ports; FabricError when it is not up."""
+        """The plan of names and ports; FabricError when it is not up."""
         if self._plan is None:
             raise FabricError("the fabric is not up")
         return self._plan
@@ -129,15 +139,20 @@ class Fabric:
         self.down()
 
     def up(self) -> None:
-        """Build everything, read every setting back, try TCP. Whatever goes wrong, nothing is left behind."""
+        """Build everything, read every setting back, and test TCP.
+
+        Raises:
+            FabricError: The fabric cannot be built. Everything built so far has been removed.
+        """
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
         if self.topology.pauses and self.link_engine != PAUSE_ENGINE:
             raise FabricError(
-                f"link engine {self.link_engine} pauses nobody, {PAUSE_ENGINE} does: docs/explanation/pause.md"
+                f"link engine {self.link_engine} does not support PAUSE, {PAUSE_ENGINE} does: "
+                "docs/explanation/pause.md"
             )
         if self.rdma and (reason := soft_roce_obstacle()):
-            raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/reference/rdma.md")
+            raise FabricError(f"soft-RoCE is not available here: {reason}; see docs/reference/rdma.md")
         self._state = register(self.topology.name)
         self._plan = planning.make_plan(
             self.topology,
@@ -176,13 +191,13 @@ class Fabric:
         self._progress(
             f"building {len(plan.topology.hosts)} hosts in {len(plan.topology.populated)} buildings"
         )
-        switched = Switched(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
-        self.net = assemble(plan, placement, switched, state.folder)
+        edge_options = EdgeOptions(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
+        self.net = assemble(plan, placement, edge_options, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
         state.pids = {
             name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
         }
-        state.namespaces = cookies(self._namespace_pids())
+        state.namespaces = namespace_cookies(self._namespace_pids())
         state.save()
         if placement.machines:
             self._progress(
@@ -192,15 +207,16 @@ class Fabric:
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
-        # after the switches: Open vSwitch clears the queues of the ports that it takes
+        # Start the engine after the switches: Open vSwitch removes the qdiscs of ports that it adds.
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
-        self.engine = self._start_engine()
+        self.engine = engine_of(self.state)  # before its start, so that `down` also stops a failed one
+        self.engine.start()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._verify_offloads()
-        self._progress("trying TCP across every WAN link")
-        try_transfers(plan, state.pids)
-        self.engine.compensate(path_excess(plan, state.pids), far_ends(plan))
+        self._progress("testing TCP across every WAN link")
+        check_transfers(plan, state.pids)
+        self.engine.compensate(measure_path_excess(plan, state.pids), far_end_macs(plan))
         api = self.controller.api
         write_private(state.folder / CONTROLLER_FILE, json.dumps({"port": api.port, "token": api.token}))
         state.phase = "up"
@@ -208,37 +224,37 @@ class Fabric:
 
     def _start_controller(self) -> ControllerProcess:
         edges = self.plan.edge_ports()
-        computed = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
-        self._classes = computed.classes
+        compiled = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
+        self._classes = compiled.classes
         snapshot = snapshot_of(
             self.topology, edges, self.policy.to_data(), self.flows, self.seed, self.control
         )
-        controller = ControllerProcess(computed.rules, snapshot=snapshot, log=self._events)
+        controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self._events)
         controller.start()
         return controller
 
     @property
-    def queues(self) -> bool:
-        """Whether the policy has queues of its own."""
+    def has_queues(self) -> bool:
+        """Whether the policy has queues."""
         return bool(self._classes)
 
-    def queue(self) -> None:
-        """Put the policy's queues in front of the WAN links, and read them back. LinkError.
+    def apply_queues(self) -> None:
+        """Add the policy's queues to the WAN links, and read them back; LinkError on failure.
 
-        Not part of `up`: what measures the links first should find them whole.
+        This is not part of `up`, so that the links can first be measured without queues.
         """
         assert self.engine is not None
-        if self.queues:
-            self.engine.change(self.asked(wan_only=True))
+        if self.has_queues:
+            self.engine.change(self.requested_directions(wan_only=True))
 
-    def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
-        """What every direction of a link should be set to, by (link name, direction), once `queue` was called."""
+    def requested_directions(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
+        """Return the settings expected after `apply_queues`, by (link name, direction), or only those of WAN links."""
         wan = requested_settings(self.plan.wan_wires())
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
         return queued if wan_only else {**requested_settings(self.plan.wires()), **queued}
 
     def _namespace_pids(self) -> list[int]:
-        """One process id in each namespace of ours (the edges live in the root namespace, which is not)."""
+        """Return a process id in each of the fabric's namespaces, without the edges' root namespace."""
         edges = {self.plan.edge(edge.building) for edge in self.plan.edges}
         return [pid for name, pid in self.state.pids.items() if name not in edges]
 
@@ -256,43 +272,44 @@ class Fabric:
         for name, setup in hosts:
             if (operations := self._operations(name)) is not here:
                 operations.apply(setup, pids[name])
-        nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
-        if os.cpu_count() == 1:  # as in a guest, where threads only get in each other's way
-            for name, setup in nearby:
+        local = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
+        if os.cpu_count() == 1:  # as in a guest, where threads do not help
+            for name, setup in local:
                 setup.apply(pids[name])
             return
-        # a thread each: network namespaces are a thread's own, and most of the time goes by in other programs
-        with ThreadPoolExecutor(SETUPS_AT_ONCE) as pool:
-            for done in [pool.submit(setup.apply, pids[name]) for name, setup in nearby]:
-                done.result()
+        # Threads work since a network namespace is per thread, and most of the time is spent in other programs.
+        with ThreadPoolExecutor(PARALLEL_SETUPS) as pool:
+            for future in [pool.submit(setup.apply, pids[name]) for name, setup in local]:
+                future.result()
 
     def _operations(self, node: str) -> MachineOperations:
-        """Where a node is."""
         assert self.placement is not None
         return self._operations_by_node.get(node, self.placement.here)
 
     def machine_of(self, node: str) -> Machine | None:
-        """Where a node is; None: here."""
+        """Return the remote machine of a node; None if it is on this machine."""
         operations = self._operations(node)
         return operations if isinstance(operations, Machine) else None
 
     @property
     def other_machines(self) -> Sequence[Machine]:
-        """The machines of the fabric's buildings, without this one."""
+        """The remote machines of the fabric's buildings."""
         return self.placement.machines if self.placement else ()
 
     def tunnel_frames(self) -> dict[str, tuple[int, int]]:
-        """Frames that (went into, came out of) each tunnel so far, by its building."""
+        """Return (frames sent, frames received) of each tunnel so far, by building."""
         return self.placement.tunnel_frames(self.plan, self.pids) if self.placement else {}
 
     def counts(self, of_hosts: bool = True) -> dict[str, NodeCounts]:
-        """What the interfaces of the buildings' switches, and of hosts, have counted, and the hosts' protocols."""
+        """Read the interface counters of building switches and, if `of_hosts`, of hosts with their protocols."""
         hosts = {host.name for host in self.topology.hosts} if of_hosts else set()
         names = [*hosts, *(bridge.name for bridge in self.plan.bridges)]
         found = {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
         if self.rdma:
             for host in hosts:
-                found[host] = found[host].with_sent_packets(read_rdma_packets_sent(self.plan.card(host)))
+                found[host] = found[host].with_sent_packets(
+                    read_rdma_packets_sent(self.plan.rdma_device(host))
+                )
         return found
 
     def _verify(self) -> None:
@@ -303,28 +320,22 @@ class Fabric:
         for settings in namespace_settings(self.plan, self.pids):
             self._operations(settings.name).verify_offloads(settings)
 
-    def _start_engine(self) -> LinkEngine:
-        # before it starts, so that a start that fails is also stopped
-        self.engine = engine = engine_of(self.state)
-        engine.start()
-        return engine
-
     def inspect(self) -> dict[str, Any]:
-        """Hosts and WAN links with every setting as read back now."""
+        """Return hosts and WAN links with every setting, as read back now."""
         return inspect(self.state)
 
     def command(self, host: str, arguments: list[str]) -> list[str]:
-        """The command line that runs `arguments` inside a host."""
+        """Return the command line that runs `arguments` inside a host."""
         return command_in_namespace(self.state.pids[host], arguments)
 
     def probe_pids(self) -> dict[str, int]:
-        """Process id of each building's probe node."""
+        """Return the process id of each building's probe node."""
         return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
 
     def watch(
         self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
     ) -> ChangeWatch:
-        """Take its fingerprint; events change these links and switches, and these hosts' cards. LinkError."""
+        """Start watching for changes, except of these links, switches and hosts' NICs; LinkError on failure."""
         assert self.placement is not None
         with mark_child_processes(self.state.id):
             self._watch = ChangeWatch(
@@ -333,27 +344,27 @@ class Fabric:
         return self._watch
 
     def changed_offloads(self) -> str | None:
-        """What of the interfaces' offloads is not as it was set; None if all is."""
-        return _difference(self._verify_offloads)
+        """Return a message if an interface's offload settings have changed; None otherwise."""
+        return _mismatch(self._verify_offloads)
 
     def changed_settings(self) -> str | None:
-        """What else is not as it was set, the first of it: rates, delays, queues, parameters; None if all is."""
+        """Return a message for the first changed rate, delay, queue or parameter; None if there is none."""
         assert self.engine is not None
         engine = self.engine
         checks = (
-            lambda: compare_settings(self.asked(), engine.settings()),
+            lambda: compare_settings(self.requested_directions(), engine.settings()),
             engine.verify,
             self._verify,
         )
-        return next((words for check in checks if (words := _difference(check))), None)
+        return next((words for check in checks if (words := _mismatch(check))), None)
 
     def failure(self) -> str | None:
-        """None while all parts work; else one sentence on what broke first."""
+        """Return a message if a part of the fabric has failed; None otherwise. A dead controller is restarted first."""
         if self.engine is not None and (words := self.engine.failure()):
             return words
         if (
             self.controller is not None
-            and not self.controller.revive()
+            and not self.controller.restart()
             and (words := self.controller.failure())
         ):
             return f"the controller: {words}"
@@ -361,11 +372,11 @@ class Fabric:
             return words
         for name, pid in self.state.pids.items():
             if process_start_ticks(pid) is None:
-                return f"the namespace of {name} is gone: its process {pid} ended"
+                return f"the namespace of {name} is gone: its process {pid} has ended"
         return None
 
     def down(self) -> None:
-        """Take everything away; harmless when repeated. Signals wait until it is done."""
+        """Remove everything; idempotent. Signals are deferred until it is done."""
         if self._state is None:
             return
         with defer_signals():
@@ -377,7 +388,7 @@ class Fabric:
             if self.controller is not None:
                 self.controller.stop()
             if self.net is not None:
-                # Mininet's shells end by SIGHUP only; their namespaces go with them
+                # Mininet's shells end only by SIGHUP; their namespaces end with them.
                 for node in (*self.net.hosts, *self.net.switches):
                     with contextlib.suppress(OSError):
                         node.terminate()
@@ -387,7 +398,7 @@ class Fabric:
             self._state = self._plan = self.net = self.engine = self.controller = self.placement = None
 
 
-def _difference(check: Callable[[], None]) -> str | None:
+def _mismatch(check: Callable[[], None]) -> str | None:
     try:
         check()
     except LinkError as error:

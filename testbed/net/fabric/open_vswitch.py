@@ -1,6 +1,6 @@
-"""Open vSwitch's tables of a fabric's edges, changes of rules and ports, and its receive buffers.
+"""Open vSwitch's tables of a fabric's edges, changes of rules and ports, and larger receive buffers.
 
-Rules are read over the bridge's own socket, in OpenFlow 1.3; changes are told by `ovs-ofctl monitor`, in its words.
+Rules are read over the bridge's management socket, in OpenFlow 1.3. `ovs-ofctl monitor` reports changes as text.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _HEADER, _PART = struct.Struct(">BBHI"), struct.Struct(">HHxxxx")
 _FLOW_FIGURES = struct.Struct(">HBxIIHHHHxxxxQQQ")  # struct ofp13_flow_stats, up to the match
 _EVERY_FLOW = struct.pack(">BxxxIIxxxxQQHHxxxx", 0xFF, 0xFFFFFFFF, 0xFFFFFFFF, 0, 0, 1, 4)
 _PORT_NAME = slice(16, 32)
-_PORT_SETTINGS = slice(8, 40)  # its address, name, configuration and state; not its speeds
-_TOLD = re.compile(rb"event=(ADDED|DELETED|MODIFIED) (.*)|OFPT_PORT_STATUS[^:]*: (.*)")
+_PORT_SETTINGS = slice(8, 40)  # address, name, configuration and state, but not speeds
+_EVENT = re.compile(rb"event=(ADDED|DELETED|MODIFIED) (.*)|OFPT_PORT_STATUS[^:]*: (.*)")
 
 _SETTING = re.compile(rb"\s+((?:config|(state)): .*)")
 
 
 class EdgeTable:
-    """One bridge's. OSError."""
+    """The rules, groups and ports of one bridge, and their changes. Methods raise OSError."""
 
     def __init__(self, name: str, bridge: str) -> None:
         self.name = name
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._monitor: subprocess.Popen[bytes] | None = None
-        self._pending, self._told = b"", b""
+        self._pending, self._monitor_output = b"", b""
         self._known: dict[str, bytes] = {}
         try:
             self._socket.settimeout(TIMEOUT_S)
@@ -50,7 +50,7 @@ class EdgeTable:
             raise
 
     def _listen(self, bridge: str) -> None:
-        # the number makes it send ports' changes as well
+        # The number (miss_send_len) makes it report port changes as well.
         self._monitor = subprocess.Popen(
             ["ovs-ofctl", "-O", "OpenFlow13", "monitor", bridge, "65535", "watch:!initial"],
             stdin=subprocess.DEVNULL,
@@ -61,7 +61,7 @@ class EdgeTable:
         os.set_blocking(self._monitor.stderr.fileno(), False)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the socket and stop the monitor."""
         self._socket.close()
         if self._monitor is not None:
             self._monitor.terminate()
@@ -69,7 +69,7 @@ class EdgeTable:
             close_pipes(self._monitor)
 
     def _message(self) -> tuple[int, int, bytes]:
-        """(type, transaction, body) of the next one."""
+        """Receive the next message: (type, transaction id, body)."""
         while len(self._pending) < 8 or len(self._pending) < (_HEADER.unpack_from(self._pending)[2]):
             if not (data := self._socket.recv(1 << 16)):
                 raise OSError(f"{self.name}: Open vSwitch has closed its connection")
@@ -78,8 +78,8 @@ class EdgeTable:
         body, self._pending = self._pending[8:length], self._pending[length:]
         return kind, transaction, body
 
-    def _ask(self, what: int, body: bytes = b"") -> bytes:
-        """All parts of an answer. OSError."""
+    def _request(self, what: int, body: bytes = b"") -> bytes:
+        """Send a multipart request and return the bodies of all reply parts."""
         request = _PART.pack(what, 0) + body
         self._socket.sendall(_HEADER.pack(_VERSION, _REQUEST, 8 + len(request), what) + request)
         found = b""
@@ -90,44 +90,44 @@ class EdgeTable:
                     _HEADER.pack(_VERSION, _ECHO_REPLY, 8 + len(answer), transaction) + answer
                 )
             elif kind == _ERROR:
-                raise OSError(f"{self.name}: Open vSwitch refuses to tell what it holds")
+                raise OSError(f"{self.name}: Open vSwitch refused a request for its tables")
             elif kind == _REPLY and transaction == what:
                 found += answer[_PART.size :]
                 if not _PART.unpack_from(answer)[1] & 1:  # no more to come
                     return found
 
     def state(self) -> dict[str, bytes]:
-        """Rules, groups and ports by what they are called, without what counts."""
+        """Return rules, groups and ports by a descriptive name, without counters."""
         found: dict[str, bytes] = {}
-        for entry in _entries(self._ask(_FLOWS, _EVERY_FLOW)):
+        for entry in _entries(self._request(_FLOWS, _EVERY_FLOW)):
             _, table, _, _, priority, idle, hard, flags, cookie, _, _ = _FLOW_FIGURES.unpack_from(entry)
             rest = entry[_FLOW_FIGURES.size :]
             length = struct.unpack_from(">H", rest, 2)[0]
-            match, does = rest[:length], rest[(length + 7) & ~7 :]
-            name = f"rule {match[4:].hex() or 'for anything'} of priority {priority} in table {table}"
-            found[name] = struct.pack(">HHHQ", idle, hard, flags, cookie) + does
-        for entry in _entries(self._ask(_GROUPS)):
+            match, instructions = rest[:length], rest[(length + 7) & ~7 :]
+            name = f"rule {match[4:].hex() or 'for any packet'} of priority {priority} in table {table}"
+            found[name] = struct.pack(">HHHQ", idle, hard, flags, cookie) + instructions
+        for entry in _entries(self._request(_GROUPS)):
             found[f"group {struct.unpack_from('>I', entry, 4)[0]}"] = entry
-        ports = self._ask(_PORTS)
+        ports = self._request(_PORTS)
         for at in range(0, len(ports), 64):
             port = ports[at : at + 64]
             found[f"port {port[_PORT_NAME].rstrip(bytes(1)).decode()}"] = port[_PORT_SETTINGS]
         return found
 
     def take(self) -> None:
-        """What is now is what should be from now on."""
+        """Take the current state as the reference."""
         for _ in self._events():
             pass
         self._known = self.state()
 
     def look(self) -> list[str]:
-        """What was changed since, in words."""
+        """Return descriptions of the changes since the last look."""
         found = [f"{self.name}: {words}" for words in self._events()]
         known, self._known = self._known, self.state()
         for name in {**known, **self._known}:
             old, new = known.get(name), self._known.get(name)
-            told = bool(found) and name.startswith("rule")  # in better words
-            if old != new and not told:
+            reported = bool(found) and name.startswith("rule")  # by an event, whose text is better
+            if old != new and not reported:
                 how = "gone" if new is None else "added" if old is None else "changed"
                 found.append(f"{self.name}: {name}: {how}")
         return found
@@ -137,19 +137,19 @@ class EdgeTable:
         assert self._monitor.stderr is not None
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._monitor.stderr.fileno(), 1 << 16):
-                self._told += data
+                self._monitor_output += data
         if self._monitor.poll() is not None:
-            yield "its changes are told no more: ovs-ofctl, which listened, has ended"
-        *lines, self._told = self._told.split(b"\n")
+            yield "changes are no longer monitored: ovs-ofctl has ended"
+        *lines, self._monitor_output = self._monitor_output.split(b"\n")
         port = ""
         for line in lines:
-            if match := _TOLD.search(line):
+            if match := _EVENT.search(line):
                 event, rule, port = (part.decode(errors="replace") if part else "" for part in match.groups())
                 if not port:
                     yield f"rule {rule}: {event.lower()}"
             elif port and (match := _SETTING.match(line)):
                 port += f" {' '.join(match[1].decode().split())}"
-                if match[2]:  # its state, which comes last of what matters
+                if match[2]:  # the state is the last relevant line
                     yield f"port {port}"
                     port = ""
 
@@ -163,7 +163,7 @@ def _entries(data: bytes) -> Iterator[bytes]:
 
 
 class EdgeTables:
-    """Those of many edges: (name, bridge). OSError."""
+    """The tables of several edges, given as (name, bridge). Methods raise OSError."""
 
     def __init__(self, edges: Iterable[tuple[str, str]]) -> None:
         self._tables: list[EdgeTable] = []
@@ -176,47 +176,48 @@ class EdgeTables:
             raise
 
     def take(self) -> None:
-        """What is now is what should be from now on."""
+        """Take the current state as the reference."""
         for table in self._tables:
             table.take()
 
     def look(self) -> list[str]:
-        """What was changed since, in words."""
+        """Return descriptions of the changes since the last look."""
         return [words for table in self._tables for words in table.look()]
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all tables."""
         for table in self._tables:
             table.close()
         self._tables = []
 
 
 DEFAULT_RECEIVE_BUFFER = Path("/proc/sys/net/core/rmem_default")
-LARGE_BYTES = 16 * 1024 * 1024
-_FORMER = "rmem_default"  # file in the state's root: what to put back, should we be killed in between
+LARGE_RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
+_SAVED_FILE = "rmem_default"  # file in the state root with the original value, in case this process is killed
 
 
 @contextlib.contextmanager
 def large_receive_buffers(root: Path) -> Iterator[None]:
-    """Sockets made on this machine within the block get room; one process at a time; left alone where read-only.
+    """Raise the default receive buffer of new sockets within the block, unless the setting is read-only.
 
-    `root` is the folder of all fabrics' states: the lock is on it, and what to put back is written there.
+    Only one process at a time may do so. `root`, the folder of all fabrics' states, has the lock and the original
+    value.
     """
     with _locked(root):
         former = DEFAULT_RECEIVE_BUFFER.read_text().strip()
         try:
-            if int(former) < LARGE_BYTES:
-                (root / _FORMER).write_text(former)
+            if int(former) < LARGE_RECEIVE_BUFFER_BYTES:
+                (root / _SAVED_FILE).write_text(former)
                 with contextlib.suppress(OSError):
-                    DEFAULT_RECEIVE_BUFFER.write_text(str(LARGE_BYTES))
+                    DEFAULT_RECEIVE_BUFFER.write_text(str(LARGE_RECEIVE_BUFFER_BYTES))
             yield
         finally:
             _restore(root)
 
 
 def restore_after_kill(root: Path) -> None:
-    """Put the default back if whoever had raised it was killed; waits for one who is at it."""
-    if (root / _FORMER).exists():
+    """Restore the default if a process that had raised it was killed; wait for one that is still running."""
+    if (root / _SAVED_FILE).exists():
         with _locked(root):
             pass
 
@@ -226,7 +227,7 @@ def _locked(root: Path) -> Iterator[None]:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _restore(root)  # nobody else is at it, so what is written there is a dead one's
+        _restore(root)  # a value that is still saved under the lock was left by a killed process
         yield
     finally:
         os.close(descriptor)
@@ -234,8 +235,8 @@ def _locked(root: Path) -> Iterator[None]:
 
 def _restore(root: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        former = (root / _FORMER).read_text().strip()
+        former = (root / _SAVED_FILE).read_text().strip()
         if former.isdigit():
             with contextlib.suppress(OSError):
                 DEFAULT_RECEIVE_BUFFER.write_text(former)
-        (root / _FORMER).unlink()
+        (root / _SAVED_FILE).unlink()

@@ -1,14 +1,14 @@
-"""From a topology to names, ports and commands: everything about a fabric that can be known before building it. Pure.
+"""The plan of a fabric: all names, ports and settings that follow from a topology. This module is pure.
 
-Each building is one leaf switch, or a Clos network of them (kernel bridges in namespaces of their own, no policy acts
-there: `fabric.bridges`), and an edge switch (Open vSwitch, where the policy acts) with one port to the building's
-core, one to a probe node, one per WAN link end. A transit site, which has no hosts, is an edge switch and its probe
-node alone. All WAN links pass through one more namespace, where the link engine carries the frames:
+Each building has a leaf switch, or a Clos network of them, and an edge switch. Leaves are kernel bridges in their own
+namespaces, without a policy (see `fabric.bridges`). The edge is an Open vSwitch bridge that applies the policy; it has
+one port to the building's core, one to a probe node and one per WAN link end. A transit site, which has no hosts, has
+only an edge switch and a probe node. All WAN links pass through one namespace, where the link engine forwards frames:
 
     host eth0 ---- leaf ---- edge ---- [ wan: link engine ] ---- edge ---- leaf ---- host
        shaped     shaped
 
-All that a WAN direction is asked to be, rate and queue included, is the link engine's business.
+The link engine implements all properties of a WAN direction, including rate and queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LINUX_RTO_MIN_MS = 200
 
 @dataclass(frozen=True)
 class WanPort:
-    """One end of a WAN link: interfaces of edge and WAN namespace, OpenFlow port."""
+    """One end of a WAN link: its interfaces at the edge and in the WAN namespace, and its OpenFlow port."""
 
     link: WanLink
     link_index: int
@@ -46,7 +46,7 @@ class WanPort:
 
 @dataclass(frozen=True)
 class Multipath:
-    """MPTCP's other paths: each host is reached at these ports as well, by the hosts that come after it."""
+    """The ports of MPTCP's additional paths, at which each host accepts subflows from the hosts after it."""
 
     ports: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -54,9 +54,9 @@ class Multipath:
 
 @dataclass(frozen=True)
 class EdgePlan:
-    """One building's edge switch: bridge, datapath id and the ports in the root namespace.
+    """A building's edge switch: bridge, datapath id and ports in the root namespace.
 
-    local_interface: the port to the building's core; None for a transit site.
+    `local_interface` is the port to the building's core; it is None for a transit site.
     """
 
     building: str
@@ -68,12 +68,12 @@ class EdgePlan:
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """All ports' interfaces in the root namespace."""
+        """The interfaces of all ports, in the root namespace."""
         return tuple(self.ports)
 
     @property
     def ports(self) -> dict[str, int]:
-        """OpenFlow port numbers by interface."""
+        """The OpenFlow port numbers, by interface."""
         local = {} if self.local_interface is None else {self.local_interface: LOCAL_PORT}
         wan = {port.edge_interface: port.port for port in self.wan}
         return {**local, self.probe_interface: PROBE_PORT, **wan}
@@ -81,7 +81,7 @@ class EdgePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything to be built for one topology under one name prefix. rdma: whether hosts' cards have verbs."""
+    """Everything to be built for a topology under a name prefix; `rdma`: whether hosts have a soft-RoCE device."""
 
     topology: Topology
     prefix: str
@@ -93,53 +93,53 @@ class Plan:
 
     @property
     def rto_min_ms(self) -> int:
-        """TCP's shortest retransmission timeout: time dilation stretches Linux's."""
+        """TCP's minimum retransmission timeout: Linux's, times the time dilation."""
         return round(LINUX_RTO_MIN_MS * self.time_dilation)
 
     @cached_property
     def bridges(self) -> tuple[Bridge, ...]:
-        """All switches but the edges."""
+        """All switches except the edges."""
         return tuple(bridges(self.topology))
 
     @cached_property
     def cables(self) -> tuple[Cable, ...]:
-        """All that is plugged together within buildings, but for the edges."""
+        """All cables within buildings, without those of the edges."""
         return tuple(cables(self.topology))
 
     @cached_property
     def shapes(self) -> dict[End, Shape]:
-        """Rates and queues of interfaces (node, name) that are shaped by themselves, not by a link engine."""
+        """The shapes of the (node, interface) ends that the link engine does not shape."""
         return {end: shape for cable in self.cables for end, shape in cable.shapes().items()}
 
     @cached_property
     def ingress_delays(self) -> dict[End, IngressDelay]:
-        """How frames are held that come in at (node, interface), where no link engine does it: netem's kernels can."""
+        """The delays of incoming frames at (node, interface) ends without a link engine; only with engine netem."""
         if self.link_engine != "netem":
             return {}
         return {end: delay for cable in self.cables for end, delay in cable.ingress_delays().items()}
 
     def ingress_delays_of(self, node: str) -> dict[str, IngressDelay]:
-        """Of a node's interfaces."""
+        """Return the ingress delays of a node's interfaces."""
         return {interface: delay for (name, interface), delay in self.ingress_delays.items() if name == node}
 
     def edge(self, building: str) -> str:
-        """Name of a building's edge switch."""
+        """Return the name of a building's edge switch."""
         return self.topology.building(building).edge
 
-    def card(self, host: str) -> str:
-        """Name of a host's card with verbs."""
+    def rdma_device(self, host: str) -> str:
+        """Return the name of a host's soft-RoCE device."""
         return f"rxe_{host}"
 
     def probe(self, building: str) -> str:
-        """Name of a building's probe node."""
+        """Return the name of a building's probe node."""
         return f"{building}-probe"
 
     def probe_mac(self, building: str) -> str:
-        """Ethernet address of a building's probe node."""
+        """Return the Ethernet address of a building's probe node."""
         return f"02:00:0a:ff:00:{self.topology.building(building).index:02x}"
 
     def switch_ports(self, switch: str) -> tuple[str | None, tuple[str, ...]]:
-        """(node in whose namespace they are, None for the root one; interfaces) of a switch."""
+        """Return a switch's node (None for the root namespace) and interfaces."""
         for building, edge in zip(self.topology.buildings, self.edges, strict=True):
             if switch == self.edge(building.name):
                 return None, edge.interfaces
@@ -148,11 +148,11 @@ class Plan:
 
     @property
     def wan_ports(self) -> tuple[WanPort, ...]:
-        """All WAN link ends of all edges."""
+        """The WAN link ends of all edges."""
         return tuple(port for edge in self.edges for port in edge.wan)
 
     def edge_ports(self) -> list[EdgePorts]:
-        """The edges' ports as the controller takes them."""
+        """Return the edges' ports for the controller."""
         return [
             EdgePorts(
                 building=edge.building,
@@ -165,18 +165,18 @@ class Plan:
         ]
 
     def wires(self) -> list[LinkWire]:
-        """All that a link engine carries: the WAN links in their order, then cables of buildings that take time."""
-        timed = [cable for cable in self.cables if cable.takes_time]
+        """Return all wires of the link engine: the WAN links in order, then the cables that need the engine."""
+        timed = [cable for cable in self.cables if cable.needs_engine]
         return self.wan_wires() + [cable.wire(number) for number, cable in enumerate(timed)]
 
     def wan_wires(self) -> list[LinkWire]:
-        """The WAN links as a link engine takes them, in their order."""
+        """Return the WAN links as wires of the link engine, in order."""
         ends = {(port.link_index, port.side): port for port in self.wan_ports}
         wires = []
         for index, link in enumerate(self.topology.wan):
             a, b = ends[index, "a"], ends[index, "b"]
             inner, outer = (a.wan_interface, b.wan_interface), (a.edge_interface, b.edge_interface)
-            # a building's core and its edge, which nothing limits in between, are one switch
+            # A building's core and its edge count as one switch, since nothing limits the cable between them.
             core_a, core_b = (self.topology.building(end).core for end in (link.a, link.b))
             directions = link.a_to_b, link.b_to_a
             wires.append(LinkWire(link.name, *inner, *outer, *directions, switch_a=core_a, switch_b=core_b))
@@ -191,7 +191,7 @@ def make_plan(
     link_engine: str = "userspace",
     rdma: bool = False,
 ) -> Plan:
-    """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
+    """Assign all names and ports. Names in the root namespace begin with `prefix` and fit in 15 characters."""
     edges = []
     for building in topology.buildings:
         bridge = f"{prefix}e{building.index}"

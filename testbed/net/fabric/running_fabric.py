@@ -1,4 +1,4 @@
-"""Inspect and change a running fabric from another process: settings, counters, links, policy."""
+"""Functions to inspect and change a running fabric from another process: settings, counters, links, policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTROL_SOCKET = "links.sock"
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """The part of a fabric's state that `inspect` needs: buildings, hosts, where each WAN direction's settings are."""
+    """Return the part of a fabric's state that `inspect` needs: buildings, hosts, WAN links and wires."""
     return {
         "buildings": [building.name for building in plan.topology.buildings],
         "hosts": [
@@ -51,13 +51,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             for host in plan.topology.hosts
         ],
         "wan": [
-            {
-                "a": link.a,
-                "b": link.b,
-                "plane": link.plane,
-                "name": link.name,
-            }
-            for link in plan.topology.wan
+            {"a": link.a, "b": link.b, "plane": link.plane, "name": link.name} for link in plan.topology.wan
         ],
         "wires": [wire_to_json(wire) for wire in plan.wires()],
         "mtu": plan.topology.mtu,
@@ -65,7 +59,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def engine_of(state: FabricState) -> LinkEngine:
-    """The fabric's link engine: for its owner to start and stop, for anybody else to read and change."""
+    """Return the fabric's link engine; the owner may start and stop it, other processes may read and change it."""
     wires = [wire_from_json(wire) for wire in state.details["wires"]]
     pid, seed = state.pids[WAN_NODE], state.details["seed"]
     if state.details["link_engine"] == "userspace":
@@ -73,18 +67,18 @@ def engine_of(state: FabricState) -> LinkEngine:
     return NetemEngine(pid, state.pids, wires, state.details["mtu"], seed)
 
 
-def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
-    """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
-    engine_of(state).change(asked)
+def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direction]) -> None:
+    """Change WAN directions in place, from any process; LinkError on failure."""
+    engine_of(state).change(directions)
     for wire in state.details["wires"]:
-        # for the next who reads: a kernel does not tell jitter's distribution
-        changed = {which: asked[name, which] for name, which in asked if name == wire["name"]}
+        # Save them for later readers: the kernel does not return the jitter's distribution.
+        changed = {which: directions[name, which] for name, which in directions if name == wire["name"]}
         wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
     state.save()
 
 
 def inspect(state: FabricState) -> dict[str, Any]:
-    """Buildings, hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
+    """Return buildings, hosts and WAN links with every setting as read back now; LinkError if a part is gone."""
     engine = engine_of(state)
     settings = engine.settings()
     wan = []
@@ -93,13 +87,13 @@ def inspect(state: FabricState) -> dict[str, Any]:
         for which in ("a_to_b", "b_to_a"):
             entry[which] = direction_to_json(settings[link["name"], which])
         wan.append(entry)
-    kept = ("link_engine", "datapath", "policy", "scale", "mtu")
+    copied = ("link_engine", "datapath", "policy", "scale", "mtu")
     return {
         "id": state.id,
         "topology": state.topology,
         "phase": state.phase,
         "failure": state.failure,
-        **{key: state.details[key] for key in kept},
+        **{key: state.details[key] for key in copied},
         "buildings": state.details["buildings"],
         "hosts": state.details["hosts"],
         "wan": wan,
@@ -109,7 +103,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WanCounters:
-    """Counters of one WAN direction's ends: frames that left the near edge, frames that reached the far edge."""
+    """Frame counters of one WAN direction: those that left the near edge, and those that reached the far edge."""
 
     a: str
     b: str
@@ -121,10 +115,12 @@ class WanCounters:
 
 @dataclass(frozen=True)
 class FabricCounters:
-    """All WAN directions, and per building the frames that went into and came out of its edge switch, all ports.
+    """The frame counters of a fabric.
 
-    `backlog_drops` are packets that this kernel threw away since it started because too many were on their way
-    from one virtual interface to the next.
+    Attributes:
+        wan: All WAN directions.
+        edges: Frames (received, sent) by each building's edge switch, over all ports.
+        backlog_drops: Packets that this kernel has dropped since boot at net.core.netdev_max_backlog.
     """
 
     wan: tuple[WanCounters, ...]
@@ -133,7 +129,7 @@ class FabricCounters:
 
 
 class CounterReader:
-    """Reads a running fabric's counters again and again; use as a context manager."""
+    """A reader of a running fabric's counters; use it as a context manager."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -147,7 +143,7 @@ class CounterReader:
         self._root.close()
 
     def read(self) -> FabricCounters:
-        """All counters now. LinkError or KeyError when a part is gone."""
+        """Read all counters; LinkError or KeyError if a part is gone."""
         plan = self._plan
         stats = {
             link.name: link
@@ -179,7 +175,7 @@ class CounterReader:
 
 
 def backlog_drops() -> int:
-    """Packets dropped so far at net.core.netdev_max_backlog, of all cores."""
+    """Return the packets dropped so far at net.core.netdev_max_backlog, on all cores."""
     return sum(int(line.split()[1], 16) for line in Path("/proc/net/softnet_stat").read_text().splitlines())
 
 
@@ -189,7 +185,7 @@ Settings = Mapping[tuple[str, str], Direction]  # by (link, direction)
 
 @dataclass(frozen=True)
 class PolicyChange:
-    """A policy that has come into force: how many rules it has, how many of them are new, and after which time."""
+    """The result of a policy change: number of rules, of changed rules, and the seconds that it took."""
 
     name: str
     rules: int
@@ -199,14 +195,17 @@ class PolicyChange:
 
 
 def parse_link_settings(assignments: Iterable[str]) -> DirectionSpec:
-    """Of "KEY=VALUE", as a topology file has them; what is not named stays None. ConfigError."""
+    """Parse "KEY=VALUE" link settings, with a topology file's keys; others stay None. ConfigError if invalid."""
     return validate(DirectionSpec, _document(LINK_SET, {}, assignments))
 
 
 def parse_policy_args(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
-    """A policy with options "KEY=VALUE", as the controller takes it; a file of one's own is found from here.
+    """Parse a policy name and "KEY=VALUE" options into the controller's form.
 
-    ConfigError.
+    The file of a user-defined policy is relative to the working directory.
+
+    Raises:
+        ConfigError: The policy or an option is invalid.
     """
     return validate(
         PolicySpec, _document(COMMAND_LINE, {"name": resolve_file_names(name, Path())}, assignments)
@@ -214,28 +213,28 @@ def parse_policy_args(name: str, assignments: Iterable[str] = ()) -> dict[str, A
 
 
 def changed_directions(
-    now: Settings, link: str, direction: str | None, asked: DirectionSpec, mtu: int, scale: Scale
+    now: Settings, link: str, direction: str | None, changes: DirectionSpec, mtu: int, scale: Scale
 ) -> dict[tuple[str, str], Direction]:
-    """What the directions concerned become.
+    """Compute the new settings of the selected directions.
 
     Args:
-        now: All of the network's directions, as they are.
-        link: A link's name; "all": every one.
-        direction: "a_to_b" or "b_to_a"; None: both.
-        asked: What to set anew, in real figures.
-        mtu: The network's, bytes.
-        scale: The network's.
+        now: The current settings of all directions.
+        link: A link's name, or "all".
+        direction: "a_to_b" or "b_to_a"; None for both.
+        changes: The settings to change, unscaled.
+        mtu: The fabric's MTU in bytes.
+        scale: The fabric's scale.
 
     Raises:
-        ConfigError: For a link or direction that there is not, and for jitter beyond the delay.
+        ConfigError: The link or direction does not exist, or jitter exceeds the delay.
     """
     if direction not in (*DIRECTIONS, None):
-        raise _wrong("--direction", str(direction), " or ".join(DIRECTIONS))
+        raise _config_error("--direction", str(direction), " or ".join(DIRECTIONS))
     names = sorted({name for name, _ in now})
     if link not in (ALL, *names):
-        raise _wrong("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
+        raise _config_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
     changed = {
-        where: change_direction(figures, asked, mtu, scale)
+        where: change_direction(figures, changes, mtu, scale)
         for where, figures in now.items()
         if link in (where[0], ALL) and direction in (where[1], None)
     }
@@ -247,50 +246,66 @@ def changed_directions(
 
 
 def change_link(
-    state: FabricState, link: str, asked: DirectionSpec, direction: str | None = None
+    state: FabricState, link: str, changes: DirectionSpec, direction: str | None = None
 ) -> dict[tuple[str, str], Direction]:
-    """Set a link anew, in place: packets on their way keep their times. What its directions are now.
+    """Change a link in place; packets in flight are not affected.
 
-    As root. ConfigError as `changed_directions` has it, FabricError, LinkError.
+    Args:
+        state: The fabric's state.
+        link: A link's name, or "all".
+        changes: The settings to change, unscaled.
+        direction: "a_to_b" or "b_to_a"; None for both.
+
+    Returns:
+        The new settings of the changed directions.
+
+    Raises:
+        ConfigError: See `changed_directions`.
+        FabricError: The caller is not root.
+        LinkError: The link engine cannot apply the settings.
     """
     need_root("changing a link")
     now, scale = engine_of(state).settings(), Scale(**state.details["scale"])
-    changed = changed_directions(now, link, direction, asked, state.details["mtu"], scale)
+    changed = changed_directions(now, link, direction, changes, state.details["mtu"], scale)
     change_links(state, changed)
     return changed
 
 
-def with_classes(
+def with_queues(
     now: Settings, wan: Iterable[str], classes: tuple[QueueClass, ...]
 ) -> dict[tuple[str, str], Direction]:
-    """The directions of these WAN links with a policy's queues; all else of them stays."""
-    concerned = set(wan)
-    return {where: replace(own, classes=classes) for where, own in now.items() if where[0] in concerned}
+    """Return the settings of these WAN links with a policy's queues."""
+    links = set(wan)
+    return {where: replace(own, classes=classes) for where, own in now.items() if where[0] in links}
 
 
-def change_policy(state: FabricState, asked: Mapping[str, Any]) -> PolicyChange:
-    """Put a policy from `parse_policy_args` in force: rules, then queues. If anything is wrong, all stays as it was.
+def change_policy(state: FabricState, policy: Mapping[str, Any]) -> PolicyChange:
+    """Put a policy from `parse_policy_args` in force: first its rules, then its queues.
 
-    As root. PolicyError, ControllerError, FabricError, LinkError.
+    Raises:
+        PolicyError: The policy is invalid; nothing has changed.
+        ControllerError: The rules cannot be installed; the previous ones stay.
+        FabricError: The caller is not root.
+        LinkError: The link engine cannot apply the queues.
     """
     need_root("changing the policy")
-    answer = controller_of(state).set(asked)
+    answer = controller_of(state).set(policy)
     classes = classes_from_json(answer["classes"])
     wan = [link["name"] for link in state.details["wan"]]
-    change_links(state, with_classes(engine_of(state).settings(), wan, classes))
-    state.details["policy"] = asked["name"]
+    change_links(state, with_queues(engine_of(state).settings(), wan, classes))
+    state.details["policy"] = policy["name"]
     state.save()
-    return PolicyChange(asked["name"], answer["rules"], answer["changed"], answer["seconds"], classes)
+    return PolicyChange(policy["name"], answer["rules"], answer["changed"], answer["seconds"], classes)
 
 
 def controller_of(state: FabricState) -> ControllerApi:
-    """The interface of a network's controller. FabricError without root, or where there is no controller."""
+    """Return the client of a fabric's controller; FabricError without root or without a controller."""
     try:
         return ControllerApi(**json.loads((state.folder / CONTROLLER_FILE).read_text()))
     except PermissionError:
-        raise FabricError("talking to the controller needs root: run it through sudo") from None
+        raise FabricError("access to the controller needs root: run it through sudo") from None
     except FileNotFoundError:
-        raise FabricError(f"fabric {state.id} has no controller that can be talked to") from None
+        raise FabricError(f"fabric {state.id} has no controller API") from None
 
 
 def _document(source: str, data: dict[str, Any], assignments: Iterable[str]) -> Document:
@@ -301,5 +316,5 @@ def _document(source: str, data: dict[str, Any], assignments: Iterable[str]) -> 
     return document
 
 
-def _wrong(field: str, value: str, expected: str) -> ConfigError:
+def _config_error(field: str, value: str, expected: str) -> ConfigError:
     return ConfigError([Problem(COMMAND_LINE, None, field, value, expected)])

@@ -1,10 +1,11 @@
-"""Before a fabric is called up: TCP across every WAN link and between buildings, and what the path itself adds.
+"""The self-test of a new fabric: TCP across every WAN link and between buildings, and the path's own latency.
 
-Ping working says little: with a wrong offload setting small packets pass and TCP hangs. So bytes are sent and compared.
-The switches and wake-ups on the way take time of their own (about 0.3 ms one way through two userspace edges); what an
-idle path is measured to add is handed to the link engine, which takes it off the delay. Part of it is the far edge's:
-a third on an idle machine (0.13 of 0.41 ms), two thirds on a busy one. So where a packet goes on by another link, half
-is left to the next one.
+A working ping is not enough: with a wrong offload setting, small packets pass while TCP hangs. So the test sends bytes
+and compares them.
+
+Switches and wake-ups add latency (about 0.3 ms one way through two userspace edges). This is measured on the idle path,
+and the link engine subtracts it from the delay. The far edge causes part of it: a third on an idle machine (0.13 of
+0.41 ms), two thirds on a busy one. So if a packet continues on another link, half is left to that link.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from testbed.spec.topology import probe_address
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
 EXCESS_PACKETS = 9
-EXCESS_PAUSE_S = 0.02  # as between the packets of ping and other sparse traffic, which wakes each part anew
+EXCESS_PAUSE_S = 0.02  # sparse as ping, so that every packet wakes up each process on the path
 EXCESS_MAX_S = 0.0006  # twice what a path through two userspace edges adds on an idle machine
 
 
 @dataclass
 class _Transfer:
-    """One TCP connection within this process, its ends in two namespaces."""
+    """A TCP connection within this process, with its ends in two namespaces."""
 
     name: str
     sender: socket.socket
@@ -47,11 +48,13 @@ class _Transfer:
         return self.received is not None and len(self.received) >= len(self.payload)
 
 
-def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
-    """Send TRANSFER_BYTES over every WAN link, both directions, and between all buildings with hosts.
+def check_transfers(plan: Plan, pids: dict[str, int]) -> None:
+    """Send TRANSFER_BYTES over every WAN link in both directions, and between all buildings with hosts.
 
-    Buildings whose hosts are on another machine, which `pids` does not know, are left out; all probes are here.
-    FabricError names failures.
+    Hosts on other machines, which are not in `pids`, are skipped; all probe nodes are on this machine.
+
+    Raises:
+        FabricError: A transfer failed; the message names it.
     """
     ends = []
     for index, link in enumerate(plan.topology.wan):
@@ -64,17 +67,20 @@ def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
         (f"host {here[0]} to host {there[0]}", here, there)
         for here, there in itertools.permutations(first, 2)
     ]
-    # a few at a time: with many links the bytes together would take long on slow ones
+    # In batches, since many concurrent transfers would take long on slow links.
     for start in range(0, len(ends), 16):
         with contextlib.ExitStack() as stack:
             _run([_open(stack, pids, *end) for end in ends[start : start + 16]])
 
 
-def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
-    """Seconds that small packets take on each idle WAN direction (link, direction) beyond its delay and their own time.
+def measure_path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
+    """Measure the latency of each idle WAN direction beyond its configured delay and serialisation time.
 
-    The least of EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy while it is measured must not make its
-    links too fast for as long as they are up. Send times by this process, arrival times by the receiving kernel.
+    It is the minimum of EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy during the measurement must not
+    make its links too fast permanently. Send times are this process's, arrival times the receiving kernel's.
+
+    Returns:
+        Seconds by (link, direction).
     """
     excess = {}
     for index, link in enumerate(plan.topology.wan):
@@ -82,14 +88,14 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
         b = (pids[plan.probe(link.b)], probe_address(index, "b"))
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
-            if times:  # none come through a link that loses all: the probes will say so
-                asked = getattr(link, direction)
-                measured_s = min(times) - asked.delay_s - probe_transmission_s(asked.rate_bps)
+            if times:  # a link that loses everything has none; the probes will report it
+                configured = getattr(link, direction)
+                measured_s = min(times) - configured.delay_s - probe_transmission_s(configured.rate_bps)
                 excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
     return excess
 
 
-def far_ends(plan: Plan) -> dict[tuple[str, str], list[str]]:
+def far_end_macs(plan: Plan) -> dict[tuple[str, str], list[str]]:
     """Return the Ethernet addresses of hosts and the probe node at the far end of each WAN direction."""
     at = {
         building.name: [plan.probe_mac(building.name), *(host.mac for host in building.hosts)]
@@ -106,15 +112,16 @@ def _open(
     here: tuple[str, str],
     there: tuple[str, str],
 ) -> _Transfer:
-    with network_namespace(pids[there[0]]):
-        listener = stack.enter_context(
-            socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        )
-    listener.bind((there[1], 0))
+    ends = []
+    for node, address in (there, here):
+        with network_namespace(pids[node]):
+            end = stack.enter_context(
+                socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            )
+        end.bind((address, 0))
+        ends.append(end)
+    listener, sender = ends
     listener.listen(1)
-    with network_namespace(pids[here[0]]):
-        sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-    sender.bind((here[1], 0))
     with contextlib.suppress(BlockingIOError):
         sender.connect(listener.getsockname())
     return _Transfer(name, sender, listener, os.urandom(TRANSFER_BYTES))
@@ -127,18 +134,18 @@ def _run(transfers: list[_Transfer]) -> None:
             for transfer in transfers:
                 selector.register(transfer.sender, selectors.EVENT_WRITE, transfer)
                 selector.register(transfer.listener, selectors.EVENT_READ, transfer)
-            while waiting := [transfer for transfer in transfers if not transfer.done]:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    names = ", ".join(transfer.name for transfer in waiting)
+            while pending := [transfer for transfer in transfers if not transfer.done]:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    names = ", ".join(transfer.name for transfer in pending)
                     raise FabricError(
                         f"a TCP transfer of {TRANSFER_BYTES} bytes did not arrive in {TIMEOUT_S:.0f} s: {names}"
                     )
-                for key, _events in selector.select(left):
+                for key, _events in selector.select(remaining_s):
                     _step(selector, key.data, key.fileobj)
         for transfer in transfers:
             if bytes(transfer.received or b"") != transfer.payload:
-                raise FabricError(f"a TCP transfer arrived changed: {transfer.name}")
+                raise FabricError(f"a TCP transfer was corrupted: {transfer.name}")
     finally:
         for transfer in transfers:
             if transfer.receiver is not None:

@@ -1,4 +1,4 @@
-"""Reads back what was set on a fabric's interfaces and namespaces; the first difference is an error that names it."""
+"""Read-back of the settings of a fabric's interfaces and namespaces; the first mismatch is an error that names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.bridges import CARD
+from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch, network_namespace
@@ -19,18 +19,26 @@ from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sys
 from testbed.net.links.shaping import Shape, qdisc_kinds, verify_shapes
 
 ROOT_NAME = "the root namespace"
-# what the kernel gives an interface by itself, where none was asked for
-_NONE = {"noqueue", "noop"}
+# The qdiscs that the kernel gives an interface by default.
+_DEFAULT_KINDS = {"noqueue", "noop"}
 _MUST_BE_OFF = {"IFLA_BRPORT_LEARNING": 8, "IFLA_BRPORT_UNICAST_FLOOD": 9, "IFLA_BRPORT_MCAST_FLOOD": 27}
 
 
 @dataclass(frozen=True)
 class NamespaceSettings:
-    """A namespace of the fabric and what is to be set there.
+    """The expected settings of a namespace.
 
-    pid: a process in it (None: the root). shapes, ingress_delays: of those interfaces that have one. rto_min_ms: of the
-    route to other hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
-    carried: the kinds of queueing disciplines that the link engine has put on interfaces.
+    Attributes:
+        name: Its name.
+        pid: A process in it; None for the root namespace.
+        interfaces: Its interfaces.
+        mtu: The MTU of all interfaces.
+        shapes: The shape of each interface that has one.
+        sysctls: Kernel parameters.
+        rto_min_ms: TCP's minimum RTO on the route to other hosts; None for Linux's default.
+        bridge: Whether the interfaces are bridge ports, which must neither learn nor flood.
+        ingress_delays: The ingress delay of each interface that has one.
+        engine_disciplines: The kinds of qdiscs that the link engine has added to each interface.
     """
 
     name: str
@@ -42,19 +50,19 @@ class NamespaceSettings:
     rto_min_ms: int | None = None
     bridge: bool = False
     ingress_delays: Mapping[str, IngressDelay] = field(default_factory=dict)
-    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    engine_disciplines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
-    """Every namespace of a fabric, with what is to be verified in it."""
+    """Yield the expected settings of every namespace of a fabric."""
     mtu = plan.topology.mtu
-    carried = _carried(plan)
+    engine_disciplines = _engine_disciplines(plan)
     edges = tuple(name for edge in plan.edges for name in edge.interfaces)
-    yield NamespaceSettings(ROOT_NAME, None, edges, mtu, carried=carried.get(None, {}))
+    yield NamespaceSettings(ROOT_NAME, None, edges, mtu, engine_disciplines=engine_disciplines.get(None, {}))
     plain = partial(NamespaceSettings, mtu=mtu, sysctls=namespace_setup.HOST_SYSCTLS)
     inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
     wan = planning.WAN_NODE
-    yield plain(wan, pids[wan], inner, carried=carried.get(wan, {}))
+    yield plain(wan, pids[wan], inner, engine_disciplines=engine_disciplines.get(wan, {}))
     shapes: dict[str, dict[str, Shape]] = {}
     for (node, interface), shape in plan.shapes.items():
         shapes.setdefault(node, {})[interface] = shape
@@ -69,29 +77,29 @@ def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[Namespac
             shapes=own,
             bridge=True,
             ingress_delays=plan.ingress_delays_of(name),
-            carried=carried.get(name, {}),
+            engine_disciplines=engine_disciplines.get(name, {}),
         )
     for building in plan.topology.buildings:
         probe = plan.probe(building.name)
-        yield plain(probe, pids[probe], (CARD,))
+        yield plain(probe, pids[probe], (NIC,))
     sysctls = {**namespace_setup.HOST_SYSCTLS, **buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
         yield NamespaceSettings(
             host.name,
             pids[host.name],
-            (CARD,),
+            (NIC,),
             mtu,
             shapes.get(host.name, {}),
             sysctls,
             rto_min_ms,
             ingress_delays=plan.ingress_delays_of(host.name),
-            carried=carried.get(host.name, {}),
+            engine_disciplines=engine_disciplines.get(host.name, {}),
         )
 
 
-def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
-    """By namespace and interface, the kinds of queueing disciplines that the link engine puts there."""
+def _engine_disciplines(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
+    """Return the kinds of qdiscs that the link engine adds, by namespace and interface."""
     found: dict[str | None, dict[str, list[str]]] = {}
     if plan.link_engine != "netem":
         return found
@@ -109,8 +117,8 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
 def _verify_disciplines(
     settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
 ) -> None:
-    """Interfaces have the queueing disciplines that were asked for, and no others."""
-    asked = {name: list(found) for name, found in settings.carried.items()}
+    """Check that interfaces have exactly the expected qdiscs."""
+    asked = {name: list(found) for name, found in settings.engine_disciplines.items()}
     for interface, shape in settings.shapes.items():
         asked.setdefault(interface, []).extend(qdisc_kinds(shape))
     for interface in settings.ingress_delays:
@@ -121,19 +129,19 @@ def _verify_disciplines(
         found.setdefault(names.get(discipline.index, ""), set()).add(discipline.kind)
     for name in names.values():
         if settings.pid is None and name not in settings.interfaces:
-            continue  # the machine's own
-        kept = found.get(name, set()) - _NONE
-        if kept != set(asked.get(name, ())):
+            continue  # an interface of the machine
+        kinds = found.get(name, set()) - _DEFAULT_KINDS
+        if kinds != set(asked.get(name, ())):
             raise SettingMismatch(
                 f"{settings.name}: {name}",
                 "queueing disciplines",
                 ", ".join(sorted(asked.get(name, ()))) or "none",
-                ", ".join(sorted(kept)) or "none",
+                ", ".join(sorted(kinds)) or "none",
             )
 
 
 def verify_offloads(settings: NamespaceSettings) -> None:
-    """No interface there hands on larger packets than go over the wire. SettingMismatch."""
+    """Check that no interface passes on packets larger than those on the wire; SettingMismatch if one does."""
     with network_namespace(settings.pid):
         for interface in settings.interfaces:
             if on := enabled_offloads(interface):
@@ -141,9 +149,13 @@ def verify_offloads(settings: NamespaceSettings) -> None:
 
 
 def verify(settings: NamespaceSettings) -> None:
-    """Rates and queues of NICs, MTUs, kernel parameters, bridge ports. SettingMismatch, LinkError.
+    """Check rates and queues of NICs, MTUs, kernel parameters and bridge ports.
 
-    What WAN links are set to, the link engine reads back itself.
+    The link engine reads back the settings of WAN links itself.
+
+    Raises:
+        SettingMismatch: A setting is not as expected.
+        LinkError: The settings cannot be read.
     """
     with network_namespace(settings.pid), Netlink() as netlink:
         links = {link.name: link for link in read_interfaces(netlink)}
@@ -157,7 +169,7 @@ def verify(settings: NamespaceSettings) -> None:
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
         if settings.rto_min_ms is not None and settings.rto_min_ms not in read_route_rto_min_ms(netlink):
-            raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "none such")
+            raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "no such route")
         for key, value in supported_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:
                 raise SettingMismatch(settings.name, key, value, found)
@@ -173,7 +185,7 @@ def verify(settings: NamespaceSettings) -> None:
 
 
 def _verify_bridge_port(where: str, link: Interface) -> None:
-    """A bridge's port neither learns nor floods."""
+    """Check that a bridge port neither learns nor floods."""
     for flag, number in _MUST_BE_OFF.items():
         found = link.bridge_port.get(number)
         if found != b"\0":

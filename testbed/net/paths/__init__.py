@@ -1,4 +1,4 @@
-"""What an idle network's paths take: hops, frames held at each, delays, rates, losses. Pure figures of a topology."""
+"""The properties of paths in an idle network: hops, serialisation, delays, rates and losses. This package is pure."""
 
 from testbed.net.paths.losses import LossyConnection
 from testbed.net.paths.network import Ends, Members, Network, Path, network_of, payload_per_bit

@@ -1,8 +1,8 @@
-"""Checks of a topology's buffers: cyclic pause dependencies, queues below a bandwidth-delay product.
+"""Checks of a topology's buffers: cyclic pause dependencies, and queues below a bandwidth-delay product.
 
-A frame that stands at the head of a pausing link's queue keeps room in the switch before it, and so stops who sends
-there. Where packets go on from each link of a circle to the next, all of them can stand for ever: Dally and Seitz 1987;
-of pauses in data centers, Hu et al. 2016, "Deadlocks in Datacenter Networks: Why Do They Form, and How to Avoid Them".
+A frame at the head of a paused link's queue occupies buffer space in the upstream switch, which then pauses its own
+senders. If packets go from each link of a cycle to the next, all of these links can deadlock: Dally and Seitz 1987; for
+PAUSE in data centers, Hu et al. 2016, "Deadlocks in Datacenter Networks: Why Do They Form, and How to Avoid Them".
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Hop = tuple[str, str]  # from a building to the next
 
 
 def find_pause_cycle(topology: Topology) -> list[str]:
-    """The buildings of such a circle on the paths of least delay, the first one last again; none where there is none.
+    """Return the buildings of a pause cycle on the least-delay paths, with the first repeated at the end.
 
-    Inside a building packets go up and then down, which makes no circle.
+    The list is empty if there is no cycle. Within a building packets go up and then down, which makes no cycle.
     """
-    ways = [way for link in topology.wan for way in link.ways]
-    pausing: set[Hop] = {(here, there) for here, there, direction in ways if direction.pause}
+    directions = [direction for link in topology.wan for direction in link.ways]
+    pausing: set[Hop] = {(here, there) for here, there, direction in directions if direction.pause}
     view = View(topology)
     after: dict[Hop, set[Hop]] = {}
     for here, there in view.pairs():
@@ -39,23 +39,23 @@ def find_pause_cycle(topology: Topology) -> list[str]:
     return []
 
 
-ENOUGH = 0.99  # of a round trip's bytes; rounding is no shortage
+MIN_BDP_SHARE = 0.99  # tolerates rounding
 
 
 class ShortQueue(NamedTuple):
-    """A direction of a link between buildings, what its queue holds, and what is under way on it in a round trip."""
+    """A direction of a WAN link whose queue is shorter than its bandwidth-delay product, both in bytes."""
 
     here: str
     there: str
     queue_bytes: int
-    under_way_bytes: int
+    bdp_bytes: int
 
 
 def short_queues(topology: Topology) -> list[ShortQueue]:
-    """Those that hold less than a round trip of bytes, alike ones once; figures as in `topology`."""
+    """Return the WAN directions with a queue below their bandwidth-delay product, without duplicates, unscaled."""
     found = [
         ShortQueue(here, there, direction.queue_bytes, round(direction.rate_bps / 8 * link.round_trip_s))
         for link in topology.wan
         for here, there, direction in link.ways
     ]
-    return [one for one in dict.fromkeys(found) if one.queue_bytes < ENOUGH * one.under_way_bytes]
+    return [one for one in dict.fromkeys(found) if one.queue_bytes < MIN_BDP_SHARE * one.bdp_bytes]

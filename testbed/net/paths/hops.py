@@ -1,7 +1,8 @@
-"""The hops of a path between two hosts: delays, rates, serialisation, packet-level view. Pure."""
+"""The hops of a path between two hosts: delays, rates, serialisation, and a packet-level view. This module is pure."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,29 +20,36 @@ from testbed.spec.link_direction import Direction, QueueClass
 from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology
 
-NETEM = "netem"  # the link engine with which every cable holds frames
+NETEM = "netem"  # the link engine with which every cable stores and forwards frames
 
 Planes = Callable[[Sequence[Direction]], Direction]
-"""Of the parallel links to the next building, what stands for the one that a message takes."""
+"""A function that reduces the parallel links to the next building to the one that a message is assumed to take."""
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A link, or parallel ones. held: it has all of a frame before it passes it on; early_s: what it takes if not."""
+    """A hop of a path.
+
+    Attributes:
+        name: The hop's name.
+        links: A link, or parallel links.
+        held: Whether the hop is store and forward.
+        early_s: The latency of a cut-through hop in seconds.
+    """
 
     name: str
     links: Sequence[Direction]
     held: bool = True
     early_s: float = 0.0
 
-    def by(self, planes: Planes) -> Hop:
-        """The same with one link: one that stands for the parallel ones, as `planes` says."""
+    def with_plane(self, planes: Planes) -> Hop:
+        """Return the hop with parallel links reduced to one by `planes`."""
         return self if len(self.links) == 1 else replace(self, links=[planes(self.links)])
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A path from host to host: its delays in seconds, its lowest rate, what its hops hold frames for."""
+    """The properties of a path from host to host: total delay in seconds, lowest rate and serialisation."""
 
     delay_s: float
     rate_bps: float
@@ -49,7 +57,7 @@ class Passage:
 
 
 def passage(topology: Topology, hops: Sequence[Hop]) -> Passage:
-    """The figures of a path over hops of one link each."""
+    """Compute the properties of a path over hops of one link each."""
     rates_bps = tuple([hop.links[0].rate_bps for hop in hops])
     delay_s = sum([hop.links[0].delay_s + hop.early_s for hop in hops])
     held = tuple([hop.held for hop in hops])
@@ -57,14 +65,15 @@ def passage(topology: Topology, hops: Sequence[Hop]) -> Passage:
 
 
 def packet_payload_bytes(topology: Topology) -> int:
-    """Payload of a full packet, in bytes."""
+    """Return the payload of a full packet in bytes."""
     return topology.mtu + ETHERNET_HEADER_BYTES - PACKET_HEADERS_BYTES
 
 
 class Paths:
-    """Paths of a topology's hosts, by the shortest path between buildings.
+    """The paths between a topology's hosts, along the shortest paths between buildings.
 
-    link_engine: where it is not netem, only what it carries itself holds frames: WAN links, cables that take time.
+    With a link engine other than netem, only hops of the engine are store and forward: WAN links, and cables that need
+    the engine.
     """
 
     def __init__(self, topology: Topology, link_engine: str = NETEM) -> None:
@@ -78,7 +87,7 @@ class Paths:
             self._wan.setdefault((link.b, link.a), []).append(link.b_to_a)
 
     def between(self, one: Host, other: Host) -> list[Hop]:
-        """The hops from one host to another, in order."""
+        """Return the hops from one host to another, in order."""
         found = []
         here, target = one.building, other.building
         while here != target:
@@ -89,55 +98,42 @@ class Paths:
         return [*up, *found, *down]
 
     def nodes(self, one: Host, other: Host) -> tuple[list[str], list[str]]:
-        """Each host, and the switches above it that are on the way: up to the core, or to where both meet."""
-        up, down = self._tower(one, other), self._tower(other, other)
+        """Return each host with the switches above it on the path, up to the core or the first common switch."""
+        up, down = self._ascent(one, other), self._ascent(other, other)
         if one.building == other.building:
             meet = next(n for n, (a, b) in enumerate(zip(up, down, strict=True)) if n and a == b)
             up, down = up[: meet + 1], down[: meet + 1]
         return up, down
 
     def inside(self, one: Host, other: Host) -> tuple[list[Hop], list[Hop]]:
-        """Those within buildings: up from the one, and down to the other."""
+        """Return the hops within buildings: up from the first host, and down to the second."""
         up, down = self.nodes(one, other)
         stays = one.building == other.building
-        rising = [
-            self._hop(
-                f"{up[n]} to {up[n + 1]}" if n else f"{one.name} sending",
-                up[n],
-                up[n + 1],
-                up=True,
-                stays=stays,
-            )
-            for n in range(len(up) - 1)
-        ]
-        falling = [
-            self._hop(
-                f"{down[n + 1]} to {down[n]}" if n else f"{other.name} receiving",
-                down[n],
-                down[n + 1],
-                up=False,
-                stays=stays,
-            )
-            for n in range(len(down) - 1)
-        ]
-        return rising, falling[::-1]
+        upward, downward = [], []
+        for n, (below, above) in enumerate(itertools.pairwise(up)):
+            name = f"{below} to {above}" if n else f"{one.name} sending"
+            upward.append(self._hop(name, below, above, up=True, stays=stays))
+        for n, (below, above) in enumerate(itertools.pairwise(down)):
+            name = f"{above} to {below}" if n else f"{other.name} receiving"
+            downward.append(self._hop(name, below, above, up=False, stays=stays))
+        return upward, downward[::-1]
 
     def _hop(self, name: str, below: str, above: str, *, up: bool, stays: bool) -> Hop:
         cable = self._cables[below, above]
         assert cable.direction is not None
-        early = stays and self._all_hold and (cable.cut_through_b if up else cable.cut_through_a) is not None
-        if early:
+        network = cable.cut_through_b if up else cable.cut_through_a
+        if stays and self._all_hold and network is not None:
             return Hop(name, [cable.direction], held=False, early_s=CUT_THROUGH_S)
-        # what is shaped by itself delays no frame that finds it idle
-        return Hop(name, [cable.direction], held=self._all_hold or cable.takes_time)
+        # a cable that is only shaped does not delay a frame when it is idle
+        return Hop(name, [cable.direction], held=self._all_hold or cable.needs_engine)
 
-    def _tower(self, host: Host, target: Host) -> list[str]:
-        """A host and the switches above it on the way to a target."""
+    def _ascent(self, host: Host, target: Host) -> list[str]:
+        """Return a host and the switches above it on the path to a target, up to the core."""
         building = self._buildings[host.building]
         leaf = building.leaf_of(host)
         found = [host.name, building.leaves[leaf]]
         if clos := building.clos:
-            # of each zone's spines the one that the target's number gives: D-mod-k
+            # D-mod-k routing: the target's index selects the spine within the zone
             found += [
                 building.spines[leaf // clos.leaves * clos.spines + target.index % clos.spines],
                 building.core,
@@ -147,48 +143,50 @@ class Paths:
 
 @dataclass(frozen=True)
 class Serialisation:
-    """The hops of a path that hold frames. byte_s: seconds per byte on the wire of each, in their order.
+    """The store-and-forward hops of a path.
 
-    packet_bytes: payload of a full packet.
+    Attributes:
+        byte_s: Seconds per byte on the wire of each hop, in order.
+        packet_bytes: The payload of a full packet.
     """
 
     byte_s: tuple[float, ...] = ()
     packet_bytes: int = 1
 
     def whole_s(self, size_bytes: float) -> float:
-        """From when a message's first frame begins to leave until all of it has come, but for delays."""
+        """Return the seconds from a message's first bit sent to its last bit received, without delays."""
         return _whole_s(self.byte_s, self.packet_bytes, size_bytes)
 
     def beyond_s(self, size_bytes: float) -> float:
-        """What of that is more than the message's bytes at the slowest hop, a full packet's share of headers each."""
+        """Return `whole_s` minus the message's bytes at the slowest hop, with a full packet's share of headers."""
         if not self.byte_s:
             return 0.0
-        frames = size_bytes * (1 + PACKET_HEADERS_BYTES / self.packet_bytes)
-        return max(0.0, self.whole_s(size_bytes) - frames * max(self.byte_s))
+        wire_bytes = size_bytes * (1 + PACKET_HEADERS_BYTES / self.packet_bytes)
+        return max(0.0, self.whole_s(size_bytes) - wire_bytes * max(self.byte_s))
 
 
-NOTHING_HELD = Serialisation()
+NO_SERIALISATION = Serialisation()
 
 
 @lru_cache(maxsize=1 << 12)
 def serialisation_of(
     rates_bps: tuple[float, ...], held: tuple[bool, ...], packet_bytes: int
 ) -> Serialisation:
-    """Of a path over hops of these rates, of which those hold frames; the slowest takes its time in any case.
+    """Compute a path's serialisation from its hops' rates and whether each is store and forward.
 
-    A frame that a hop sends on while it comes in, to a hop no quicker, is there when it would have been without it.
+    A cut-through hop followed by a hop that is no faster adds no serialisation. The slowest hop always counts.
     """
     slowest = min(range(len(held)), key=lambda hop: (rates_bps[hop], not held[hop]))
-    kept = [rate for hop, rate in enumerate(rates_bps) if held[hop] or hop == slowest]
-    return Serialisation(tuple(8 / rate for rate in kept), packet_bytes)
+    counted = [rate for hop, rate in enumerate(rates_bps) if held[hop] or hop == slowest]
+    return Serialisation(tuple(8 / rate for rate in counted), packet_bytes)
 
 
 @lru_cache(maxsize=1 << 16)
 def _whole_s(byte_s: tuple[float, ...], packet_bytes: int, size_bytes: float) -> float:
-    """The longest path through all frames and hops, each frame after the one before it and after its own hop before.
+    """Find the critical path over frames and hops: each frame follows the previous one and its own previous hop.
 
-    All but the last frame are full: n of them are through the first hops when one has been through each and the others
-    through the slowest of those. The last one follows them from some hop on.
+    All frames but the last are full. n full frames have passed the first hops when one has passed each of these and the
+    others have passed the slowest. The last frame follows them from some hop on.
     """
     packets = max(1, math.ceil(size_bytes / packet_bytes))
     last_bytes = size_bytes - (packets - 1) * packet_bytes + PACKET_HEADERS_BYTES
@@ -196,21 +194,29 @@ def _whole_s(byte_s: tuple[float, ...], packet_bytes: int, size_bytes: float) ->
     if packets == 1:
         return last_bytes * rest
     full_bytes = packet_bytes + PACKET_HEADERS_BYTES
-    latest_s = come = slowest = 0.0
-    for own in byte_s:
-        come += own
-        slowest = max(slowest, own)
-        full_s = full_bytes * (come + (packets - 2) * slowest)
+    latest_s = passed = slowest = 0.0
+    for hop_byte_s in byte_s:
+        passed += hop_byte_s
+        slowest = max(slowest, hop_byte_s)
+        full_s = full_bytes * (passed + (packets - 2) * slowest)
         latest_s = max(latest_s, full_s + last_bytes * rest)
-        rest -= own
+        rest -= hop_byte_s
     return latest_s
 
 
 class PacketHop(NamedTuple):
-    """One direction of a link, or of a cable. rate_bps: of frames; loss: share of them, 0 to 1.
+    """One direction of a link or cable, for the packet-level model.
 
-    held: whether it has all of a frame before it passes it on; early_s: what it takes if not. classes: that have queues
-    of their own in front, as long as that each; number: of these the connection's.
+    Attributes:
+        name: The hop's name.
+        rate_bps: The rate of frames.
+        delay_s: The propagation delay in seconds.
+        queue_bytes: The length of the queue, or of each class's queue.
+        loss: The share of frames lost, 0 to 1.
+        held: Whether the hop is store and forward.
+        early_s: The latency of a cut-through hop in seconds.
+        classes: The traffic classes with their own queues.
+        number: The index of the connection's class.
     """
 
     name: str
@@ -225,10 +231,15 @@ class PacketHop(NamedTuple):
 
 
 class PacketPath(NamedTuple):
-    """Of one connection, in one direction. growth: of its congestion control; None: BBR.
+    """The path of one connection in one direction, for the packet-level model.
 
-    payload_bytes: of a full packet. window_bytes: that its sockets have at the most. back: what acknowledgements take.
-    stripes: how messages are dealt out to it and others.
+    Attributes:
+        hops: The hops of data packets.
+        back: The hops of acknowledgements.
+        growth: The window growth of its congestion control; None for BBR.
+        payload_bytes: The payload of a full packet.
+        window_bytes: The maximum window, given by socket buffers.
+        stripes: How messages are striped over this and other connections.
     """
 
     hops: tuple[PacketHop, ...]
@@ -240,25 +251,25 @@ class PacketPath(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Of a full packet on the wire."""
+        """The size of a full packet on the wire."""
         return self.payload_bytes + PACKET_HEADERS_BYTES
 
 
 def is_plain(hops: Sequence[Hop]) -> bool:
-    """Whether all that happens to packets on links is known here: they wait, are dropped or lost, one by one."""
-    directions = [direction for hop in hops for direction in hop.links]
+    """Return whether the packet-level model covers all link properties: queueing, drops and independent losses."""
     return not any(
-        own.pause or own.jitter_s or own.loss_bursts or own.duplicate or own.reorder or own.corrupt
-        for own in directions
+        link.pause or link.jitter_s or link.loss_bursts or link.duplicate or link.reorder or link.corrupt
+        for hop in hops
+        for link in hop.links
     )
 
 
 def packet_hops(hops: Sequence[Hop]) -> tuple[PacketHop, ...]:
-    """Of a path's, of one link each. What a host's own card cannot send yet waits in the host's memory."""
+    """Convert hops of one link each; the first hop's queue is unlimited, since it is in the host's memory."""
     found = []
-    for place, hop in enumerate(hops):
+    for index, hop in enumerate(hops):
         (direction,) = hop.links
-        queue_bytes = float(direction.queue_bytes) if place and not direction.queue_packets else math.inf
+        queue_bytes = float(direction.queue_bytes) if index and not direction.queue_packets else math.inf
         found.append(
             PacketHop(
                 hop.name,

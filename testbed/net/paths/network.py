@@ -1,4 +1,4 @@
-"""A topology as a model sees it: what each pair of ranks' bytes go through, and how much of them that carries."""
+"""A topology as a performance model sees it: the path of each pair of ranks, and the capacity of its parts."""
 
 from __future__ import annotations
 
@@ -14,74 +14,81 @@ from testbed.comm.transport.wire import HEADER_BYTES
 from testbed.net.fabric.namespace_setup import send_buffer_bytes
 from testbed.net.paths.alpha_beta import frame_per_payload, nearest_plane
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.hops import NETEM, NOTHING_HELD, PacketPath, Paths, Serialisation, passage
+from testbed.net.paths.hops import NETEM, NO_SERIALISATION, PacketPath, Paths, Serialisation, passage
 from testbed.net.paths.losses import LossyConnection
 from testbed.spec.buildings import Host
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import Topology
 
 PartShares = Mapping[str, float]
-"""The parts that bytes go through at once, and how many do for each byte of a message: 1 on a path of its own."""
+"""The parts that a message's bytes pass through, and the share of bytes on each: 1 on a single path."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """From one rank to another: delays in seconds, the names of all that it goes through, what losses do.
+    """A path from one rank to another.
 
-    serialisation: of the hops that hold frames.
+    Attributes:
+        delay_s: The total delay in seconds.
+        parts: The names of the parts that it passes through.
+        lossy: The effect of losses; None without losses.
+        serialisation: The serialisation at its store-and-forward hops.
     """
 
     delay_s: float
     parts: tuple[str, ...]
     lossy: LossyConnection | LossyDatagrams | None = None
-    serialisation: Serialisation = NOTHING_HELD
+    serialisation: Serialisation = NO_SERIALISATION
 
     def latency_s(self, size_bytes: float) -> float:
-        """From when a message's last byte leaves until all of it is there."""
+        """Return the seconds from a message's last byte sent to its complete arrival."""
         return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
     @cached_property
     def shares(self) -> PartShares:
-        """All of the bytes go through each part."""
+        """The share of bytes on each part: all of them."""
         return dict.fromkeys(self.parts, 1.0)
 
 
 @dataclass(frozen=True)
 class LossDelay:
-    """What losses do to messages that are spread evenly over paths: by the mean, or as `draw` has it for each."""
+    """The delay that losses cause to messages spread evenly over paths: the mean, or drawn per message from `draw`."""
 
     draw: Random | None = None
 
     def arrival_s(self, paths: Sequence[Path], size_bytes: float, busy_s: float = 0.0) -> float:
-        """From when its last byte leaves until all of it is there: it is late when any of its parts is.
+        """Return the seconds from a message's last byte sent to its complete arrival.
 
-        busy_s: what its pair still sends when it begins.
+        Args:
+            paths: The paths that the message is spread over; it is late if any of its parts is late.
+            size_bytes: The message's size.
+            busy_s: The time that the pair still needs for earlier messages when this one starts.
         """
         part_bytes = size_bytes / len(paths)
         latency_s = max(path.latency_s(part_bytes) for path in paths)
-        lossy = [own for path in paths if (own := path.lossy) and not (self.draw and own.begins)]
-        chances = [(own, own.late_chance(part_bytes, busy_s)) for own in lossy]
+        lossy = [own for path in paths if (own := path.lossy) and not (self.draw and own.simulates_window)]
+        chances = [(own, own.late_probability(part_bytes, busy_s)) for own in lossy]
         if not chances:
             return latency_s
         if self.draw is None:
             in_time = math.prod(1 - chance for _, chance in chances)
-            return latency_s + (1 - in_time) * max(own.mended_s for own, _ in chances)
-        late = [own.mended_s for own, chance in chances if self.draw.random() < chance]
+            return latency_s + (1 - in_time) * max(own.recovery_s for own, _ in chances)
+        late = [own.recovery_s for own, chance in chances if self.draw.random() < chance]
         return latency_s + max(late, default=0.0)
 
 
 Ends = tuple[int, int]
-"""A rank that sends, and the one that it sends to."""
+"""A sending rank and a receiving rank."""
 
 ANY = -1
-"""In place of a DSCP: whatever it is."""
+"""A wildcard in place of a DSCP."""
 
 Members = tuple[int, ...]
 """The ranks of a group."""
 
 
 class CachedHash:
-    """Values that take a while to hash, hashed once."""
+    """A tuple whose hash is computed once, for values that are slow to hash."""
 
     def __init__(self, values: tuple[object, ...]) -> None:
         self._values, self._hash = values, hash(values)
@@ -95,21 +102,27 @@ class CachedHash:
 
 @dataclass(frozen=True)
 class Network:
-    """capacities: payload bytes per second of every part; queues: bytes that wait in front of it at the most.
+    """The network as a performance model sees it.
 
-    paths: between ranks, as if alone.
-    parallel: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
-    classes: where a part's traffic has several queues, the part that each of them is.
-    header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
-    send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
-    first_pace: packets a round trip with which connections that are paced begin, where their path may be quicker; 0
-    where nothing is known of that.
-    written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
-    sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
-    has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
-    others take all at once. packets: of a step played packet by packet, by ends and DSCP, what each connection's
-    take; by ends and ANY, of pairs in the same building. seed: of what connections draw by themselves. routed: whether
-    paths are those that packets take, link by link; of `network_of` parallel links are one.
+    Attributes:
+        capacities: The capacity of each part, in payload bytes per second.
+        paths: The path between each pair of ranks.
+        parallel: If a policy spreads traffic, the parallel paths, by ends and DSCP.
+        queues: The maximum queue in front of each part, in bytes.
+        classes: For a part with several queues, the part that represents each traffic class.
+        header_bytes: The header in front of each message's payload.
+        overheads: Protocol overhead per payload byte, by ends.
+        send_buffer_bytes: The maximum send buffer of each connection.
+        sends_at_once: Whether a window is sent in a burst rather than paced.
+        routed: Whether paths follow individual links; `network_of` treats parallel links as one.
+        first_pace: The initial rate of pacing connections in packets per round trip; 0 if unknown.
+        write_threshold_bytes: The message size above which the rendezvous protocol applies, by ends: the receiver
+            first provides the destination, and the send completes when an acknowledgement has returned.
+        needs_grants: Whether every message needs a grant from its receiver before it is sent.
+        stripe_settings: How messages are striped over parallel paths, by ends; other messages use all paths at once.
+        packets: For a packet-level simulation, the path of each connection, by ends and DSCP; by ends and ANY for
+            pairs in the same building.
+        seed: The seed of connections' random choices.
     """
 
     capacities: Mapping[str, float]
@@ -123,76 +136,81 @@ class Network:
     sends_at_once: bool = True
     routed: bool = False
     first_pace: float = 0.0
-    written_above: Mapping[Ends, float] = field(default_factory=dict)
-    asks: bool = False
-    dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
+    write_threshold_bytes: Mapping[Ends, float] = field(default_factory=dict)
+    needs_grants: bool = False
+    stripe_settings: Mapping[Ends, StripeSettings] = field(default_factory=dict)
     packets: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = field(default_factory=dict)
     seed: int = 0
 
     @cached_property
     def likeness(self) -> Hashable:
-        """Equal for networks that are the same, with all in the same order: whoever is asked first is part of that."""
+        """A key that is equal for identical networks, including the order of mappings, which affects results."""
         values = [getattr(self, field.name) for field in fields(self)]
         return CachedHash(
             tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values)
         )
 
     @cached_property
-    def mends(self) -> bool:
-        """Whether packets are lost, and its transport mends that itself."""
+    def recovers_losses(self) -> bool:
+        """Whether packets are lost and the transport itself recovers them."""
         paths = (path for several in self.parallel.values() for path in several)
         return any(isinstance(path.lossy, LossyDatagrams) for path in paths)
 
     @cached_property
-    def begins(self) -> bool:
-        """Whether packets are lost, and windows are known from a connection's first packet on."""
+    def simulates_window(self) -> bool:
+        """Whether packets are lost and windows are simulated from a connection's first packet on."""
         paths = (path for several in self.parallel.values() for path in several)
-        return any(path.lossy is not None and path.lossy.begins for path in paths)
+        return any(path.lossy is not None and path.lossy.simulates_window for path in paths)
 
     @cached_property
-    def looks_for_rates(self) -> bool:
-        """Whether packets are paced by rates that are measured."""
+    def paces_by_measured_rates(self) -> bool:
+        """Whether connections pace packets by measured rates, as BBR does."""
         return any(path.growth is None for paths in self.packets.values() for path in paths)
 
     def packet_paths(self, ends: Ends, dscp: int) -> tuple[PacketPath, ...]:
-        """What a message's packets take, one for each connection."""
+        """Return the packet-level path of each connection between two ranks."""
         return self.packets.get((ends, dscp)) or self.packets[ends, ANY]
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
-        """Whether a message is."""
-        return size_bytes > self.written_above.get(ends, math.inf)
+        """Return whether a message uses the rendezvous protocol (see `write_threshold_bytes`)."""
+        return size_bytes > self.write_threshold_bytes.get(ends, math.inf)
 
     def whole_bytes(self, ends: Ends, size_bytes: float) -> float:
-        """Of a message, with all that goes with it."""
+        """Return the bytes of a message with its header and protocol overhead."""
         return self.loading_bytes(ends, size_bytes) + self.header_bytes
 
     def loading_bytes(self, ends: Ends, size_bytes: float) -> float:
-        """What so much payload loads the network with, but for messages' headers."""
+        """Return the bytes of a payload with protocol overhead, without message headers."""
         return size_bytes * (1 + self.overheads.get(ends, 0.0))
 
     def paths_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
-        """Those that a message takes side by side, one or more."""
+        """Return the parallel paths that a message takes, at least one."""
         return self.parallel.get((ends, dscp)) or (self.paths[ends],)
 
 
 def payload_per_bit(topology: Topology) -> float:
-    """Bytes of payload that go with each bit on the wire."""
+    """Return the bytes of payload per bit on the wire."""
     return 1 / 8 / frame_per_payload(topology)
 
 
 def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NETEM) -> Network:
-    """Of ranks on these hosts; figures as in `topology`. link_engine: which hops hold frames is its to say.
+    """Return the network of ranks on these hosts, unscaled.
 
-    Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
+    Parallel links count as one with the sum of their rates, but one connection gets at most the fastest link's rate.
+
+    Args:
+        topology: The topology.
+        hosts: The host of each rank.
+        link_engine: The link engine, which determines the store-and-forward hops.
     """
-    made = partial(_network_of, topology, hosts, link_engine)
-    return _networks.of((topology, *hosts), made, link_engine)
+    build = partial(_build_network, topology, hosts, link_engine)
+    return _networks.of((topology, *hosts), build, link_engine)
 
 
-_networks: IdentityCache[Network] = IdentityCache(2)  # a search asks for the same one again and again
+_networks: IdentityCache[Network] = IdentityCache(2)  # a search requests the same one repeatedly
 
 
-def _network_of(topology: Topology, hosts: Sequence[Host], link_engine: str) -> Network:
+def _build_network(topology: Topology, hosts: Sequence[Host], link_engine: str) -> Network:
     between = Paths(topology, link_engine).between
     per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}
@@ -212,7 +230,7 @@ def _network_of(topology: Topology, hosts: Sequence[Host], link_engine: str) -> 
                     own = f"{name}, {one.name} to {other.name}"
                     capacities[own] = per_second * max(link.rate_bps for link in links)
                     parts.append(own)
-            nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
+            nearest = passage(topology, [hop.with_plane(nearest_plane) for hop in hops])
             paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)
     return Network(
         capacities,

@@ -1,4 +1,4 @@
-"""Poisson's distribution: of how many there are of what is rare, each independent of the others."""
+"""The Poisson distribution: cumulative probability, tail and quantile."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import math
 from itertools import count as counting
 from statistics import NormalDist
 
-_MANY = 100.0  # of which it is close to a normal one
-_VERY_MANY = 10_000.0  # the same of the last of a thousand
-_SMALL = 1e-12  # what of a sum is nothing
+_NORMAL_ABOVE = 100.0  # mean above which the normal approximation is used
+_NORMAL_TAIL_ABOVE = 10_000.0  # the same for tails below one in a thousand
+_NEGLIGIBLE = 1e-12  # relative size of a negligible term of a sum
 
 
-def poisson_within(most: int, mean: float) -> float:
-    """Chance of at most so many."""
+def poisson_cdf(most: int, mean: float) -> float:
+    """Return the probability of at most `most` events."""
     if most < 0:
         return 0.0
     if not mean:
         return 1.0
-    return min(1.0, math.fsum(_chance(count, mean) for count in range(most + 1)))
+    return min(1.0, math.fsum(_pmf(count, mean) for count in range(most + 1)))
 
 
 def poisson_tail(count: int, mean: float) -> float:
-    """Chance of being no nearer to the mean than this, on the same side."""
-    if mean > _VERY_MANY:
+    """Return the one-sided tail probability of `count` or anything farther from the mean."""
+    if mean > _NORMAL_TAIL_ABOVE:
         return NormalDist().cdf(-abs(count - mean) / math.sqrt(mean))
     if count <= mean:
-        return poisson_within(count, mean)
-    found = 0.0
-    for more in counting(count):
-        each = _chance(more, mean) if mean else 0.0
-        found += each
-        if each <= _SMALL * found:
+        return poisson_cdf(count, mean)
+    total = 0.0
+    for number in counting(count):
+        term = _pmf(number, mean) if mean else 0.0
+        total += term
+        if term <= _NEGLIGIBLE * total:
             break
-    return found
+    return total
 
 
 def poisson_quantile(mean: float, share: float) -> int:
-    """The least number that at least this share of draws do not exceed."""
-    if mean > _MANY:
+    """Return the smallest number with a cumulative probability of at least `share`."""
+    if mean > _NORMAL_ABOVE:
         return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
-    number, chance = 0, math.exp(-mean)
-    reached = chance
-    while reached < share:
+    number, probability = 0, math.exp(-mean)
+    cumulative = probability
+    while cumulative < share:
         number += 1
-        chance *= mean / number
-        reached += chance
+        probability *= mean / number
+        cumulative += probability
     return number
 
 
-def _chance(count: int, mean: float) -> float:
-    # by logarithms: one may be too small for a number, and others not
+def _pmf(count: int, mean: float) -> float:
+    # with logarithms, since single factors may underflow
     return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))

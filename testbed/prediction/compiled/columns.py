@@ -21,8 +21,8 @@ from testbed.prediction.collective_flow import isolated_key, software_part
 from testbed.prediction.collective_messages import SizedStage, list_messages
 from testbed.prediction.fluid import held_bytes
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import firsts
-from testbed.workload.plan_volume import algorithm_taken
+from testbed.workload.plan_columns import row_offsets
+from testbed.workload.plan_volume import resolve_algorithm
 
 MEAN = LossDelay()
 
@@ -30,8 +30,14 @@ MEAN = LossDelay()
 def is_plain(network: Network) -> bool:
     """Whether messages are only bytes on lossless paths, without striping, classes, pacing or requests."""
     several = (path for paths in network.parallel.values() for path in paths)
-    beside = (network.packets, network.asks, network.dealing, network.classes, network.first_pace)
-    written = any(size_bytes < math.inf for size_bytes in network.written_above.values())
+    beside = (
+        network.packets,
+        network.needs_grants,
+        network.stripe_settings,
+        network.classes,
+        network.first_pace,
+    )
+    written = any(size_bytes < math.inf for size_bytes in network.write_threshold_bytes.values())
     return not (any(beside) or written) and all(path.lossy is None for path in several)
 
 
@@ -140,7 +146,7 @@ class NetworkColumns:
             self._known = now
             kinds = {**_OF_LANES, **_OF_LEGS, **_OF_TRANSFERS}
             self._columns = {name: np.array(self._rows[name], dtype=kind) for name, kind in kinds.items()}
-            self._columns["leg_first"] = firsts(self._legs)
+            self._columns["leg_first"] = row_offsets(self._legs)
             self._columns |= connection_columns(self.connections)
         return self._columns
 
@@ -170,11 +176,11 @@ def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[A
     paths = [path for own in connections for path in own.paths]
     through = [own.through for own in connections]
     return {
-        "path_first": firsts([len(own.paths) for own in connections]),
-        "step_first": firsts([len(path) for path in paths]),
+        "path_first": row_offsets([len(own.paths) for own in connections]),
+        "step_first": row_offsets([len(path) for path in paths]),
         "step_part": np.array([part for path in paths for part in path], dtype=np.int32),
         "step_load": np.array([load for path in paths for load in path.values()], dtype=float),
-        "through_first": firsts([len(parts) for parts in through]),
+        "through_first": row_offsets([len(parts) for parts in through]),
         "through_part": np.array([part for parts in through for part in parts], dtype=np.int32),
         "through_load": np.array([load for parts in through for load in parts.values()], dtype=float),
         "through_owner": np.array(
@@ -213,7 +219,7 @@ _known: IdentityCache[Call] = IdentityCache(1024)  # searches use the same ones 
 
 def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
     """Return the messages of a collective of one of the plan's groups."""
-    algorithm = algorithm_taken(operation, plan.near_of(operation.group), itemsize, plan.tuning)
+    algorithm = resolve_algorithm(operation, plan.locality_of(operation.group), itemsize, plan.tuning)
     if is_file_name(operation.collective) or is_file_name(algorithm):  # the file may have changed
         return _made(plan, operation, itemsize)
     _, members = plan.groups[operation.group]

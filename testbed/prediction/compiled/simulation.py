@@ -25,7 +25,7 @@ from testbed.prediction.collective_flow import (
 from testbed.prediction.compiled.build import Step, loop
 from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, firsts
+from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, row_offsets
 
 PLAYED = 0
 
@@ -54,10 +54,10 @@ class Outcome(NamedTuple):
 
     def _alive(self, rank: int) -> float:
         own = self.columns.patterns[self.columns.rank_pattern[rank]]
-        places = self.columns.rank_first[rank] + own.keeping
+        places = self.columns.rank_first[rank] + own.memory_operations
         moments = np.concatenate([self.ended_s[places], self.begun_s[places]])
-        order = np.lexsort((own.changes, moments))
-        return float(np.cumsum(own.changes[order]).max(initial=0.0))
+        order = np.lexsort((own.memory_changes, moments))
+        return float(np.cumsum(own.memory_changes[order]).max(initial=0.0))
 
 
 Fold = Callable[[GroupCollective], CollectiveFlow | None]
@@ -142,7 +142,7 @@ def _arrays(
         "what": what,
         "message_box": messages.box[sends],
         "message_transfer": np.array(transfers, dtype=np.int32)[messages.kind],
-        "instance_first": firsts(columns.group_calls),
+        "instance_first": row_offsets(columns.group_calls),
         "capacity": network_columns.capacity,
         "queue": network_columns.queue,
         **network,
@@ -153,8 +153,8 @@ def _arrays(
 def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
     names = ("operation", "duration_s", "missing", "following", "next")
     found = {name: np.concatenate([getattr(own, name) for own in patterns]) for name in names}
-    found["kind_first"] = firsts([len(own.operation) for own in patterns])
-    found["next_first"] = firsts(np.concatenate([own.next_many for own in patterns]))
+    found["kind_first"] = row_offsets([len(own.operation) for own in patterns])
+    found["next_first"] = row_offsets(np.concatenate([own.next_many for own in patterns]))
     return found
 
 
@@ -165,14 +165,14 @@ def _called(
     called = [network_columns.called(plan, kind) for kind in columns.kinds]
     members = [own.call.members for own in called]
     own = columns.collectives
-    what[own.place] = firsts(members)[own.alike] + own.own
+    what[own.place] = row_offsets(members)[own.alike] + own.own
     joined = {name: _joined([one.call.rows[name] for one in called]) for name in (*PARTS, *BOXES)}
     return {
         "class_group": np.array([kind.group for kind in columns.kinds], dtype=np.int32),
         "class_members": np.array(members, dtype=np.int32),
         "class_boxes": np.array([one.call.boxes for one in called], dtype=np.int32),
         "part_class": np.repeat(np.arange(len(called), dtype=np.int32), members),
-        **{f"{name}_first": firsts(joined[name]) for name in PARTS},
+        **{f"{name}_first": row_offsets(joined[name]) for name in PARTS},
         **{name: joined[name] for name in BOXES},
         "send_transfer": _joined([one.transfer for one in called]),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from testbed.net.paths.losses import FIRST_PACKETS
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS
 from testbed.prediction.packets.bbr_policer import PolicerDetector
 from testbed.prediction.packets.congestion_control import (
     PACE_SHARE,
@@ -75,7 +75,7 @@ class Bbr(Control):
 
     def __init__(self, packet_bytes: int, round_trip_s: float, draw: Random) -> None:
         self._packet_bytes, self._rates, self._draw = packet_bytes, DeliveryRate(), draw
-        self.window = float(FIRST_PACKETS)
+        self.window = float(INITIAL_WINDOW_PACKETS)
         self.mode = STARTUP
         self._pacing_gain, self._window_gain = HIGH, HIGH
         self._rate = WindowedMax(ROUNDS)  # packets per second
@@ -89,7 +89,7 @@ class Bbr(Control):
         self._extra_acked, self._extra_place, self._extra_rounds = [0.0, 0.0], 0, 0
         self._epoch_s, self._epoch_packets = 0.0, 0
         self._policer = PolicerDetector()
-        self._pace = HIGH * MARGIN * packet_bytes * FIRST_PACKETS / round_trip_s
+        self._pace = HIGH * MARGIN * packet_bytes * INITIAL_WINDOW_PACKETS / round_trip_s
 
     # ---- pacing rate and window targets
 
@@ -322,7 +322,7 @@ class Bbr(Control):
                 )
                 if self._is_pipe_full:
                     window = min(window + acknowledged, float(target))
-                elif window < target or self._rates.delivered < FIRST_PACKETS:
+                elif window < target or self._rates.delivered < INITIAL_WINDOW_PACKETS:
                     window += acknowledged
                 self.window = max(window, float(LEAST_PACKETS))
         if self.mode == PROBE_ROUND_TRIP:

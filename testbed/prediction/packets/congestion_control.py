@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
-from testbed.net.paths.losses import FIRST_PACKETS, LEAST_PACKETS
+from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
 
 PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection at its pace (`sk_pacing_shift`)
 
@@ -51,7 +51,7 @@ class Control(ABC):
     paces: ClassVar[bool] = False
     """Whether packets are paced at its rate, and stamped for rate samples."""
 
-    window: float = float(FIRST_PACKETS)
+    window: float = float(INITIAL_WINDOW_PACKETS)
 
     @abstractmethod
     def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
@@ -109,9 +109,9 @@ class LossBasedControl(Control):
     """A window that grows until packets are lost, by a `Growth`; RFC 6937 (PRR) during recovery."""
 
     def __init__(self, growth: type[Growth]) -> None:
-        self.window = float(FIRST_PACKETS)
+        self.window = float(INITIAL_WINDOW_PACKETS)
         self._growth = growth()
-        self._hystart = HyStart() if growth.leaves_by_trains else None
+        self._hystart = HyStart() if growth.uses_hystart else None
         self._threshold = math.inf
         self._least_s = math.inf  # minimum round trip of data, without the handshake
         self._undo_state = self.window, self._threshold  # before the last timeout
@@ -127,7 +127,7 @@ class LossBasedControl(Control):
 
     def on_restart(self, now_s: float, idle_s: float) -> None:
         """Stop the growth's clock for the idle time."""
-        self._growth.waited(idle_s)
+        self._growth.idle(idle_s)
 
     def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
         """Record for a round trip how the window is used (`tcp_cwnd_validate`)."""
@@ -183,7 +183,9 @@ class LossBasedControl(Control):
 
     def _reduce_threshold(self) -> None:
         # the kernel's windows are integers
-        self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
+        self._threshold = max(
+            MIN_WINDOW_PACKETS, float(int(self._growth.after_loss(float(int(self.window)))))
+        )
 
     def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
         """Start proportional rate reduction."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.clock import KERNEL_TICK_S
-from testbed.net.paths.losses import DELAYED_S, DUPLICATES, TIMEOUT_S
+from testbed.net.paths.losses import DELAYED_ACK_S, DUP_THRESHOLD, MIN_RTO_S
 from testbed.prediction.events import EventQueue
 from testbed.prediction.packets.links import Entrance, FramePath
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet
@@ -119,7 +119,7 @@ class Receiver:
         """Acknowledge the first packets after a gap at once, further ones together (`__tcp_ack_snd_check`)."""
         if self._gap != self.next:
             self._gap, self._duplicates = self.next, 0
-        if self._compressed >= COMPRESSED or self._duplicates < DUPLICATES:
+        if self._compressed >= COMPRESSED or self._duplicates < DUP_THRESHOLD:
             self._duplicates += 1
             self._acknowledge()
             return
@@ -137,7 +137,7 @@ class Receiver:
         jiffy = int(events.now_s / KERNEL_TICK_S)
         if jiffy != self._jiffy:  # else it fires with the last one
             self._jiffy = jiffy
-            self._last_s, self._last_turn = timer_s(events.now_s, DELAYED_S), next(events.number)
+            self._last_s, self._last_turn = timer_s(events.now_s, DELAYED_ACK_S), next(events.number)
             if not self._alarm_is_set:
                 self._alarm_is_set = True
                 events.call_at(self._last_s, self._send_delayed_ack, self._last_turn)
@@ -218,9 +218,9 @@ class DelayedAck:
     def __init__(self, round_trip_s: float, window_bytes: float, is_replying: bool) -> None:
         self.is_replying = is_replying
         self._growth_left_bytes = window_bytes - FIRST_WINDOW_BYTES if window_bytes < math.inf else 0.0
-        self._timeout_s = TIMEOUT_S + round_trip_s
+        self._timeout_s = MIN_RTO_S + round_trip_s
         # the handshake is at time 0; window after a packet in which data counts as a reply, `icsk_ack.ato`
-        self._last_arrival_s, self._ato_s = 0.0, DELAYED_S
+        self._last_arrival_s, self._ato_s = 0.0, DELAYED_ACK_S
         self._quick_acks = QUICK
 
     @property
@@ -231,8 +231,8 @@ class DelayedAck:
     def on_arrival(self, now_s: float, size_bytes: int, full_bytes: int) -> None:
         """Record an arrival. size_bytes: of the packet. full_bytes: of a full packet (`tcp_event_data_recv`)."""
         gap_s, self._last_arrival_s = now_s - self._last_arrival_s, now_s
-        if gap_s <= DELAYED_S / 2:
-            self._ato_s = (self._ato_s + DELAYED_S) / 2
+        if gap_s <= DELAYED_ACK_S / 2:
+            self._ato_s = (self._ato_s + DELAYED_ACK_S) / 2
         elif gap_s < self._ato_s:
             self._ato_s = min(self._ato_s / 2 + gap_s, self._timeout_s)
         elif gap_s > self._timeout_s:
@@ -251,15 +251,15 @@ class DelayedAck:
         if self._quick_acks:
             self._quick_acks -= 1
             if not self._quick_acks:
-                self._ato_s = DELAYED_S
+                self._ato_s = DELAYED_ACK_S
 
     def on_duplicate(self) -> None:
         """Record a duplicate packet (`tcp_enter_quickack_mode`)."""
-        self._quick_acks, self.is_replying, self._ato_s = QUICK, False, DELAYED_S
+        self._quick_acks, self.is_replying, self._ato_s = QUICK, False, DELAYED_ACK_S
 
     def on_timer(self) -> None:
         """Record that the delayed acknowledgement timer has fired (`tcp_delack_timer_handler`)."""
-        self._ato_s = DELAYED_S if self.is_replying else min(2 * self._ato_s, self._timeout_s)
+        self._ato_s = DELAYED_ACK_S if self.is_replying else min(2 * self._ato_s, self._timeout_s)
         self.is_replying = False
 
     def shift(self, seconds: float) -> None:

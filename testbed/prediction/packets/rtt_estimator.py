@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from testbed.net.paths.losses import TIMEOUT_S
+from testbed.net.paths.losses import MIN_RTO_S
 from testbed.prediction.packets.links import Entrance
 from testbed.prediction.packets.receiver import ACKNOWLEDGEMENT_BYTES
 
@@ -43,4 +43,4 @@ class RttEstimator:
     def timeout_s(self) -> float:
         """The retransmission timeout."""
         margin_s = 4 * self._deviation_s
-        return (self.smoothed_s + (margin_s if margin_s > TIMEOUT_S else TIMEOUT_S)) * (1 << self.doublings)
+        return (self.smoothed_s + (margin_s if margin_s > MIN_RTO_S else MIN_RTO_S)) * (1 << self.doublings)

@@ -15,9 +15,9 @@ from functools import partial
 from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.net.fabric.namespace_setup import IN_CARD_BYTES
+from testbed.net.fabric.namespace_setup import LIMIT_OUTPUT_BYTES
 from testbed.net.paths.hops import PacketPath
-from testbed.net.paths.losses import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
+from testbed.net.paths.losses import DUP_THRESHOLD, INITIAL_WINDOW_PACKETS, MIN_RTO_S, REORDERING
 from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
 from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl
@@ -87,7 +87,7 @@ class Sender:
         self._sent_s = -math.inf
         self._in_nic: deque[tuple[float, int]] = deque()
         self._in_nic_bytes = 0
-        self._least_in_nic = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
+        self._least_in_nic = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(events)
         self._ack = AckSample()
@@ -208,7 +208,7 @@ class Sender:
     def _pace(self, packet: Packet, now_s: float) -> None:
         """Compute when the next packet may leave (`tcp_update_skb_after_send`); the first ones are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
-        if self._transmitted >= FIRST_PACKETS:
+        if self._transmitted >= INITIAL_WINDOW_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
             self._departs_s += takes_s - min(takes_s / 2, self._departs_s - before_s)
 
@@ -228,7 +228,7 @@ class Sender:
             in_nic_bytes = self._in_nic_bytes
             # 1 ms at its pacing rate but at least two packets, which mostly decides
             if in_nic_bytes <= self._least_in_nic or (
-                in_nic_bytes <= IN_CARD_BYTES and in_nic_bytes <= self._linux_pace() / PACE_SHARE
+                in_nic_bytes <= LIMIT_OUTPUT_BYTES and in_nic_bytes <= self._linux_pace() / PACE_SHARE
             ):
                 return False
         if self._woken_s <= self._events.now_s:
@@ -325,7 +325,7 @@ class Sender:
         """Return how many packets are lost, and whether others may be, for which a timer is set."""
         scoreboard = self._scoreboard
         reordering_s = 0.0
-        if self._state == OPEN and scoreboard.acked < DUPLICATES:
+        if self._state == OPEN and scoreboard.acked < DUP_THRESHOLD:
             reordering_s = min(REORDERING * scoreboard.least_s, self._round_trip.smoothed_s)
         lost, later_s = scoreboard.find_lost(self._events.now_s, reordering_s)
         if later_s:
@@ -350,8 +350,8 @@ class Sender:
             self._timer.stop()
             return
         if round_trip.timed and self._state == OPEN and not scoreboard.acked and self._probed is None:
-            probe_s = 2 * round_trip.smoothed_s + (TIMEOUT_S if len(scoreboard.out) == 1 else LEAST_S)
-            if probe_s < TIMEOUT_S or probe_s < round_trip.timeout_s:
+            probe_s = 2 * round_trip.smoothed_s + (MIN_RTO_S if len(scoreboard.out) == 1 else LEAST_S)
+            if probe_s < MIN_RTO_S or probe_s < round_trip.timeout_s:
                 self._timer.set(probe_s, self._probe)
                 return
         self._timer.set(self._round_trip.timeout_s, self._time_out)

@@ -20,10 +20,10 @@ from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.job.kinds import JobRequest
-from testbed.workload.job.kinds.trace import placed
+from testbed.workload.job.kinds.trace import place_trace
 from testbed.workload.job.recorded_trace import recorded_trace
 from testbed.workload.plan import Block, Computing
-from testbed.workload.trace_conversion import About, Durations, trace_of
+from testbed.workload.trace_conversion import Durations, TraceInfo, trace_of
 from testbed.workload.traces import Compute, JobTrace
 from testbed.workload.traces.chakra import write_job
 from testbed.workload.traces.chakra.writer import NAME, Times
@@ -106,9 +106,9 @@ def _trace(
     spec = scenario.workload
     if spec.recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
-        given = placed(recorded_trace(spec), request)
+        given = place_trace(recorded_trace(spec), request)
         return given if durations_s is None else replace(_set_durations(given, durations_s), origin=origin)
-    about = About(spec.gradient_dtype, origin, spec.accelerator or "")
+    about = TraceInfo(spec.gradient_dtype, origin, spec.accelerator or "")
     return trace_of(workload.plan, about, measured_s=durations_s)
 
 

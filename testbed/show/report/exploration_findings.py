@@ -231,7 +231,7 @@ def difference_text(best: Row, row: JsonObject) -> str:
 def describe_short_queues(queues: Sequence[ShortQueue]) -> str:
     """Warn that the model is too fast where short queues overflow."""
     each = ", ".join(
-        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
+        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.bdp_bytes)}"
         for one in queues
     )
     return (

@@ -1,14 +1,14 @@
-"""Who serves requests, decided as they come: for ranks, too, which need no files' models for it."""
+"""Dispatch of inference batches to servers when they arrive; free of file models, which ranks need not import."""
 
-from testbed.workload.dispatch.batch_execution import Carried, Dispatching, Growing, PieceKey
-from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, NoServerError, Sending
+from testbed.workload.dispatch.batch_execution import Dispatching, ExecutedPlan, GrowingPlan, PieceKey
+from testbed.workload.dispatch.dispatcher import Dispatcher, DispatchLog, NoServerError, Sending
 
 __all__ = [
-    "Carried",
-    "Dispatched",
+    "DispatchLog",
     "Dispatcher",
     "Dispatching",
-    "Growing",
+    "ExecutedPlan",
+    "GrowingPlan",
     "NoServerError",
     "PieceKey",
     "Sending",

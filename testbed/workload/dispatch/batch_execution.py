@@ -1,7 +1,7 @@
-"""Serving where it is decided on arrival who serves: what ranks do for a batch once it is known whom it goes to.
+"""Serving with servers chosen on arrival: what ranks do for a batch once its server is known.
 
-Ranks add it to their plans while a step is under way. What a batch of a size takes at a node's card is one piece, alike
-but for numbers, so that everybody keeps a few of them and none has to be sent.
+Ranks add these operations to their plans during a step. The operations for a batch size, node and card are one piece,
+equal for all batches except for numbers. So every rank keeps a few pieces, and none has to be sent.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, DispatchRules, Sending, Server
+from testbed.workload.dispatch.dispatcher import Dispatcher, DispatchLog, DispatchRules, Sending, Server
 from testbed.workload.plan import QUEUE, JobPlan, Message, Operation
 
 UNNUMBERED = -1
-"""What a piece is called by in names before it has its number."""
+"""Placeholder in names for the number of a sending."""
 
 PieceKey = tuple[int, int, int]
-"""Requests in a batch, which node, whose turn of its cards."""
+"""Requests in a batch, number of the node, card whose turn it is."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """plan: what all ranks do. answers: numbers in the plan of the rank where requests arrive, first to last."""
+    """The operations of all ranks for one batch.
+
+    Attributes:
+        plan: The operations.
+        answers: Indices of the answer's parts in the plan of the rank where requests arrive, first to last.
+    """
 
     plan: JobPlan
     answers: tuple[int, ...]
@@ -31,9 +36,17 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Dispatching:
-    """entry: rank that decides. nodes: ranks of each, the host's first; names: of these hosts. sizes: of batches.
+    """The inputs of a dispatcher, and the operations for each batch that it may dispatch.
 
-    start: what there is before anything is decided: the moments at which batches are closed, in `entry`'s plan.
+    Attributes:
+        rules: How a server is chosen.
+        entry: Rank that decides.
+        nodes: Ranks of each node, the host's first.
+        names: Names of the nodes' hosts.
+        servers: The servers.
+        sizes: Size of each batch.
+        start: Plans before any decision: in `entry`'s plan, the times at which batches are closed.
+        pieces: Operations by batch size, node and card.
     """
 
     rules: DispatchRules
@@ -46,30 +59,30 @@ class Dispatching:
     pieces: Mapping[PieceKey, Piece]
 
     def dispatcher(self) -> Dispatcher:
-        """Of a step."""
+        """Return a dispatcher for one step."""
         return Dispatcher(len(self.sizes), self.servers, self.names, self.rules)
 
     @cached_property
     def _tags(self) -> int:
-        """More than the messages that a pair has in a piece."""
+        """An upper bound of the message tags of a piece."""
         operations = (op for piece in self.pieces.values() for own in piece.plan.ranks for op in own)
         return 1 + max((op.tag for op in operations if isinstance(op, Message)), default=0)
 
     def key(self, sending: Sending) -> PieceKey:
-        """Which piece it is."""
+        """Return the key of a sending's piece."""
         return self.sizes[sending.batch], self.servers[sending.server].node, sending.turn
 
     def ranks(self, key: PieceKey) -> Iterator[int]:
-        """That have something to do in a piece."""
+        """Yield the ranks that have operations in a piece."""
         return (rank for rank, own in enumerate(self.pieces[key].plan.ranks) if own)
 
     def operations(self, key: PieceKey, number: int, rank: int, base: int) -> list[Operation]:
-        """A rank's part of a sending, behind so many operations of its plan."""
+        """Return a rank's operations for a sending, to append to a plan of `base` operations."""
         return [self._numbered(one, number, base) for one in self.pieces[key].plan.ranks[rank]]
 
     def _numbered(self, one: Operation, number: int, base: int) -> Operation:
         name = one.name.replace(str(UNNUMBERED), str(number))
-        # on its own: nothing waits for what goes to somebody else
+        # its own stream, so that sendings to different servers do not wait for each other
         queued = one.stream.startswith(QUEUE)
         stream = one.stream if queued else f"{one.stream.replace(str(UNNUMBERED), '')} {number}"
         after = tuple(base + index for index in one.after)
@@ -79,7 +92,7 @@ class Dispatching:
         return replace(one, name=name, stream=stream, after=after)
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the inputs as JSON-ready values."""
         pieces = [
             [list(key), piece.plan.to_document(), list(piece.answers)] for key, piece in self.pieces.items()
         ]
@@ -90,7 +103,7 @@ class Dispatching:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Dispatching:
-        """The inverse, after a way through JSON."""
+        """Rebuild the inputs from `to_document`, after a round trip through JSON."""
         pieces = {
             (key[0], key[1], key[2]): Piece(JobPlan.from_document(plan), tuple(answers))
             for key, plan, answers in document["pieces"]
@@ -108,18 +121,26 @@ class Dispatching:
 
 
 @dataclass(frozen=True, eq=False)
-class Carried:
-    """plan: what ranks have done in the end. answers: of each sending, where in the plan of `entry` it is answered."""
+class ExecutedPlan:
+    """What ranks did in a step.
+
+    Attributes:
+        plan: The operations that they executed.
+        dispatched: The dispatcher's decisions.
+        answers: By sending, indices of the answer's parts in the plan of `entry`.
+    """
 
     plan: JobPlan
-    dispatched: Dispatched
+    dispatched: DispatchLog
     answers: Mapping[int, tuple[int, ...]]
 
 
-class Growing:
-    """Ranks' plans as they grow by sendings. answers: of each sending, where in the plan of `entry` it is answered.
+class GrowingPlan:
+    """Tracks the plans of ranks as sendings add to them.
 
-    answered: by its answer's last part, the sending.
+    Attributes:
+        answers: By sending, indices of the answer's parts in the plan of `entry`.
+        answered: The sending, by the index of its answer's last part.
     """
 
     def __init__(self, dispatching: Dispatching) -> None:
@@ -128,7 +149,7 @@ class Growing:
         self.answered: dict[int, int] = {}
 
     def part(self, key: PieceKey, number: int, rank: int, plan: Sequence[Operation]) -> list[Operation]:
-        """What a rank adds to its plan for a sending."""
+        """Return what a rank adds to its plan for a sending."""
         base = len(plan)
         if rank == self.dispatching.entry:
             answers = self.dispatching.pieces[key].answers

@@ -1,4 +1,4 @@
-"""Who serves a batch, decided when it goes, by what was sent before and which answers have come. Emulated seconds."""
+"""Choice of a server for each batch when it is sent, from earlier sendings and the answers so far. Emulated seconds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ LEAST_OUTSTANDING, TWO_CHOICES, RANDOM, TURNS = "least_outstanding", "two_choice
 
 
 class NoServerError(TestbedError):
-    """A batch that nobody is left to serve."""
+    """A batch that no remaining server can serve."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What a batch is given to: a card that has all of a model, or a node. node: by its number; turns: of its cards."""
+    """A target of batches: a card that holds a whole model, or a node.
+
+    Attributes:
+        node: Number of the node.
+        turns: Its cards, which take turns.
+    """
 
     node: int
     turns: tuple[int, ...]
@@ -27,9 +32,14 @@ class Server:
 
 @dataclass(frozen=True)
 class DispatchRules:
-    """How one is chosen. retry_s: how long an answer is waited for, None for ever; most: times that a batch goes again.
+    """How a server is chosen.
 
-    by_node: whether all servers of a node are avoided once one of them owes an answer for too long.
+    Attributes:
+        policy: LEAST_OUTSTANDING, TWO_CHOICES, RANDOM or TURNS.
+        retry_s: How long to wait for an answer; None forever.
+        most: Maximum number of times that a batch is sent again.
+        by_node: Whether all servers of a node are avoided once one of them is overdue.
+        seed: Seed of random choices.
     """
 
     policy: str
@@ -41,7 +51,15 @@ class DispatchRules:
 
 @dataclass(frozen=True)
 class Sending:
-    """A batch that goes to a server, for the first time or again: which of its cards' turn it is, when."""
+    """One attempt to have a batch served.
+
+    Attributes:
+        number: Number of the sending.
+        batch: The batch.
+        server: The server.
+        turn: Which of the server's cards serves it.
+        at_s: When it was sent.
+    """
 
     number: int
     batch: int
@@ -52,7 +70,7 @@ class Sending:
 
 @dataclass
 class Outage:
-    """A server, or a node, that owed an answer for too long: when it was noticed, and when it answered after all."""
+    """An overdue server or node: when that was noticed, and when it answered after all."""
 
     unit: int
     noticed_s: float
@@ -60,8 +78,15 @@ class Outage:
 
 
 @dataclass
-class Dispatched:
-    """What came of all batches. first: of each that was answered, the sending that was answered first. lost: never."""
+class DispatchLog:
+    """The outcome of all batches.
+
+    Attributes:
+        sendings: All sendings.
+        first: By answered batch, the sending that was answered first.
+        lost: Batches that were never answered.
+        outages: Overdue servers or nodes.
+    """
 
     sendings: list[Sending] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
@@ -69,12 +94,12 @@ class Dispatched:
     outages: list[Outage] = field(default_factory=list)
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the log as JSON-ready values."""
         return asdict(self)
 
-    def since(self, start_s: float) -> Dispatched:
-        """With times from this moment on."""
-        return Dispatched(
+    def since(self, start_s: float) -> DispatchLog:
+        """Return the log with times relative to `start_s`."""
+        return DispatchLog(
             [replace(one, at_s=one.at_s - start_s) for one in self.sendings],
             self.first,
             self.lost,
@@ -87,8 +112,8 @@ class Dispatched:
         )
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Dispatched:
-        """The inverse, after a way through JSON."""
+    def from_document(cls, document: dict[str, Any]) -> DispatchLog:
+        """Rebuild a log from `to_document`, after a round trip through JSON."""
         return cls(
             [Sending(**one) for one in document["sendings"]],
             {int(batch): number for batch, number in document["first"].items()},
@@ -98,33 +123,35 @@ class Dispatched:
 
 
 class Dispatcher:
-    """Where requests arrive. It knows what it has sent and what was answered, when it hears of it, and nothing else."""
+    """The dispatcher, at the rank where requests arrive. It knows only its own sendings and the answers so far."""
 
     def __init__(self, batches: int, servers: Sequence[Server], names: Sequence[str], rules: DispatchRules):
-        """names: of nodes, for people."""
+        """Set up for a step. `names` are the nodes' names, for messages."""
         self.batches, self.servers, self.names, self.rules = batches, servers, names, rules
-        self.found = Dispatched()
+        self.found = DispatchLog()
         self._draw = Random(f"{rules.seed}/dispatch")
         self._owed: list[set[int]] = [set() for _ in servers]
         self._turns = [0] * len(servers)
-        self._used = [-1] * len(servers)  # the last sending to each
+        self._used = [-1] * len(servers)  # number of the last sending to each
         self._tries: dict[int, list[int]] = {}
         self._due: list[tuple[float, int]] = []
-        self._out: dict[int, Outage] = {}
+        self._outages: dict[int, Outage] = {}
 
     def _unit(self, server: int) -> int:
         return self.servers[server].node if self.rules.by_node else server
 
     @property
     def over(self) -> bool:
-        """Whether all are answered or lost, and nobody who answers at all owes anything."""
+        """Whether all batches are answered or lost, and no responsive server owes an answer."""
         if len(self.found.first) + len(self.found.lost) < self.batches:
             return False
-        return not any(owed for server, owed in enumerate(self._owed) if self._unit(server) not in self._out)
+        return not any(
+            owed for server, owed in enumerate(self._owed) if self._unit(server) not in self._outages
+        )
 
     @property
     def due_s(self) -> float | None:
-        """When an answer that is still owed has been waited for long enough."""
+        """The time at which the next answer is overdue."""
         while self._due and self._settled(self._due[0][1]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
@@ -134,9 +161,9 @@ class Dispatcher:
         return sending.batch in self.found.first or number not in self._owed[sending.server]
 
     def send(self, batch: int, now_s: float) -> Sending:
-        """Choose who gets a batch now."""
-        tried = self._tries.setdefault(batch, [])
-        server = self._choose({self._unit(one) for one in tried})
+        """Choose a server for a batch now."""
+        tried_servers = self._tries.setdefault(batch, [])
+        server = self._choose({self._unit(one) for one in tried_servers})
         turns = self.servers[server].turns
         turn = turns[self._turns[server] % len(turns)]
         self._turns[server] += 1
@@ -144,38 +171,38 @@ class Dispatcher:
         self.found.sendings.append(sending)
         self._owed[server].add(sending.number)
         self._used[server] = sending.number
-        tried.append(server)
+        tried_servers.append(server)
         if self.rules.retry_s is not None:
             heapq.heappush(self._due, (now_s + self.rules.retry_s, sending.number))
         return sending
 
-    def _choose(self, tried: set[int]) -> int:
-        """Of those that answer and have not had the batch; of those that answer; of all."""
+    def _choose(self, tried_servers: set[int]) -> int:
+        """Choose among servers that answer and have not had the batch; else that answer; else all."""
         every = range(len(self.servers))
-        well = [server for server in every if self._unit(server) not in self._out]
-        fresh = [server for server in well if self._unit(server) not in tried]
-        among = fresh or well or list(every)
+        responsive = [server for server in every if self._unit(server) not in self._outages]
+        untried = [server for server in responsive if self._unit(server) not in tried_servers]
+        candidates = untried or responsive or list(every)
         if self.rules.policy == RANDOM:
-            return self._draw.choice(among)
+            return self._draw.choice(candidates)
         if self.rules.policy == TWO_CHOICES:
-            among = self._draw.sample(among, min(2, len(among)))
+            candidates = self._draw.sample(candidates, min(2, len(candidates)))
         if self.rules.policy in (LEAST_OUTSTANDING, TWO_CHOICES):
-            fewest = min(len(self._owed[server]) for server in among)
-            among = [server for server in among if len(self._owed[server]) == fewest]
-        # of equals whoever was used the longest ago; before all were, in their order
-        return min(among, key=lambda server: (self._used[server], server))
+            fewest = min(len(self._owed[server]) for server in candidates)
+            candidates = [server for server in candidates if len(self._owed[server]) == fewest]
+        # among equals the least recently used, unused ones first in their order
+        return min(candidates, key=lambda server: (self._used[server], server))
 
     def answered(self, number: int, now_s: float) -> None:
-        """All of a sending's answer has come; whoever sent it is well."""
+        """Note that a sending is fully answered, and its server responsive."""
         sending = self.found.sendings[number]
         self._owed[sending.server].discard(number)
         if sending.batch not in self.found.lost:
             self.found.first.setdefault(sending.batch, number)
-        if (outage := self._out.pop(self._unit(sending.server), None)) is not None:
+        if (outage := self._outages.pop(self._unit(sending.server), None)) is not None:
             outage.back_s = now_s
 
     def due(self, now_s: float) -> list[Sending]:
-        """What goes again, since its answer has been waited for long enough. NoServerError."""
+        """Return the batches sent again because their answers are overdue. Raises NoServerError."""
         again = []
         while (due_s := self.due_s) is not None and due_s <= now_s:
             _, number = heapq.heappop(self._due)
@@ -183,32 +210,32 @@ class Dispatcher:
         return again
 
     def lose(self, servers: Sequence[int], now_s: float) -> list[Sending]:
-        """The connection to some is gone: all that they owe goes again. NoServerError."""
+        """Return the batches sent again because the connection to these servers is lost. Raises NoServerError."""
         again = []
         for server in servers:
-            self._note(server, now_s)
+            self._record_outage(server, now_s)
         for server in servers:
             for number in sorted(self._owed[server]):
                 again += self._give_up(number, now_s)
         return again
 
-    def _note(self, server: int, now_s: float) -> None:
+    def _record_outage(self, server: int, now_s: float) -> None:
         unit = self._unit(server)
-        if unit not in self._out:
-            self._out[unit] = Outage(unit, now_s)
-            self.found.outages.append(self._out[unit])
+        if unit not in self._outages:
+            self._outages[unit] = Outage(unit, now_s)
+            self.found.outages.append(self._outages[unit])
 
     def _give_up(self, number: int, now_s: float) -> list[Sending]:
         sending = self.found.sendings[number]
         if self._settled(number) or self._tries[sending.batch][-1] != sending.server:
             return []
-        self._note(sending.server, now_s)
+        self._record_outage(sending.server, now_s)
         if len(self._tries[sending.batch]) <= self.rules.most:
             return [self.send(sending.batch, now_s)]
-        if all(self._unit(server) in self._out for server in range(len(self.servers))):
+        if all(self._unit(server) in self._outages for server in range(len(self.servers))):
             words = ", ".join(self.names[node] for node in sorted({server.node for server in self.servers}))
             raise NoServerError(f"batch {sending.batch} was sent {len(self._tries[sending.batch])} times; {words}: "
-                               "none that has the model's tables answers any more")  # fmt: skip
+                               "no server with the model's tables answers")  # fmt: skip
         if sending.batch not in self.found.lost:
             self.found.lost.append(sending.batch)
         return []

@@ -1,1 +1,1 @@
-"""The job as data: who is where, what each rank does and sends, what the network is told of it. Nothing runs here."""
+"""A job as data: placement of ranks, their plans, and the traffic declared to the network. Nothing runs here."""

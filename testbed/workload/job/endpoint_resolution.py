@@ -1,4 +1,4 @@
-"""From what a scenario says to how the ranks of a job, and the hosts of others, are joined."""
+"""From a scenario's transport and topology to the endpoints of a job's ranks, and of hosts with background traffic."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from testbed.workload.job.endpoints import (
     SocketRules,
 )
 
-# above those of ranks; the same in every run with the same seed, as hashes go by ports
+# above the ranks' ports; the same in every run with the same seed, as paths are hashed by port
 BACKGROUND_PORT_BASE = 54_000
 BACKGROUND_PORTS = 5_000
 
 
 def endpoints_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankEndpoint]:
-    """One rank on each of these hosts; `pids`: a process in the namespace of each host."""
+    """Return one rank on each of these hosts. `pids` has a process in the namespace of each host."""
     index = {building.name: building.index for building in topology.buildings}
     return [
         RankEndpoint(rank, host.name, index[host.building], host.ip, pids[host.name])
@@ -48,7 +48,7 @@ def endpoints_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, i
 
 @contextlib.contextmanager
 def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
-    """Endpoints of ranks on this machine, at ports that are free."""
+    """Yield endpoints of ranks on this machine, on free ports."""
     with contextlib.ExitStack() as stack:
         endpoints = []
         for rank in range(ranks):
@@ -62,7 +62,7 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
 
 
 def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
-    """What the kind of transport is made with, emulated: its own keys of `transport`, and `options`. PluginError."""
+    """Return the emulated options of a transport: its own keys of `transport`, and `options`. Raises PluginError."""
     kind = TRANSPORTS.find(spec.kind)
     with attribute_errors(f"transport {spec.kind}", source_file(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}
@@ -73,7 +73,7 @@ def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
 
 
 def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
-    """MPTCP's other subflows between the ranks on these hosts, of which the later ones dial; None without any."""
+    """Return MPTCP's additional subflows between the ranks on these hosts; None for none. The higher rank dials."""
     added = transport_kind(spec.kind, options_of(spec, Scale())).added_subflows
     if not added:
         return None
@@ -81,7 +81,7 @@ def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None
 
 
 def wants_rdma(spec: TransportSpec) -> bool:
-    """Whether its ranks' hosts need network cards with verbs. PluginError."""
+    """Return whether hosts need NICs with RDMA verbs. Raises PluginError."""
     return TRANSPORTS.find(spec.kind).verbs
 
 
@@ -95,9 +95,17 @@ def resolve_endpoints(
     congestion_control: str | None = None,
     sockets: SocketRules | None = None,
 ) -> JobEndpoints:
-    """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
+    """Return a job's endpoints for a scenario's transport, which is in real figures.
 
-    timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
+    Args:
+        spec: The transport.
+        scale: Scale of the emulation.
+        topology: The topology, emulated; None for ranks on this machine's loopback.
+        endpoints: Endpoint of each rank.
+        seed: Seed of port numbers and operation costs.
+        timeout_s: Real seconds; None for the transport's own.
+        congestion_control: None for the kernel's.
+        sockets: Socket settings by connection.
     """
     ranks = len(endpoints)
     by_name = {host.name: host for host in topology.hosts} if topology else {}
@@ -130,7 +138,7 @@ def resolve_endpoints(
 
 
 def software_of(spec: TransportSpec, scale: Scale) -> Software:
-    """The protocol, and what it costs where software takes no time of its own; else nothing on top. PluginError."""
+    """Return the protocol, and its modelled cost where software takes no time of its own. Raises PluginError."""
     modelled = modelled_software(spec, scale)
     if clock_here() == "free":
         return modelled
@@ -138,7 +146,7 @@ def software_of(spec: TransportSpec, scale: Scale) -> Software:
 
 
 def modelled_software(spec: TransportSpec, scale: Scale) -> Software:
-    """The protocol, and what it costs real hosts, as the scenario has it; emulated. PluginError."""
+    """Return the protocol and its cost on real hosts, emulated. Raises PluginError."""
     cost, protocol = spec.software_cost, PROTOCOLS.find(spec.protocol)
     per_gigabyte_s = cost.per_gigabyte_s + (cost.copy_per_gigabyte_s if protocol.copies else 0.0)
     lazy = cost.registration.mode == LAZY and protocol.registers
@@ -158,7 +166,10 @@ def modelled_software(spec: TransportSpec, scale: Scale) -> Software:
 
 
 def _slots(spec: StagingSpec, scale: Scale) -> Slots:
-    """Chunks shrink as messages do, but packets do not: of larger ones there are fewer, for as many bytes in all."""
+    """Return the staging slots.
+
+    Chunks scale like messages, but packets do not: fewer chunks keep the same bytes in total.
+    """
     wanted_bytes = scale.emulated_bytes(spec.chunk_bytes)
     chunk_bytes = max(min(spec.chunk_bytes, PACKET_BYTES), round(wanted_bytes))
     slots = round(spec.slots * min(1.0, wanted_bytes / chunk_bytes))
@@ -171,12 +182,12 @@ def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:
 
 
 def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
-    """Per rank, how far every rank is."""
+    """Return the distance of each rank to each rank."""
     tiered = {building.name for building in topology.buildings if building.clos is not None}
     known: dict[tuple[str, str], str] = {}
 
     def far(one: Host, other: Host) -> str:
-        # elsewhere all hosts of two buildings, or of one, are as far from each other
+        # elsewhere the distance depends only on the buildings
         racks = one.building == other.building and one.building in tiered
         pair = (one.name, other.name) if racks else (one.building, other.building)
         if pair not in known:
@@ -193,7 +204,7 @@ def background_hosts(
     congestion_control: str | None,
     seed: int,
 ) -> list[BackgroundHost]:
-    """Every host with background traffic; pid_of: a process in a host's network namespace."""
+    """Return every host with background traffic. `pid_of` returns a process in a host's network namespace."""
     hosts: dict[str, Host] = {host.name: host for host in topology.hosts}
     found = []
     for spec in specs:

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 Planned = tuple[int, int, int, int, float]
-"""Rank, peer, DSCP, connection of the pair, and the bit/s that the network's policy has in mind for what it sends."""
+"""Rank, peer, DSCP, connection of the pair, and the bit/s that the network's policy plans for its traffic."""
 
 
 @dataclass(frozen=True)
 class SocketRule:
-    """Settings of some connections, in emulated figures; None where the rule says nothing, or fits all."""
+    """Settings of some connections, in emulated figures; None leaves a setting alone, or matches everything."""
 
     dscps: tuple[int, ...] | None = None
     distance: str | None = None
@@ -54,16 +54,19 @@ class SocketRule:
     buffer_bytes: int | str | None = None
 
     def fits(self, dscp: int, distance: str) -> bool:
-        """Whether a connection is one of those meant."""
+        """Return whether the rule applies to a connection."""
         building = "same_building" if distance == "same_zone" else distance
         return (self.dscps is None or dscp in self.dscps) and self.distance in (None, distance, building)
 
 
 @dataclass(frozen=True)
 class SocketRules:
-    """All rules; of those that fit the first that says something counts, setting by setting.
+    """An ordered list of rules. For each setting, the first matching rule that has it wins.
 
-    bdp_bytes: per rank and peer, where a rule asks for it; planned: likewise.
+    Attributes:
+        rules: The rules.
+        bdp_bytes: Bandwidth-delay product per rank and peer, where a rule needs it.
+        planned: Rates that the policy plans, where a rule needs them.
     """
 
     rules: tuple[SocketRule, ...] = ()
@@ -73,7 +76,7 @@ class SocketRules:
     def settings(
         self, usual: SocketSettings, rank: int, peer: int, key: ConnectionKey, distance: str
     ) -> SocketSettings:
-        """What this rank's end of a connection gets."""
+        """Return the settings of this rank's end of a connection, given the defaults."""
         found: dict[str, Any] = {}
         for rule in self.rules:
             if rule.fits(key.traffic.dscp, distance):
@@ -84,7 +87,7 @@ class SocketRules:
             return usual
         buffer_bytes = found.get("buffer_bytes")
         if buffer_bytes == BDP:
-            # one under way, another one so that no end waits for the other's reading, acknowledging or waking up
+            # one in flight, and one so that neither end waits for the other to read, acknowledge or wake up
             buffer_bytes = 2 * self.bdp_bytes[rank][peer]
         pacing_bps = found.get("pacing_bps")
         if pacing_bps == PLANNED:
@@ -98,7 +101,7 @@ class SocketRules:
         )
 
     def try_out(self, usual: SocketSettings) -> None:
-        """TransportError for what this host's kernel refuses, before there are connections."""
+        """Raise TransportError for settings that this host's kernel refuses, before any connection is made."""
         for rule in self.rules:
             if rule.congestion_control is not None:
                 settings = replace(usual, congestion_control=rule.congestion_control)
@@ -107,7 +110,7 @@ class SocketRules:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> SocketRules:
-        """The inverse of dataclasses.asdict, after a round trip through JSON."""
+        """Rebuild the rules from `dataclasses.asdict`, after a round trip through JSON."""
         rules = [
             SocketRule(**{**rule, "dscps": None if rule["dscps"] is None else tuple(rule["dscps"])})
             for rule in document["rules"]
@@ -118,16 +121,16 @@ class SocketRules:
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
-SUBFLOW_PORT = 29_501  # of MPTCP's second subflow to a rank; the others follow
+SUBFLOW_PORT = 29_501  # MPTCP's second subflow to a rank; further subflows follow
 SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
-MOST_CHANNELS = 256
+MAX_CHANNELS = 256
 BOOTSTRAP_TIMEOUT_S = 30.0
-THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
+THIS_NAMESPACE = 0  # instead of the pid of a process in a rank's network namespace
 
 
 @dataclass(frozen=True)
 class RankEndpoint:
-    """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
+    """One rank: its host, building and listening address, and a process in its host's network namespace."""
 
     rank: int
     host: str
@@ -139,13 +142,24 @@ class RankEndpoint:
 
 @dataclass(frozen=True)
 class JobEndpoints:
-    """All ranks of a job and what is between them. Figures are emulated ones.
+    """All ranks of a job and how they connect. Figures are emulated.
 
-    kind, options: of the transport. distances: per rank, what is between it and each rank.
-    software: the protocol, and what software costs by the model; nothing where it costs what it costs.
-    bdp_bytes: per rank and rank what is under way when the empty path is full; path_bps, round_trips_s: likewise its
-    narrowest link, and what a packet and its acknowledgement take there. port_bps: of each rank's card. Only for
-    transports that ask for it.
+    Attributes:
+        token: Secret by which ranks of the job recognize each other.
+        ranks: Endpoint of each rank.
+        seed: Seed of port numbers and operation costs.
+        timeout_s: Time after which communication fails.
+        kind: Kind of transport.
+        options: Options of the transport.
+        bootstrap: How ranks find each other.
+        congestion_control: Default congestion control; None for the kernel's.
+        sockets: Socket settings by connection.
+        distances: By rank, its distance to each rank.
+        software: Protocol and modelled cost of software; no cost where software takes real time.
+        bdp_bytes: Per rank and peer, bytes in flight that fill the idle path.
+        path_bps: Per rank and peer, rate of the path's narrowest link.
+        round_trips_s: Per rank and peer, time of a packet and its acknowledgement on the idle path.
+        port_bps: Rate of each rank's NIC. This and the three before are set only for transports that need them.
     """
 
     token: str
@@ -170,16 +184,17 @@ class JobEndpoints:
         return [endpoint.building for endpoint in self.ranks]
 
     def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
-        """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections.
+        """Return the local port of a connection that `rank` dials to `peer`, distinct for each connection of a pair.
 
-        0, for any, where all are at one address: there is no path to hash, and others use its ports as well.
+        Returns 0, for any port, where ranks share an address: there is no path to hash, and others use its ports as
+        well.
         """
         size = len(self.ranks)
         if self.ranks[rank].ip == self.ranks[peer].ip:
             return 0
         offset = self._port_offset
-        number = key.traffic.dscp * MOST_CHANNELS + key.channel
-        # a prime, so that two numbers of one pair never come to the same
+        number = key.traffic.dscp * MAX_CHANNELS + key.channel
+        # modulo a prime, so that connections of a pair never share a port
         return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
 
     @cached_property
@@ -187,42 +202,48 @@ class JobEndpoints:
         return random.Random(f"{self.seed}/ports").randrange(1000)
 
     def distance(self, rank: int, peer: int) -> str:
-        """How far two ranks are apart."""
+        """Return the distance between two ranks."""
         return self.distances[rank][peer]
 
     @cached_property
     def transport(self) -> TransportKind:
-        """The kind of transport, with its options. PluginError."""
+        """The kind of transport, with its options. Raises PluginError."""
         return transport_kind(self.kind, self.options)
 
     def look_up(self) -> None:
-        """Find all that has a name here, once, for ranks that are forked later. PluginError."""
+        """Resolve all plug-ins once, before ranks are forked. Raises PluginError."""
         _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.software.protocol)
 
     def channels(self, rank: int, peer: int) -> int:
-        """Over how many connections, or subflows of one, what two ranks send each other is spread."""
+        """Return the number of connections, or MPTCP subflows, over which traffic between two ranks is spread."""
         return self.transport.channels(self.distance(rank, peer))
 
     def overhead(self, rank: int, peer: int) -> float:
-        """What the transport adds on the network for each byte that two ranks send each other."""
+        """Return the bytes that the transport adds on the network for each byte between two ranks."""
         return self.transport.overhead(self.distance(rank, peer))
 
     def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
-        """Of two ranks, for traffic of a class, on one of their channels: MPTCP's are all of one connection."""
+        """Return the connection of a channel between two ranks, for a traffic class; MPTCP has one for all channels."""
         return self.transport.connection(traffic, channel, self.distance(rank, peer))
 
     def settings(
         self, rank: int, peer: int, key: ConnectionKey, usual: SocketSettings | None = None
     ) -> SocketSettings:
-        """Of a connection's sockets on the side of `rank`, where they would be `usual` ones."""
+        """Return the socket settings of the end of a connection at `rank`. `usual` are the defaults."""
         return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
 
     def slowest_byte_s(
         self, rank: int, peer: int, key: ConnectionKey, step: RingStep, *, paced: bool, ruled: bool = True
     ) -> float:
-        """What a byte takes at least on one connection, as its sockets allow.
+        """Return the minimum time per byte that a connection's socket settings allow.
 
-        step: of the connection's path. paced: whether pacing counts. ruled: whether the transport's own rules do.
+        Args:
+            rank: Rank that sends.
+            peer: Rank that receives.
+            key: The connection.
+            step: The connection's path.
+            paced: Whether pacing counts.
+            ruled: Whether the transport's own limits count.
         """
         settings = self.settings(rank, peer, key)
         found = [0.0]
@@ -237,7 +258,7 @@ class JobEndpoints:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> JobEndpoints:
-        """The inverse of dataclasses.asdict, after a round trip through JSON."""
+        """Rebuild endpoints from `dataclasses.asdict`, after a round trip through JSON."""
         document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
         document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
@@ -251,9 +272,13 @@ class JobEndpoints:
 
 @dataclass(frozen=True)
 class JoinedRank:
-    """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about.
+    """A rank that has joined its job.
 
-    costs: of operations; None where they have none.
+    Attributes:
+        sockets: The rank's sockets.
+        transport: Transport to use: with protocol and modelled cost on top of the sockets, if any.
+        bootstrap: How the ranks found each other.
+        costs: Costs of operations; None where they have none.
     """
 
     sockets: SocketView
@@ -263,15 +288,24 @@ class JoinedRank:
 
 
 def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRank:
-    """Find the other ranks, in the way that the wiring says. TransportError, PluginError.
+    """Find the other ranks and open this rank's transport.
 
-    incarnation: how many times this rank was lost before, and came back.
+    Args:
+        wiring: Endpoints of the job.
+        rank: This rank.
+        incarnation: How often this rank was lost and restarted before.
+
+    Raises:
+        TransportError: Ranks do not find each other, or the kernel refuses a socket setting.
+        PluginError: A plug-in does not load.
     """
     begun_s = time.monotonic()
-    told = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
+    addresses_by_rank = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
     master = (wiring.ranks[0].ip, BOOTSTRAP_PORT)
     bootstrap = BOOTSTRAPS.find(wiring.bootstrap)
-    addresses, report = bootstrap.find(BootstrapJob(rank, master, told, wiring.token, BOOTSTRAP_TIMEOUT_S))
+    addresses, report = bootstrap.find(
+        BootstrapJob(rank, master, addresses_by_rank, wiring.token, BOOTSTRAP_TIMEOUT_S)
+    )
 
     def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
         return wiring.settings(rank, peer, key, usual)
@@ -280,7 +314,7 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
         token=wiring.token,
         congestion_control=wiring.congestion_control,
         multipath=wiring.transport.multipath,
-        # given ports, so that a run with the same seed hashes its flows onto the same paths
+        # fixed ports, so that runs with the same seed hash flows onto the same paths
         source_port=wiring.source_port,
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         socket_of=socket_of if wiring.sockets.rules else None,
@@ -307,7 +341,19 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
 
 @dataclass(frozen=True)
 class BackgroundHost:
-    """One host of another job. targets: addresses that it sends to; source_port: of its first connection."""
+    """One host of another job, which sends background traffic.
+
+    Attributes:
+        job: Name of the other job.
+        host: Name of the host.
+        ip: Its address.
+        namespace_pid: A process in its network namespace.
+        targets: Addresses that it sends to.
+        connections: Connections to each target.
+        dscp: DSCP of its packets.
+        congestion_control: Its congestion control; None for the kernel's.
+        source_port: Local port of its first connection.
+    """
 
     job: str
     host: str
@@ -321,5 +367,5 @@ class BackgroundHost:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> BackgroundHost:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
+        """Rebuild a host from `dataclasses.asdict`, after a round trip through JSON."""
         return cls(**{**document, "targets": tuple(document["targets"])})

@@ -1,4 +1,4 @@
-"""Errors of carrying out a job."""
+"""Errors of running a job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from testbed.spec.errors import ConfigError, Problem
 
 
 class RunError(TestbedError):
-    """A run could not be brought to its end; says which part failed and how."""
+    """A run that could not be completed; the message says which part failed, and how."""
 
 
 def wrong_workload(field: str, found: str, expected: str) -> ConfigError:
-    """Of a scenario's workload, where what it says together does not fit."""
+    """Return an error for keys of a scenario's workload that do not fit together."""
     return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])

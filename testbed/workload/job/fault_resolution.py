@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 def rank_faults_of(
     events: Sequence[EventSpec], plan: JobPlan, seed: int, scale: Scale, source: str = "scenario"
 ) -> tuple[RankFault, ...]:
-    """Of all ranks, out of a scenario's events. ConfigError names `source` where a rank has no such collective.
+    """Return the injected faults of all ranks.
 
-    seed: of the moments that are drawn.
+    Args:
+        events: The scenario's events.
+        plan: The plan that events refer to.
+        seed: Seed of times that are drawn.
+        scale: Scale of the emulation.
+        source: File that holds the events, for errors.
+
+    Raises:
+        ConfigError: A rank has no such collective.
     """
     found: list[RankFault] = []
     for index, event in enumerate(events):
@@ -34,9 +42,9 @@ def rank_faults_of(
             continue
         place = other = 0
         if event.action in (SKIP, MISMATCH):
-            place = _place(event, plan, source, index)
+            place = _fault_place(event, plan, source, index)
         if event.what == ORDER:
-            other = _other(event, plan, place, source, index)
+            other = _swap_place(event, plan, place, source, index)
         first_s = event.after_s(seed, index)
         for number in range(event.times):
             found.append(
@@ -56,8 +64,8 @@ def rank_faults_of(
     return tuple(found)
 
 
-def _place(event: EventSpec, plan: JobPlan, source: str, index: int) -> int:
-    """Of the collective that an event means, in its rank's plan."""
+def _fault_place(event: EventSpec, plan: JobPlan, source: str, index: int) -> int:
+    """Return the index of the collective that an event refers to, in its rank's plan."""
     own = plan.ranks[int(event.target)]
     names = {
         place: plan.groups[op.group][0] for place, op in enumerate(own) if isinstance(op, GroupCollective)
@@ -75,8 +83,11 @@ def _place(event: EventSpec, plan: JobPlan, source: str, index: int) -> int:
     return meant[number - 1]
 
 
-def _other(event: EventSpec, plan: JobPlan, place: int, source: str, index: int) -> int:
-    """The next collective of the same group that is another one, else the last before: or nobody would notice."""
+def _swap_place(event: EventSpec, plan: JobPlan, place: int, source: str, index: int) -> int:
+    """Return the collective to swap with: the group's next different one, else its last different one before.
+
+    Swapping equal collectives would go unnoticed.
+    """
     own = plan.ranks[int(event.target)]
     meant = own[place]
     assert isinstance(meant, GroupCollective)
@@ -85,18 +96,18 @@ def _other(event: EventSpec, plan: JobPlan, place: int, source: str, index: int)
         for number, operation in enumerate(own)
         if isinstance(operation, GroupCollective)
         and operation.group == meant.group
-        and operation.alike != meant.alike
+        and operation.anonymous != meant.anonymous
     ]
     if not others:
         name = plan.groups[meant.group][0]
-        expected = f"size or type: all collectives of rank {event.target} in {name} are alike"
+        expected = f"size or type: all collectives of rank {event.target} in {name} are equal"
         raise ConfigError([Problem(source, None, f"events.{index}.what", ORDER, expected)])
     return next((number for number in others if number > place), others[-1])
 
 
-STATE_BYTES = 16  # of a parameter: weight, gradient, and Adam's, see testbed.workload.memory
-ELEMENT_BYTES = 4  # of what state travels in
-LEAD_S = 0.01  # real; from when all ranks are ready until a step begins
+STATE_BYTES = 16  # per parameter: weight, gradient and Adam's state, see testbed.workload.memory
+ELEMENT_BYTES = 4  # in which state is sent
+LEAD_S = 0.01  # real; from when all ranks are ready until a step starts
 BEAT_S = 0.01  # of the virtual clock, as in testbed.measure.ranks.rank
 _FIELD = "parallelism.faults"
 
@@ -104,7 +115,17 @@ _FIELD = "parallelism.faults"
 def replication_of(
     scenario: Scenario, training: Training, scale: Scale, hosts: Sequence[str] = ()
 ) -> Replication | None:
-    """hosts: by rank. None where nothing is asked for. ConfigError for what replicas that come and go cannot do."""
+    """Return the replicas that may be lost and restarted; None where the scenario asks for none.
+
+    Args:
+        scenario: The scenario.
+        training: Its training step.
+        scale: Scale of the emulation.
+        hosts: Name of each rank's host.
+
+    Raises:
+        ConfigError: The scenario asks for something that such replicas do not support.
+    """
     parallelism = scenario.workload.parallelism
     spec = parallelism.faults if parallelism is not None else None
     if parallelism is None or spec is None:
@@ -112,7 +133,7 @@ def replication_of(
     replicas = replicas_of(training.mesh)
     if len(replicas) < 2:
         found = f"data_parallel_replicate_degree {len(replicas)}, over ranks"
-        raise wrong_workload(_FIELD, found, "at least 2 replicas, each of ranks of its own")
+        raise wrong_workload(_FIELD, found, "at least 2 replicas, each on ranks of its own")
     if len(scenario.algorithms) > 1:
         found = f"algorithms [{', '.join(scenario.algorithms)}]"
         raise wrong_workload(_FIELD, found, "one; compare others in `variants`")
@@ -127,7 +148,7 @@ def replication_of(
     if spec.mode == "ftar" and scenario.algorithms != ("ring",):
         found = f"algorithms [{', '.join(scenario.algorithms)}]"
         raise wrong_workload(_FIELD, found, "ring, which ftar is on the network")
-    for words in crossing(training.plan, replicas):
+    for words in cross_replica_traffic(training.plan, replicas):
         expected = "messages within a replica, and collectives of ranks of the same place in all replicas"
         raise wrong_workload(_FIELD, words, expected)
     policy = Policy(
@@ -141,7 +162,7 @@ def replication_of(
     )
     chunk_bytes = max(1, round(scale.emulated_bytes(spec.chunk_bytes)))
     state = tuple(
-        reduced(training.plan, rank, replicas) * STATE_BYTES // ELEMENT_BYTES for rank in replicas[0]
+        reduced_elements(training.plan, rank, replicas) * STATE_BYTES // ELEMENT_BYTES for rank in replicas[0]
     )
     return Replication(
         replicas,
@@ -150,18 +171,21 @@ def replication_of(
         scale.emulated_s(spec.heartbeat_s),
         state if spec.from_peer else (0,) * len(state),
         spec.catch_up_dscp,
-        tuple(rank for rank, host in enumerate(hosts) if host in _killed(scenario)),
+        tuple(rank for rank, host in enumerate(hosts) if host in _killed_hosts(scenario)),
         state if spec.checkpoint_to == PEER else (),
     )
 
 
-def _killed(scenario: Scenario) -> set[str]:
-    """Hosts that an event ends, without a word from them."""
+def _killed_hosts(scenario: Scenario) -> set[str]:
+    """Return the hosts that an event kills without closing their connections."""
     return {str(event.target) for event in scenario.happenings if event.action == "host_kill"}
 
 
 def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each replica, in the order of their other coordinates; one where a rank has several replicas."""
+    """Return the ranks of each replica, in the order of their other coordinates.
+
+    Returns a single group where a rank has several replicas.
+    """
     if mesh.inside[REPLICATE] > 1:
         return (tuple(range(mesh.size)),)
     found: dict[int, list[int]] = {}
@@ -172,16 +196,16 @@ def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(found[number]) for number in sorted(found))
 
 
-def across(members: Sequence[int], replicas: Sequence[Sequence[int]]) -> bool:
-    """Whether a group is of the ranks at one place in all replicas, in their order."""
+def spans_replicas(members: Sequence[int], replicas: Sequence[Sequence[int]]) -> bool:
+    """Return whether a group consists of the ranks at the same place in all replicas, in order."""
     return any(tuple(members) == place for place in zip(*replicas, strict=True))
 
 
-def crossing(plan: JobPlan, replicas: Sequence[Sequence[int]]) -> Iterator[str]:
-    """What in a plan goes from one replica to another, but for collectives of the same place in all."""
+def cross_replica_traffic(plan: JobPlan, replicas: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yield traffic between replicas, except collectives of the same place in all replicas."""
     of_rank = {rank: number for number, ranks in enumerate(replicas) for rank in ranks}
     for name, members in plan.groups:
-        if len({of_rank[member] for member in members}) > 1 and not across(members, replicas):
+        if len({of_rank[member] for member in members}) > 1 and not spans_replicas(members, replicas):
             yield f"{name} of ranks {', '.join(map(str, members))}"
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
@@ -189,10 +213,11 @@ def crossing(plan: JobPlan, replicas: Sequence[Sequence[int]]) -> Iterator[str]:
                 yield f"{operation.name} between ranks {rank} and {operation.peer}"
 
 
-def reduced(plan: JobPlan, rank: int, replicas: Sequence[Sequence[int]]) -> int:
-    """Elements of gradients that a rank reduces with other replicas: as many as it has parameters."""
+def reduced_elements(plan: JobPlan, rank: int, replicas: Sequence[Sequence[int]]) -> int:
+    """Return the elements of gradients that a rank reduces with other replicas: as many as it has parameters."""
     return sum(
         operation.numel
         for operation in plan.ranks[rank]
-        if isinstance(operation, GroupCollective) and across(plan.groups[operation.group][1], replicas)
+        if isinstance(operation, GroupCollective)
+        and spans_replicas(plan.groups[operation.group][1], replicas)
     )

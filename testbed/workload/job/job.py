@@ -1,5 +1,6 @@
-"""A job before anything is built: every rank's plan, the traffic declared, endpoints and replicas. Figures are
-emulated.
+"""A job before anything is built: every rank's plan, the declared traffic, endpoints and replicas.
+
+All figures are emulated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.dispatch import Carried, Dispatching
+from testbed.workload.dispatch import Dispatching, ExecutedPlan
 from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
 from testbed.workload.job.endpoints import THIS_NAMESPACE, JobEndpoints, Planned
 from testbed.workload.job.errors import wrong_workload
@@ -34,19 +35,25 @@ from testbed.workload.job.training import Training
 from testbed.workload.job.tuning_choice import tuning_of
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause
 from testbed.workload.plan_volume import plan_elements, plan_traffic
-from testbed.workload.plans.validation import check_added
+from testbed.workload.plans.validation import check_plugin_algorithms
 from testbed.workload.schedules import implied_actions
 from testbed.workload.serving import Serving
 
-# a search declares the same plan's traffic to one policy after the other
-_declared: IdentityCache[list[Flow]] = IdentityCache(8)
+# a search declares the same plan's traffic to many policies
+_flows_cache: IdentityCache[list[Flow]] = IdentityCache(8)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Of one scenario without variants, or of one variant. hosts: of the ranks, in their order.
+    """The job of a scenario without variants, or of one variant.
 
-    link_engine: which is to carry it.
+    Attributes:
+        scenario: The scenario.
+        scale: Scale of the emulation.
+        topology: The topology, emulated.
+        hosts: Hosts of the ranks, in rank order.
+        workload: Every rank's plan.
+        link_engine: Link engine on which the job will run.
     """
 
     scenario: Scenario
@@ -59,15 +66,15 @@ class Job:
 
     @property
     def flows(self) -> list[Flow]:
-        """What is declared to the policy: the traffic of the first of the algorithms."""
+        """The flows declared to the policy: those of the first algorithm."""
         return self.flows_of(self.scenario.algorithms[0])
 
     def flows_of(self, algorithm: str) -> list[Flow]:
-        """Who will send how much on which ports."""
+        """Return the flows that ranks will send with this algorithm, with ports and bytes."""
         if algorithm not in self._flows:
-            things = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
-            by = algorithm, self.scale, self.scenario.seed
-            self._flows[algorithm] = _declared.of(things, partial(self._flows_of, algorithm), by)
+            objects = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
+            parameters = algorithm, self.scale, self.scenario.seed
+            self._flows[algorithm] = _flows_cache.of(objects, partial(self._flows_of, algorithm), parameters)
         return self._flows[algorithm]
 
     def _flows_of(self, algorithm: str) -> list[Flow]:
@@ -79,7 +86,10 @@ class Job:
 
     @cached_property
     def wiring(self) -> JobEndpoints:
-        """Between the ranks, in no namespace yet; sockets with the rates that the policy plans, where that is asked."""
+        """How ranks connect, before they are in a namespace.
+
+        Sockets that ask for it get the rates that the policy plans.
+        """
         specs = self.scenario.transport.sockets
         planned: list[Planned] = []
         if any(entry.pacing == PLANNED for entry in specs):
@@ -102,19 +112,22 @@ class Job:
 
     @cached_property
     def replication(self) -> Replication | None:
-        """Replicas that come and go, where the scenario has that. ConfigError."""
+        """Replicas that fail and return, where the scenario has them. Raises ConfigError."""
         training = self.workload.training
         if training is None:
             return None
         return replication_of(self.scenario, training, self.scale, [host.name for host in self.hosts])
 
-    def as_carried(self, carried: Carried | None) -> Job:
-        """With what was done in the end, where that was decided on the way; what was declared stays."""
-        return self if carried is None else replace(self, workload=self.workload.as_carried(carried))
+    def as_executed(self, executed: ExecutedPlan | None) -> Job:
+        """Return the job with the plan that ranks executed, where that was decided during the step.
+
+        Declared traffic stays the same.
+        """
+        return self if executed is None else replace(self, workload=self.workload.as_executed(executed))
 
     @property
     def survives_kills(self) -> bool:
-        """Whether the job goes on when a rank's process is killed."""
+        """Whether the job continues when a rank's process is killed."""
         dispatching = self.workload.dispatching
         return self.replication is not None or (
             dispatching is not None and dispatching.rules.retry_s is not None
@@ -122,24 +135,24 @@ class Job:
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
-        """What the scenario asks for and the model knows nothing of; a step with it has no prediction."""
+        """Features of the scenario that the simulation does not model; a step with any has no prediction."""
         return unmodelled(self.scenario)
 
     def wan_bytes(self, algorithm: str) -> int:
-        """Payload bytes between buildings per step, all directions, by the algorithm's formula."""
+        """Return the payload bytes between buildings per step, over all directions."""
         pairs = self.workload.pairs(algorithm).values()
         return sum(between_groups(part, self.workload.buildings) for part in pairs)
 
 
 def unmodelled(scenario: Scenario) -> tuple[str, ...]:
-    """What a scenario asks for and the model of a step knows nothing of, by name."""
+    """Return the features of a scenario that the simulation does not model, by name."""
     transport, lossy = scenario.transport, scenario.topology.resolve().lossy
     protocol = PROTOCOLS.find(transport.protocol)
     controls = [transport.congestion_control, *(entry.congestion_control for entry in transport.sockets)]
     known = {*CONGESTION_CONTROLS, *(transport.congestion_models or {})}
     unknown = [name for name in dict.fromkeys(controls) if name and name not in known and lossy]
     kind = TRANSPORTS.find(transport.kind)
-    asked = {
+    features = {
         "events": bool(scenario.events),
         "failures": bool(scenario.failures),
         "background_traffic": bool(scenario.background_traffic),
@@ -148,11 +161,11 @@ def unmodelled(scenario: Scenario) -> tuple[str, ...]:
         f"transport.protocol: {transport.protocol}": not protocol.modelled,
         **{f"transport.congestion_control: {name} on links that lose packets": True for name in unknown},
     }
-    return tuple(name for name, there in asked.items() if there)
+    return tuple(name for name, present in features.items() if present)
 
 
 def job_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Job:
-    """ConfigError where parallelism does not fit."""
+    """Return the job of a scenario. Raises ConfigError where parallelism does not fit."""
     topology = scenario.topology.resolve(scale)
     workload = workload_of(scenario, topology, scale, link_engine)
     return Job(scenario, scale, topology, scenario.rank_hosts(topology), workload, link_engine)
@@ -160,9 +173,13 @@ def job_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Job:
 
 @dataclass(frozen=True)
 class Workload:
-    """Every rank's plan. training: how it came about, where the scenario spreads a model over ranks.
+    """Every rank's plan.
 
-    serving: the requests that it answers, where it does.
+    Attributes:
+        itemsize: Bytes of an element on the wire.
+        plan: The plans.
+        training: How the plan was made, where the scenario spreads a model over ranks.
+        serving: The requests that the plan answers, where it does.
     """
 
     itemsize: int
@@ -172,12 +189,15 @@ class Workload:
 
     @property
     def buildings(self) -> tuple[int, ...]:
-        """Of the ranks."""
+        """The building of each rank."""
         return self.plan.buildings
 
     @property
     def message_bytes(self) -> float:
-        """Of the largest messages between two ranks; a ring sends a bucket in as many parts as there are ranks."""
+        """The size of the largest messages between two ranks.
+
+        A ring sends an array in as many parts as there are members.
+        """
         sizes = []
         for operation in (operation for own in self.plan.ranks for operation in own):
             if isinstance(operation, Message):
@@ -188,7 +208,7 @@ class Workload:
 
     @property
     def rank_bytes(self) -> float:
-        """What the busiest rank has to send, or to reduce, in a step; its arrays are about as large."""
+        """The bytes that the busiest rank sends, or reduces, in a step; its arrays are about as large."""
         sizes = [
             sum(op.numel for op in own if isinstance(op, Message | GroupCollective))
             for own in self.plan.ranks
@@ -197,65 +217,68 @@ class Workload:
 
     @property
     def array_bytes(self) -> float:
-        """Of all ranks' arrays together."""
+        """The bytes of all ranks' arrays."""
         return float(plan_elements(self.plan) * self.itemsize)
 
     @property
     def compute_s(self) -> float:
-        """Computing of the busiest rank in a step."""
+        """The compute time of the busiest rank in a step."""
         return max(sum(op.duration_s for op in own if isinstance(op, Computing)) for own in self.plan.ranks)
 
     @property
     def start(self) -> JobPlan:
-        """What is known of the plan before a step begins."""
+        """The plan as far as it is known when a step starts."""
         dispatching = self.dispatching
         return self.plan if dispatching is None else replace(self.plan, ranks=dispatching.start.ranks)
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """What decides who serves requests, where that is not known beforehand."""
+        """The dispatcher's inputs, where servers are chosen when requests arrive."""
         return None if self.serving is None else self.serving.dispatching
 
-    def as_carried(self, carried: Carried) -> Workload:
-        """With what was done in the end, where that was decided on the way."""
+    def as_executed(self, executed: ExecutedPlan) -> Workload:
+        """Return the workload with the plan that ranks executed, where that was decided during the step."""
         assert self.serving is not None
-        plan = replace(self.plan, ranks=carried.plan.ranks)
-        serving = self.serving.as_carried(replace(carried, plan=plan))
+        plan = replace(self.plan, ranks=executed.plan.ranks)
+        serving = self.serving.as_executed(replace(executed, plan=plan))
         return Workload(self.itemsize, plan, self.training, serving)
 
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
-        """Payload bytes per ordered pair of ranks, by DSCP; algorithm: of what names none."""
-        return self.plan.remembered(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
+        """Return the payload bytes per ordered pair of ranks, by DSCP.
+
+        Collectives that name no algorithm use `algorithm`.
+        """
+        return self.plan.cached(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
 
     def _pairs(self, algorithm: str) -> dict[int, Pairs]:
-        plan = self.plan.using(algorithm)
+        plan = self.plan.with_algorithm(algorithm)
         classes = sorted({0, *plan.dscps.values()})
         return {dscp: plan_traffic(plan, self.itemsize, dscp) for dscp in classes}
 
 
 def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Workload:
-    """Of a scenario on its topology, both in figures of `scale`. ConfigError where parallelism does not fit.
+    """Return the workload of a scenario; scenario and topology are both in figures of `scale`.
 
-    PluginError where an algorithm that was added does not do what its collective promises.
+    Raises:
+        ConfigError: Parallelism does not fit.
+        PluginError: A plug-in algorithm does not do what its collective promises.
     """
-    workload = _workload_of(scenario, topology, scale, link_engine)
-    check_added(workload.plan, scenario.algorithms)
+    workload = _make_workload(scenario, topology, scale, link_engine)
+    check_plugin_algorithms(workload.plan, scenario.algorithms)
     return workload
 
 
-def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str) -> Workload:
+def _make_workload(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str) -> Workload:
     spec, request = scenario.workload, JobRequest.of(scenario, topology, scale, link_engine)
     made = make_plan(spec.kind, request, spec.options or {})
     training = made if isinstance(made, Training) else None
     serving = made if isinstance(made, Serving) else None
     plan = made if isinstance(made, JobPlan) else made.plan
     if serving is None and _is_idle(plan):
-        expected = "computing or communication, of one rank at least"
-        raise wrong_workload(
-            "plan" if spec.plan else spec.kind, "a job in which nobody does anything", expected
-        )
+        expected = "computation or communication, on at least one rank"
+        raise wrong_workload("plan" if spec.plan else spec.kind, "a job without any work", expected)
     tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
-    plan = plan.placed(request.building_indices, tuning, plan.near)
+    plan = plan.with_placement(request.building_indices, tuning, plan.near)
     return Workload(
         request.itemsize,
         plan,
@@ -265,7 +288,7 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
 
 
 def _is_idle(plan: JobPlan) -> bool:
-    """Return whether nothing in a plan takes any time."""
+    """Return whether no operation of a plan takes time."""
     own = {id(operations): operations for operations in plan.ranks}.values()
     return all(
         isinstance(one, Computing | Pause) and not one.duration_s for operations in own for one in operations
@@ -273,12 +296,12 @@ def _is_idle(plan: JobPlan) -> bool:
 
 
 def unused_inputs(scenario: Scenario) -> list[str]:
-    """Return in words what of its traces and schedule files is not used, by any variant. TraceError, OSError."""
+    """Return what traces and schedule files hold that no variant uses, in words. Raises TraceError, OSError."""
     own = [scenario] if scenario.variants is None else [scenario.variant(name) for name in scenario.variants]
-    return list(dict.fromkeys(what for one in own for what in _of(one.workload)))
+    return list(dict.fromkeys(item for one in own for item in _unused_of(one.workload)))
 
 
-def _of(spec: WorkloadSpec) -> list[str]:
+def _unused_of(spec: WorkloadSpec) -> list[str]:
     found: list[str] = []
     if spec.recorded:
         found += recorded_trace(spec).left_out

@@ -1,4 +1,4 @@
-"""What the launcher and its ranks are told, as one JSON document: steps, plan, injected faults, replicas."""
+"""The JSON document for the launcher and its ranks: steps, plan, injected faults, replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.workload.plan import JobPlan
 
 @dataclass(frozen=True)
 class Step:
-    """One step to run: which algorithm, and which trial of it (negative: warm-up, not recorded)."""
+    """One step to run: algorithm and trial (negative for warm-up, which is not recorded)."""
 
     variant: str
     algorithm: str
@@ -25,36 +25,36 @@ class Step:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A whole job: the ranks, what they do in every step (`plan`), and the steps in their order."""
+    """A whole job: the ranks, their plan for every step, and the steps in order."""
 
     wiring: JobEndpoints
     dtype: str
     plan: JobPlan
     steps: tuple[Step, ...]
     output: str
-    # elements of the collective that is done alone before the steps; 0 for none
+    # elements of the collective that is run alone before the steps; 0 for none
     calibration_numel: int = 0
-    # how many times
+    # number of calibration runs
     calibrations: int = 0
-    # whether it is done as often after them
+    # whether calibration is repeated after the steps
     calibrate_again: bool = False
-    # from one reading of a rank's connections to the next
+    # interval at which a rank's connections are sampled
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
     background_traffic: tuple[BackgroundHost, ...] = ()
-    # how many ranks one process carries, each in a thread of its own
+    # ranks of one process, each in its own thread
     ranks_per_process: int = 1
-    # whether the job goes on when a rank's process is killed, and takes it in again when it returns
+    # whether the job continues when a rank's process is killed, and readmits it when it returns
     survives_kills: bool = False
-    # replicas that come and go; None where all ranks stay
+    # replicas that may be lost and restarted; None where all ranks stay
     replication: Replication | None = None
-    # what decides who serves requests as they come; `plan` has what is known before
+    # inputs of the dispatcher that assigns requests on arrival; `plan` is what is known before
     dispatching: Dispatching | None = None
-    # what ranks do wrong on purpose
+    # injected faults
     rank_faults: tuple[RankFault, ...] = ()
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the job as one line of JSON."""
         document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan(), dispatching=None))
         document["plan"] = self.plan.to_document()
         if self.dispatching is not None:
@@ -64,7 +64,7 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
-        """The inverse of `to_json`."""
+        """Rebuild a job from `to_json`."""
         document: dict[str, Any] = json.loads(text)
         del document["task"]
         document["plan"] = JobPlan.from_document(document["plan"])
@@ -72,7 +72,7 @@ class JobSpec:
         document["background_traffic"] = tuple(
             map(BackgroundHost.from_document, document["background_traffic"])
         )
-        document["rank_faults"] = tuple(map(RankFault.from_document, document["rank_faults"]))
+        document["rank_faults"] = tuple(RankFault(**item) for item in document["rank_faults"])
         if document["replication"] is not None:
             document["replication"] = Replication.from_document(document["replication"])
         if document["dispatching"] is not None:
@@ -82,10 +82,10 @@ class JobSpec:
 
 
 def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
-    """Steps of all variants, of which each has its algorithm, warm-up first.
+    """Return the steps of all variants, warm-up first. `variants` maps each to its algorithm.
 
-    In turns they are interleaved, in an order that turns round each trial, so that slow drifts hit all alike; else one
-    variant comes after the other.
+    With `in_turns` variants are interleaved, in an order that reverses each trial, so that slow drifts affect all
+    equally. Otherwise variants run one after the other.
     """
     if not in_turns:
         return tuple(Step(*one, trial) for one in variants.items() for trial in range(-warmup, trials))
@@ -102,11 +102,19 @@ SIZE, TYPE, ORDER = "size", "type", "order"
 
 @dataclass(frozen=True)
 class RankFault:
-    """One rank's: `action` and `what` as events have them. Emulated seconds after the start of a measured step.
+    """An injected fault of one rank. Times are emulated seconds after the start of a measured step.
 
-    for_s: None to the variant's end. factor: of computing. delay_s: of each operation's control part. place: in the
-    rank's plan, of the collective that it does not join, or joins otherwise; other: of the one that it changes places
-    with.
+    Attributes:
+        rank: The rank.
+        action: As in events.
+        step: Measured step in which it happens.
+        after_s: Start.
+        for_s: Duration; None until the end of the variant.
+        factor: Factor of compute time.
+        delay_s: Delay of each operation's control part.
+        what: As in events.
+        place: Index in the rank's plan of the collective that it skips or mismatches.
+        other: Index of the collective that it swaps with.
     """
 
     rank: int
@@ -120,19 +128,21 @@ class RankFault:
     place: int = 0
     other: int = 0
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> RankFault:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
-        return cls(**document)
-
 
 @dataclass(frozen=True)
 class Replication:
-    """replicas: ranks of each, in the order of their inner coordinates. policy: of the coordinator, but for its steps.
+    """Replicas that may be lost and restarted.
 
-    state_elements: of 4 bytes, by inner coordinate, what a returned rank has to get over the network; dscp: of that.
-    checkpoint_elements: as state_elements, of what goes to the next replica with each checkpoint; empty: nothing.
-    silent: ranks that may be lost with their machines, so that no line of theirs is seen to close.
+    Attributes:
+        replicas: Ranks of each replica, in the order of their inner coordinates.
+        policy: Policy of the coordinator, apart from its steps.
+        ring: Settings of the ring among replicas.
+        heartbeat_s: Interval of heartbeats.
+        state_elements: By inner coordinate, elements of 4 bytes that a restarted rank fetches over the network.
+        dscp: DSCP of that traffic.
+        silent: Ranks that may be lost with their machines, so that their connections do not close.
+        checkpoint_elements: Like `state_elements`, for what goes to the next replica with each checkpoint; empty for
+            none.
     """
 
     replicas: tuple[tuple[int, ...], ...]
@@ -146,12 +156,12 @@ class Replication:
 
     @property
     def tolerant(self) -> bool:
-        """Whether replicas go on without one that is lost."""
+        """Whether replicas continue without a lost one."""
         return self.policy.mode == "ftar"
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Replication:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
+        """Rebuild the replicas from `dataclasses.asdict`, after a round trip through JSON."""
         return cls(
             tuple(map(tuple, document["replicas"])),
             Policy(**document["policy"]),

@@ -1,4 +1,4 @@
-"""What computes in each rank: its host's accelerator or the workload's, and how much slower than others it is."""
+"""Each rank's accelerator, its host's or the workload's, and how much slower it is than the reference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from testbed.workload.stages import Stage
 
 
 def slowdowns_of(workload: WorkloadSpec, hosts: Sequence[Host]) -> Mapping[int, float]:
-    """By rank, by which factor computing takes longer than on what the workload names; those that differ from it.
+    """Return the slowdown of each rank whose accelerator differs from the workload's; below 1 for a faster one.
 
-    hosts: of all ranks. A factor is below 1 for what is quicker. ConfigError where only a peak is named, and a host
-    multiplies in a type of its own.
+    Raises ConfigError where the workload names only a peak, and a host has its own compute type.
     """
     if workload.accelerator is None and workload.peak_flops is None:
         return {}
@@ -39,7 +38,7 @@ def slowdowns_of(workload: WorkloadSpec, hosts: Sequence[Host]) -> Mapping[int, 
 def with_stragglers(
     slowdowns: Mapping[int, float], stragglers: Sequence[StragglerSpec], hosts: Sequence[Host]
 ) -> dict[int, float]:
-    """Each straggler slower by its factor once more. ConfigError where there is no such rank or building of one."""
+    """Return the slowdowns multiplied by those of stragglers. Raises ConfigError for an unknown rank or building."""
     found = dict(slowdowns)
     buildings = list(dict.fromkeys(host.building for host in hosts))
     for position, straggler in enumerate(stragglers):
@@ -56,7 +55,7 @@ def with_stragglers(
 
 
 def slowest_ranks(mesh: Mesh, slowdowns: Mapping[int, float]) -> list[list[float]]:
-    """By replica and position in the pipeline, the factor of the slowest of the ranks there."""
+    """Return the slowdown of the slowest rank, by replica and position in the pipeline."""
     slowest = [[0.0] * mesh.outside[PIPELINE] for _ in range(mesh.outside[REPLICATE])]
     for rank, coordinate in enumerate(mesh.coordinates()):
         replica, position = slowest[coordinate[REPLICATE]], coordinate[PIPELINE]
@@ -65,7 +64,7 @@ def slowest_ranks(mesh: Mesh, slowdowns: Mapping[int, float]) -> list[list[float
 
 
 def stage_slowdowns(mesh: Mesh, slowdowns: Mapping[int, float], owners: Sequence[int]) -> list[float]:
-    """By stage, the factor of the slowest of its ranks. owners: each stage's position in the pipeline."""
+    """Return the slowdown of each stage's slowest rank. `owners` are the stages' positions in the pipeline."""
     of_positions = [max(each) for each in zip(*slowest_ranks(mesh, slowdowns), strict=True)]
     return [of_positions[owner] for owner in owners]
 
@@ -78,9 +77,20 @@ def microbatch_counts(
     owners: Sequence[int],
     slowdowns: Mapping[int, float],
 ) -> tuple[int, ...]:
-    """By replica, how many of all its replicas' microbatches: `even`, `by_speed`, or as they are given. ConfigError.
+    """Return the microbatches of each replica: `even`, `by_speed`, or as given.
 
-    By speed each next one goes to the replica that is done with it first, each at the pace of its slowest rank.
+    By speed, each next microbatch goes to the replica that would finish it first, at the speed of its slowest rank.
+
+    Args:
+        asked: EVEN, by speed, or given counts.
+        microbatches: Average per replica.
+        mesh: The mesh of ranks.
+        stages: The pipeline's stages.
+        owners: Position in the pipeline of each stage.
+        slowdowns: Slowdown of each rank.
+
+    Raises:
+        ConfigError: Given counts do not add up.
     """
     replicas = mesh.outside[REPLICATE]
     total = replicas * microbatches
@@ -105,12 +115,12 @@ def microbatch_counts(
     return tuple(counts)
 
 
-def within_of(
+def intra_node_models(
     workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh
 ) -> tuple[IntraNodeModel, ...]:
-    """By rank, what its accelerators take to send each other; none where nothing is asked for. ConfigError.
+    """Return each rank's model of traffic among its own accelerators; empty where not asked for. Raises ConfigError.
 
-    Each rank's are those of its host, and share its card.
+    A rank's accelerators are those of its host, and share its NIC.
     """
     assert workload.parallelism is not None
     asked = workload.parallelism.within_rank
@@ -122,7 +132,7 @@ def within_of(
 
 
 def _tiers(asked: IntraNodeSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
-    """Of a rank with these accelerators and an emulated card. ConfigError where nothing says their links."""
+    """Return the links of these accelerators. Raises ConfigError where neither catalogue nor scenario has them."""
     entry = accelerators().get(accelerator or "", {})
     scale_up, rate_bps = asked.scale_up, asked.scale_up_rate_bps
     if not entry and (scale_up is None or rate_bps is None):

@@ -1,4 +1,4 @@
-"""On which host a rank is, by a scenario's `mapping`, and orders of ranks with the least traffic between buildings."""
+"""The host of each rank, by a scenario's `mapping`, and rank orders with minimal traffic between buildings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ def map_hosts(
     network: Network | None,
     slowdowns: Mapping[int, float],
 ) -> Sequence[int]:
-    """The number of the host at each place of an order; () for that of the hosts, and for what goes by traffic.
+    """Return the index of the host at each place of an order; () for the hosts' own order, and for orders by traffic.
 
-    network: of the hosts; by_distance needs it. slowdowns: by which factor accelerators of hosts compute longer.
+    Args:
+        asked: The scenario's `mapping`.
+        hosts: The hosts.
+        network: Paths between the hosts; needed for `by_distance`.
+        slowdowns: Slowdown of each host's accelerator.
     """
     buildings = [host.building for host in hosts]
     if asked == "scattered":
@@ -32,15 +36,15 @@ def map_hosts(
             (here, there): network.paths[firsts[here], firsts[there]].delay_s
             for here, there in permutations(firsts, 2)
         }
-        way = shortest_way(list(firsts), delays_s)
-        return sorted(range(len(hosts)), key=lambda rank: (way.index(buildings[rank]), rank))
+        route = shortest_route(list(firsts), delays_s)
+        return sorted(range(len(hosts)), key=lambda rank: (route.index(buildings[rank]), rank))
     if asked == BY_SPEED:
         return sorted(range(len(hosts)), key=lambda rank: slowdowns.get(rank, 1.0))
     return () if isinstance(asked, str) else asked
 
 
 def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
-    """The leaf switch of each host, numbered from 0 in their order: a node, where hosts are accelerators."""
+    """Return the leaf switch of each host, numbered from 0 in order: a node, where hosts are accelerators."""
     leaves: dict[tuple[str, int], int] = {}
     found = []
     for host in hosts:
@@ -52,17 +56,23 @@ def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
 def minimize_crossing(
     pairs: Mapping[tuple[int, int], float], buildings: Sequence[int], starts: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """The rank at each coordinate. pairs: bytes per ordered pair of coordinates; buildings: of ranks; starts: mappings.
+    """Return the rank at each coordinate that minimizes bytes between buildings, by a heuristic.
 
-    From each start on, two coordinates swap their ranks, the best pair first even where nothing is won yet, each once;
-    what was best on the way stays, and that again until nothing is won (Kernighan and Lin 1970, "An Efficient
-    Heuristic Procedure for Partitioning Graphs"). The best of what comes of it; not always the best that there is.
+    From each start, pairs of coordinates swap their ranks, each coordinate once, the best pair first even without a
+    gain. The best prefix of these swaps is kept, and this repeats until there is no gain (Kernighan and Lin 1970, "An
+    Efficient Heuristic Procedure for Partitioning Graphs"). The result is the best over all starts; it may not be
+    optimal.
+
+    Args:
+        pairs: Bytes per ordered pair of coordinates.
+        buildings: Building of each rank.
+        starts: Initial mappings.
     """
     weight = [[0.0] * len(buildings) for _ in buildings]
     for (here, there), count in pairs.items():
         weight[here][there] += count
         weight[there][here] += count
-    found = [_improved(weight, buildings, list(start)) for start in starts]
+    found = [_improve(weight, buildings, list(start)) for start in starts]
 
     def crossing(ranks: Sequence[int]) -> float:
         return sum(
@@ -75,54 +85,54 @@ def minimize_crossing(
     return tuple(best)
 
 
-def shortest_way(places: Sequence[str], delays_s: Mapping[tuple[str, str], float]) -> list[str]:
-    """An order of all places that adds up to the least delay from each to the next; of equal ones the first.
+def shortest_route(places: Sequence[str], delays_s: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return the order of all places with the smallest total delay between neighbours; among equals the first.
 
-    Held and Karp's dynamic programme (1962, "A Dynamic Programming Approach to Sequencing Problems"): exact.
+    Exact: Held and Karp's dynamic programming (1962, "A Dynamic Programming Approach to Sequencing Problems").
     """
-    ways: dict[tuple[frozenset[str], str], tuple[float, list[str]]] = {
+    routes: dict[tuple[frozenset[str], str], tuple[float, list[str]]] = {
         (frozenset([place]), place): (0.0, [place]) for place in places
     }
     for _ in places[1:]:
-        longer: dict[tuple[frozenset[str], str], tuple[float, list[str]]] = {}
-        for (seen, last), (delay_s, way) in ways.items():
+        extended: dict[tuple[frozenset[str], str], tuple[float, list[str]]] = {}
+        for (seen, last), (delay_s, route) in routes.items():
             for place in places:
                 if place in seen:
                     continue
                 key, total_s = (seen | {place}, place), delay_s + delays_s[last, place]
-                if key not in longer or total_s < longer[key][0] - 1e-12:
-                    longer[key] = total_s, [*way, place]
-        ways = longer
-    return min(ways.values(), key=lambda found: found[0])[1]
+                if key not in extended or total_s < extended[key][0] - 1e-12:
+                    extended[key] = total_s, [*route, place]
+        routes = extended
+    return min(routes.values(), key=lambda found: found[0])[1]
 
 
-def _improved(weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks: list[int]) -> list[int]:
+def _improve(weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks: list[int]) -> list[int]:
     while True:
-        changes = _changes(weight, buildings, list(ranks))
-        won, most, best = 0.0, 0.0, 0
+        changes = _best_swaps(weight, buildings, list(ranks))
+        gained, most, best = 0.0, 0.0, 0
         for number, (_, gain) in enumerate(changes, 1):
-            won += gain
-            if won > most * (1 + 1e-9) + 1e-9:
-                most, best = won, number
+            gained += gain
+            if gained > most * (1 + 1e-9) + 1e-9:
+                most, best = gained, number
         if not best:
             return ranks
         for (one, other), _ in changes[:best]:
             ranks[one], ranks[other] = ranks[other], ranks[one]
 
 
-def _changes(
+def _best_swaps(
     weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks: list[int]
 ) -> list[tuple[tuple[int, int], float]]:
-    """One after the other the best swap of two coordinates that have not swapped yet, and the bytes that it wins."""
+    """Return a sequence of best swaps of coordinates that have not swapped yet, with the bytes that each saves."""
 
     def gain(one: int, other: int) -> float:
         here, there = buildings[ranks[one]], buildings[ranks[other]]
-        won = 0.0
+        gained = 0.0
         for peer, rank in enumerate(ranks):
             if peer not in (one, other):
                 difference = weight[one][peer] - weight[other][peer]
-                won += difference * ((buildings[rank] == there) - (buildings[rank] == here))
-        return won
+                gained += difference * ((buildings[rank] == there) - (buildings[rank] == here))
+        return gained
 
     free = set(range(len(ranks)))
     found: list[tuple[tuple[int, int], float]] = []

@@ -1,4 +1,4 @@
-"""The recorded trace of a workload, from the testbed's own format or Chakra, and where a scenario places its ranks."""
+"""The recorded trace of a workload, in the testbed's own format or Chakra, and where a scenario places its ranks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Pairs = Mapping[tuple[int, int], int]
 
 
 def recorded_trace(spec: WorkloadSpec) -> JobTrace:
-    """Of a workload that has `trace` or `chakra`, in real figures. TraceError."""
+    """Return the trace of a workload with `trace` or `chakra`, in real figures. Raises TraceError."""
     if spec.trace is None:
         return chakra_trace(spec)
     return _read_version(Path(spec.trace), changed_ns(spec))
 
 
 def changed_ns(spec: WorkloadSpec) -> int:
-    """When the workload's trace last changed; 0 where there is none."""
+    """Return when the workload's trace last changed; 0 where there is none."""
     if spec.chakra is not None:
         return max(chakra_changed_ns(Path(spec.chakra)), default=0)
     path = Path(spec.trace or "")
@@ -41,12 +41,12 @@ def changed_ns(spec: WorkloadSpec) -> int:
 
 @lru_cache(maxsize=4)
 def _read_version(path: Path, changed_ns: int) -> JobTrace:
-    """Once, until it changes: every variant asks."""
+    """Read a trace once per modification: every variant asks for it."""
     return JobTrace.read(path)
 
 
 def collectives_of(trace: JobTrace) -> dict[str, tuple[str, ...]]:
-    """By kind of a trace the collectives that are of it."""
+    """Return the collectives of each kind of a trace."""
     found: dict[str, set[str]] = {}
     for own in {id(own): own for own in trace.ranks}.values():
         for node in own:
@@ -57,13 +57,13 @@ def collectives_of(trace: JobTrace) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=256)
 def accepts_algorithm(collective: str, algorithm: str) -> bool:
-    """Whether a collective of a trace can be done by that algorithm."""
+    """Return whether an algorithm can execute a collective of a trace."""
     known = collective_of(ALL_REDUCE if collective == BARRIER else collective)
     return known.algorithms.has(algorithm) or (algorithm == AUTO and not known.uneven)
 
 
 def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
-    """The same job with these algorithms, by kind, in those of its collectives that have one of that name."""
+    """Return a job with these algorithms, by kind, in all collectives that have an algorithm of that name."""
     if not algorithms:
         return trace
 
@@ -75,13 +75,13 @@ def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
             return node
         return replace(node, algorithm=algorithm)
 
-    return trace.changed(made)
+    return trace.map_nodes(made)
 
 
 def check_choices(trace: JobTrace, spec: WorkloadSpec, name: str) -> None:
-    """ConfigError where `placement`, `mapping` or `algorithms` are of another job than the trace's.
+    """Check that `placement`, `mapping` and `algorithms` fit the trace. `name` is the scenario's.
 
-    name: of the scenario.
+    Raises ConfigError where they do not.
     """
     problems = [
         Problem(name, None, f"workload.{field}", got, expected)
@@ -113,9 +113,14 @@ def rank_order(
     network: Callable[[], Network],
     pairs: Callable[[], Pairs],
 ) -> tuple[int, ...]:
-    """The trace's rank on each of the hosts, by `placement` and `mapping`.
+    """Return the trace's rank on each of the hosts, by `placement` and `mapping`.
 
-    network: of the hosts; pairs: what the trace's ranks send each other. They are asked for where a mapping needs them.
+    Args:
+        trace: The trace.
+        spec: The workload.
+        hosts: The hosts.
+        network: Returns the paths between hosts; called only where a mapping needs them.
+        pairs: Returns bytes between ranks of the trace; called only where a mapping needs them.
     """
     order = order_of(trace, spec.placement or ())
     if spec.mapping is None:
@@ -124,19 +129,19 @@ def rank_order(
         starts = dict.fromkeys([order, tuple(range(len(order))), *placements_of(trace).values()])
         buildings = tuple(host.building for host in hosts)
         return _inverse(
-            _least_crossing(tuple(sorted(pairs().items())), buildings, tuple(map(_inverse, starts)))
+            _minimize_crossing(tuple(sorted(pairs().items())), buildings, tuple(map(_inverse, starts)))
         )
     places = map_hosts(spec.mapping, hosts, network() if spec.mapping == BY_DISTANCE else None, {})
     return tuple(order[place] for place in _inverse(places))
 
 
 @lru_cache(maxsize=64)
-def _least_crossing(
+def _minimize_crossing(
     pairs: tuple[tuple[tuple[int, int], int], ...],
     buildings: tuple[str, ...],
     starts: tuple[tuple[int, ...], ...],
 ) -> tuple[int, ...]:
-    """Once: a search asks with every network and policy."""
+    """Minimize traffic between buildings, cached: a search asks with every network and policy."""
     names = list(dict.fromkeys(buildings))
     return minimize_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
 
@@ -146,21 +151,21 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def chakra_trace(spec: WorkloadSpec) -> JobTrace:
-    """Of a workload that has `chakra`, in real figures. TraceError."""
+    """Return the trace of a workload with `chakra`, in real figures. Raises TraceError."""
     assert spec.chakra is not None
-    rates = _rates(spec) if spec.accelerator or spec.peak_flops else None
+    rates = _roofline_rates(spec) if spec.accelerator or spec.peak_flops else None
     return _read_chakra_version(Path(spec.chakra), rates, chakra_changed_ns(Path(spec.chakra)))
 
 
-def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
-    """Operations and bytes of memory per second; None where nobody says what memory does."""
+def _roofline_rates(spec: WorkloadSpec) -> tuple[float, float | None]:
+    """Return floating-point operations and memory bytes per second; None where the memory's rate is not known."""
     entry = accelerators()[spec.accelerator] if spec.accelerator else {}
     rate = entry.get("memory_bandwidth")
     return spec.flops, None if rate is None else float(rate)
 
 
 def chakra_changed_ns(folder: Path) -> tuple[int, ...]:
-    """When what is read last changed, of each file."""
+    """Return when each file of the traces last changed."""
     where = folder if folder.is_dir() else folder.parent
     patterns = ("*.et", "*.et.gz", "*.json", "*.yml")
     files = [path for pattern in patterns for path in where.glob(pattern)] if where.is_dir() else []
@@ -171,17 +176,17 @@ def chakra_changed_ns(folder: Path) -> tuple[int, ...]:
 def _read_chakra_version(
     folder: Path, rates: tuple[float, float | None] | None, changed_ns: tuple[int, ...]
 ) -> JobTrace:
-    """Once, until it changes: every variant asks."""
+    """Read traces once per modification: every variant asks for them."""
     from testbed.workload.traces.chakra import read_job  # noqa: PLC0415 (protobuf, which no other workload waits for)
 
     if rates is None:
         return read_job(folder)
     flops_rate, memory_rate = rates
 
-    def reckon(flops: float, touched_bytes: float) -> float | None:
-        """As a roofline has it: by what takes longer."""
+    def roofline_s(flops: float, touched_bytes: float) -> float | None:
+        """Return the longer of computing and reading memory, as in a roofline."""
         if memory_rate is None:
             return flops / flops_rate if flops else None
         return max(flops / flops_rate, touched_bytes / memory_rate)
 
-    return read_job(folder, reckon)
+    return read_job(folder, roofline_s)

@@ -1,4 +1,4 @@
-"""From what a scenario asks of a schedule, and what stages take, to every pipeline rank's order of actions."""
+"""From a scenario's schedule, and the times of stages and links, to every pipeline rank's order of actions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from testbed.workload.schedules import (
 )
 from testbed.workload.stages import Stage
 
-ROUNDED = 1000  # of a forward pass: to what times are rounded for a search
-# a search tries the same one with many policies, transports and collectives; what is of a file may change
-_remembered = lru_cache(maxsize=64)(make_schedule)
+ROUNDING_STEPS = 1000  # per forward pass, to which a search's times are rounded
+# a search asks for the same schedule with many policies, transports and collectives; a plug-in's file may change
+_cached_schedule = lru_cache(maxsize=64)(make_schedule)
 
 
 def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
-    """As a CSV file has it, a line per rank. ConfigError."""
+    """Return the schedule of a CSV file with a line per rank. Raises ConfigError."""
     try:
         orders = read_csv(file.read_text("utf-8"))
         if len(orders) != ranks:
@@ -48,28 +48,41 @@ def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
 
 
 def owners_of(asked: ScheduleSpec, ranks: int, stages: int) -> Sequence[int]:
-    """The pipeline rank of each stage under a schedule with a name. ConfigError."""
+    """Return the pipeline rank of each stage under a named schedule. Raises ConfigError."""
     if stages == ranks:
         return range(ranks)
     if find_schedule(asked.name).searched:
         return [*range(ranks), *reversed(range(ranks))]
     costs = Costs(1.0, 1.0, 1.0, (0.0,) * (ranks - 1), (0.0,) * (ranks - 1))
-    return _made(asked, ranks, costs).owners
+    return _make(asked, ranks, costs).owners
 
 
 def schedule_by_name(
     asked: ScheduleSpec,
     mesh: Mesh,
     stages: Sequence[Stage],
-    slower: Sequence[float],
+    slowdowns: Sequence[float],
     network: Network,
     hosts: Sequence[Host],
     scale: Scale,
     beat_s: float = math.inf,
 ) -> Schedule:
-    """As CrossPipe does, schedules that go by links go by those between buildings alone; a search goes by all.
+    """Return a named schedule for these stages and this network.
 
-    slower: by which factor each stage's computing takes longer. beat_s: see ScheduleRequest. ConfigError.
+    As in CrossPipe, schedules that depend on link times see only links between buildings; a search sees all links.
+
+    Args:
+        asked: The scenario's schedule.
+        mesh: The mesh of ranks.
+        stages: The pipeline's stages.
+        slower: Slowdown of each stage.
+        network: Paths between ranks.
+        hosts: Host of each rank.
+        scale: Scale of the emulation.
+        beat_s: See `ScheduleRequest`.
+
+    Raises:
+        ConfigError: The schedule does not fit.
     """
     ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
     coordinate = dict.fromkeys(mesh.order, 0)
@@ -79,20 +92,22 @@ def schedule_by_name(
     busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
     latency_s = [hop.latency_s(size) for hop in hops]
     crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
-    each = [_seconds(stage, factor) for stage, factor in zip(stages, slower, strict=True)]
+    each = [_seconds(stage, factor) for stage, factor in zip(stages, slowdowns, strict=True)]
     forward_s, input_s, weight_s = map(scale.emulated_s, each[len(stages) // 2])
     everywhere = Costs(forward_s, input_s, weight_s, tuple(latency_s), tuple(busy_s))
-    costs = replace(everywhere, latency_s=_where(crossing, latency_s), busy_s=_where(crossing, busy_s))
+    costs = replace(
+        everywhere, latency_s=_only_crossing(crossing, latency_s), busy_s=_only_crossing(crossing, busy_s)
+    )
     named = None
     if searched:
-        costs, named = _rounded(everywhere, each, scale), _rounded(costs, each, scale)
-    return _made(asked, ranks, costs, beat_s, named)
+        costs, named = _round_costs(everywhere, each, scale), _round_costs(costs, each, scale)
+    return _make(asked, ranks, costs, beat_s, named)
 
 
-def _made(
+def _make(
     asked: ScheduleSpec, ranks: int, costs: Costs, beat_s: float = math.inf, named: Costs | None = None
 ) -> Schedule:
-    make = _remembered if asked.name in SCHEDULES else make_schedule
+    make = _cached_schedule if asked.name in SCHEDULES else make_schedule
     try:
         return make(
             asked.name,
@@ -109,14 +124,14 @@ def _made(
         raise wrong_workload("schedule", error.found, error.expected) from None
 
 
-def _where(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Nothing where a hop stays in its building."""
+def _only_crossing(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the times of hops between buildings; 0 for hops within one."""
     return tuple(one if crosses else 0.0 for one, crosses in zip(seconds, crossing, strict=True))
 
 
-def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
-    """In real time and rounded, so that a search finds the same at every scale, and once is enough."""
-    unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDED
+def _round_costs(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
+    """Return costs in rounded real time, so that a search gives the same result at every scale and runs once."""
+    unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDING_STEPS
 
     def real(seconds: Sequence[float]) -> tuple[float, ...]:
         return tuple(round(one / unit_s) * unit_s for one in seconds)

@@ -1,7 +1,4 @@
-"""The traffic of a job, declared to the network's policy before the first packet: who sends how much on which ports.
-
-And what follows for the hosts: their sockets' settings.
-"""
+"""The traffic of a job, declared to the network's policy before the first packet, and its hosts' socket settings."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ from testbed.workload.job.endpoints import (
 Pairs = Mapping[tuple[int, int], float]
 
 
-def total(parts: Iterable[Pairs]) -> Pairs:
-    """The sum of several, in bytes per ordered pair of ranks."""
+def sum_pairs(parts: Iterable[Pairs]) -> Pairs:
+    """Return the sum of several traffic matrices, in bytes per ordered pair of ranks."""
     found: Counter[tuple[int, int]] = Counter()
     for part in parts:
         found.update(part)
@@ -41,9 +38,15 @@ def total(parts: Iterable[Pairs]) -> Pairs:
 def flows_of(
     wiring: JobEndpoints, pairs: Pairs, traffic: TrafficClass = BEST_EFFORT, job: str = "job"
 ) -> list[Flow]:
-    """What each connection carries in each direction, of one traffic class; pairs: emulated bytes per step.
+    """Return the flow of each connection and direction, for one traffic class.
 
-    The higher rank of two dials. What a pair sends is taken to be spread evenly over its connections.
+    The higher rank of a pair dials. Traffic of a pair is assumed to be spread evenly over its connections.
+
+    Args:
+        wiring: Endpoints of the job.
+        pairs: Emulated bytes per step and ordered pair of ranks.
+        traffic: The traffic class.
+        job: Name of the job.
     """
     flows = []
     for (source, target), size_bytes in sorted(pairs.items()):
@@ -52,12 +55,12 @@ def flows_of(
         channels = wiring.channels(source, target)
         for channel in range(channels):
             key = wiring.connection(source, target, traffic, channel)
-            dialled = wiring.source_port(max(source, target), min(source, target), key)
-            listening = LISTEN_PORT
-            # of MPTCP's other subflows the kernel chooses the dialling end
+            local_port = wiring.source_port(max(source, target), min(source, target), key)
+            remote_port = LISTEN_PORT
+            # the kernel chooses the local port of MPTCP's additional subflows
             if channel and wiring.transport.added_subflows:
-                dialled, listening = 0, SUBFLOW_PORT + channel - 1
-            ports = wiring.transport.ports(dialled, listening, dialling=source > target)
+                local_port, remote_port = 0, SUBFLOW_PORT + channel - 1
+            ports = wiring.transport.ports(local_port, remote_port, dialling=source > target)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host
             share = size_bytes / channels
             protocol = wiring.transport.protocol
@@ -68,7 +71,10 @@ def flows_of(
 def planned_rates(
     wiring: JobEndpoints, topology: Topology, flows: Sequence[Flow], detours: int
 ) -> list[Planned]:
-    """What `te` has in mind for each flow between buildings: all are done when the busiest link is."""
+    """Return the rate that policy `te` plans for each flow between buildings.
+
+    All flows finish when the busiest link does.
+    """
     te = Te(detours=detours)
     rates_bps = te.planned_bps(View(topology, flows))
     ranks = {endpoint.host: endpoint.rank for endpoint in wiring.ranks}
@@ -86,7 +92,16 @@ def socket_rules_of(
     planned: Sequence[Planned] = (),
     link_engine: str = NETEM,
 ) -> SocketRules:
-    """From what a scenario says; topology: emulated, None on this machine's loopback, where no window needs a size."""
+    """Return the socket rules of a scenario.
+
+    Args:
+        specs: The scenario's rules, in real figures.
+        scale: Scale of the emulation.
+        topology: The topology, emulated; None on this machine's loopback, where no window needs a size.
+        hosts: Host of each rank.
+        planned: Rates that the policy plans.
+        link_engine: Link engine on which the job will run.
+    """
     rules = [
         SocketRule(
             spec.dscp,

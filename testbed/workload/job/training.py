@@ -1,4 +1,4 @@
-"""From a scenario's parallelism, schedule and model to every rank's plan, for the network that it is to run on."""
+"""From a scenario's parallelism, schedule and model to every rank's plan, for the network on which it will run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from testbed.spec.transformer import ModelSpec
 from testbed.workload.job.endpoint_resolution import modelled_software
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.rank_hardware import (
+    intra_node_models,
     microbatch_counts,
     slowdowns_of,
     stage_slowdowns,
     with_stragglers,
-    within_of,
 )
 from testbed.workload.job.rank_placement import leaves_of, map_hosts, minimize_crossing
 from testbed.workload.job.schedule_request import owners_of, schedule_by_name, schedule_from_file
@@ -50,17 +50,26 @@ from testbed.workload.schedules import Schedule, SearchResult, find_schedule
 from testbed.workload.sequence_parallel import RING, TREE, BlockWise
 from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
 
-SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two there is more to find
+SEARCH_TIME_SHARES = {1: 0.4, 2: 0.6}  # by stages per rank: the search space for two is larger
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A training step as it will be carried out. network: of the ranks; software: what their messages cost it.
+    """A training step ready to run.
 
-    schedule: of the first replica, where they differ. layers: blocks of each stage; none of stages that are given.
-    microbatches: of each replica.
-    algorithm: the first of the scenario's. training_steps: in a row, that a step of the plan is. memory_limit_bytes: of
-    what a rank may keep alive; None for no limit.
+    Attributes:
+        mesh: The mesh of ranks.
+        schedule: Pipeline schedule; the first replica's, where they differ.
+        stages: Pipeline stages.
+        plan: Every rank's plan.
+        network: Paths between the ranks.
+        itemsize: Bytes of an element on the wire.
+        software: Software cost of messages.
+        algorithm: The first of the scenario's algorithms.
+        training_steps: Training steps in a row that one step of the plan has.
+        memory_limit_bytes: Limit of a rank's activations; None for no limit.
+        layers: Blocks of each stage; empty for stages that are given.
+        microbatches: Microbatches of each replica.
     """
 
     mesh: Mesh
@@ -77,7 +86,7 @@ class Training:
     microbatches: tuple[int, ...] = ()
 
 
-class _Planned(NamedTuple):
+class _PlannedStep(NamedTuple):
     mesh: Mesh
     schedule: Schedule
     stages: list[Stage]
@@ -86,7 +95,7 @@ class _Planned(NamedTuple):
     plan: JobPlan
 
 
-def training_of(
+def plan_training(
     scenario: Scenario,
     topology: Topology,
     hosts: Sequence[Host],
@@ -94,7 +103,10 @@ def training_of(
     itemsize: int,
     link_engine: str = NETEM,
 ) -> Training:
-    """Emulated figures where they are of bytes and seconds, but for `stages`. ConfigError for what does not fit."""
+    """Return the training step of a scenario. Raises ConfigError for what does not fit.
+
+    Bytes and seconds are emulated, except those of `stages`.
+    """
     workload = scenario.workload
     assert workload.parallelism is not None
     asked = workload.schedule or ScheduleSpec()
@@ -106,7 +118,7 @@ def training_of(
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
-        pairs = plan_traffic(first.plan.using(scenario.algorithms[0]), itemsize)
+        pairs = plan_traffic(first.plan.with_algorithm(scenario.algorithms[0]), itemsize)
         mapping = minimize_crossing(pairs, buildings, first.mesh.mappings())
     mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
     return Training(
@@ -126,7 +138,7 @@ def training_of(
 
 
 class _Planner:
-    """Plans a scenario's step, with one or another mapping of ranks. slowdowns: of ranks, stragglers among them."""
+    """Plans a scenario's step for a mapping of ranks. `slowdowns` include stragglers."""
 
     def __init__(
         self,
@@ -143,33 +155,35 @@ class _Planner:
         self.buildings = tuple(topology.building(host.building).index for host in hosts)
         self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
 
-    def plan(self, mapping: Sequence[int]) -> _Planned:
-        """ConfigError for what does not fit."""
+    def plan(self, mapping: Sequence[int]) -> _PlannedStep:
         workload = self.scenario.workload
         spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
         assert spec is not None
-        mesh = _mesh(spec, len(self.hosts), mapping)
+        mesh = _make_mesh(spec, len(self.hosts), mapping)
         ranks = mesh.outside[PIPELINE]
         if asked.file is not None:
             schedule = schedule_from_file(Path(asked.file), ranks, asked.microbatches)
-            stages, layers = self._stages(mesh, self._slower(mesh, schedule.owners))
+            stages, layers = self._stages(mesh, stage_slowdowns(mesh, self.slowdowns, schedule.owners))
         elif find_schedule(asked.name).searched and asked.chunks == 1 and ranks > 1:
-            schedule, stages, layers = self._searched(asked, mesh)
+            schedule, stages, layers = self._search_schedule(asked, mesh)
         else:
             count = ranks * (find_schedule(asked.name).chunks or asked.chunks)
-            stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, count))
-            schedule = self._by_name(asked, mesh, stages)
+            stages, layers = self._stages(mesh, self._named_slowdowns(asked, mesh, count))
+            schedule = self._named_schedule(asked, mesh, stages)
         counts = microbatch_counts(
             asked.microbatches_per_replica, asked.microbatches, mesh, stages, schedule.owners, self.slowdowns
         )
-        unlike = {}
+        replica_schedules: list[Schedule] = []
         if counts != (asked.microbatches,) * len(counts):
             if find_schedule(asked.name).searched:
                 expected = f"{EVEN} with schedule {asked.name}"
                 raise wrong_workload("schedule.microbatches_per_replica", str(list(counts)), expected)
-            for own in sorted(set(counts)):
-                unlike[own] = self._by_name(asked.model_copy(update={"microbatches": own}), mesh, stages)
-            schedule = unlike[counts[0]]
+            by_count = {
+                count: self._named_schedule(asked.model_copy(update={"microbatches": count}), mesh, stages)
+                for count in sorted(set(counts))
+            }
+            replica_schedules = [by_count[count] for count in counts]
+            schedule = replica_schedules[0]
         options = Options(
             self.itemsize,
             workload.bucket_cap_bytes,
@@ -186,33 +200,30 @@ class _Planner:
             seed=self.scenario.seed,
             dscps=spec.dscp,
             scale=self.scale,
-            within=within_of(workload, self.hosts, self.scale, mesh),
+            within=intra_node_models(workload, self.hosts, self.scale, mesh),
             training_steps=workload.training_steps_of_step,
-            outer=_outer(workload.outer, mesh),
+            outer=_outer_schedule(workload.outer, mesh),
         )
-        plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
+        plan = plan_job(mesh, schedule, stages, options, replica_schedules)
         near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
-        whole = plan.placed(self.buildings, self.tuning, near)
-        return _Planned(mesh, schedule, stages, layers, counts, whole)
+        whole = plan.with_placement(self.buildings, self.tuning, near)
+        return _PlannedStep(mesh, schedule, stages, layers, counts, whole)
 
-    def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:
-        return stage_slowdowns(mesh, self.slowdowns, owners)
-
-    def _slower_by_name(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
-        """By which factor each stage takes longer. Whose stages they are is asked only where that matters."""
+    def _named_slowdowns(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
+        """Return each stage's slowdown; asks the schedule which rank has a stage only where slowdowns differ."""
         if not self.slowdowns:
             return [1.0] * stages
-        return self._slower(mesh, owners_of(asked, mesh.outside[PIPELINE], stages))
+        return stage_slowdowns(mesh, self.slowdowns, owners_of(asked, mesh.outside[PIPELINE], stages))
 
-    def _stages(self, mesh: Mesh, slower: Sequence[float]) -> tuple[list[Stage], tuple[int, ...]]:
-        """And how many of the model's blocks each has. ConfigError."""
-        workload, count = self.scenario.workload, len(slower)
+    def _stages(self, mesh: Mesh, slowdowns: Sequence[float]) -> tuple[list[Stage], tuple[int, ...]]:
+        """Return the stages, and the number of the model's blocks on each. Raises ConfigError."""
+        workload, count = self.scenario.workload, len(slowdowns)
         if workload.stage is not None:
-            return _given(workload.stage, mesh.outside[PIPELINE], count), ()
+            return _given_stages(workload.stage, mesh.outside[PIPELINE], count), ()
         assert workload.model is not None
         _check_experts(workload.model, mesh)
         asked = (workload.schedule or ScheduleSpec()).layers_per_stage
-        speeds = [1 / own for own in slower] if asked == BY_SPEED and self.slowdowns else ()
+        speeds = [1 / own for own in slowdowns] if asked == BY_SPEED and self.slowdowns else ()
         try:
             sizes, given = Sizes.of(workload, self.itemsize), () if isinstance(asked, str) else asked
             layers = layer_counts(workload.model, count, speeds, given, sizes.scores)
@@ -220,26 +231,28 @@ class _Planner:
         except ParallelismError as error:
             raise wrong_workload("schedule", error.found, error.expected) from None
 
-    def _by_name(
+    def _named_schedule(
         self, asked: ScheduleSpec, mesh: Mesh, stages: Sequence[Stage], beat_s: float = math.inf
     ) -> Schedule:
-        slower = self._slower_by_name(asked, mesh, len(stages))
-        return schedule_by_name(asked, mesh, stages, slower, self.network, self.hosts, self.scale, beat_s)
+        slowdowns = self._named_slowdowns(asked, mesh, len(stages))
+        return schedule_by_name(asked, mesh, stages, slowdowns, self.network, self.hosts, self.scale, beat_s)
 
-    def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
-        """The quicker of one stage per rank and, where there are layers enough, of two."""
+    def _search_schedule(
+        self, asked: ScheduleSpec, mesh: Mesh
+    ) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
+        """Return the faster of one stage per rank and, with enough layers, two."""
         found: list[tuple[SearchResult, Schedule, list[Stage], tuple[int, ...]]] = []
         beat_s = math.inf
-        for chunks, share in SHARES.items():
+        for chunks, share in SEARCH_TIME_SHARES.items():
             ranks = mesh.outside[PIPELINE]
             try:
-                stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, chunks * ranks))
+                stages, layers = self._stages(mesh, self._named_slowdowns(asked, mesh, chunks * ranks))
             except ConfigError:
                 if chunks == 1:
                     raise
                 continue
             own = asked.model_copy(update={"chunks": chunks, "time_limit_s": share * asked.time_limit_s})
-            schedule = self._by_name(own, mesh, stages, beat_s)
+            schedule = self._named_schedule(own, mesh, stages, beat_s)
             assert schedule.searched is not None
             found.append((schedule.searched, schedule, stages, layers))
             beat_s = min(beat_s, schedule.searched.step_s)
@@ -251,18 +264,18 @@ class _Planner:
 
 
 def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
-    """Of tensor ranks that work in blocks; a node is the hosts of a leaf switch."""
+    """Return how tensor-parallel ranks work in blocks, if they do; a node is the hosts of a leaf switch."""
     spec = scenario.workload.parallelism
     assert spec is not None
-    _, overlaps, way = spec.tensor_communication.rpartition("overlapped_")
-    if way not in (RING, TREE):
+    _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
+    if algorithm not in (RING, TREE):
         return None
     nodes = leaves_of(scenario.topology.resolve(), hosts)
-    return BlockWise(way, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
+    return BlockWise(algorithm, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
-    """Of all pairs of ranks in different buildings."""
+    """Return the send token of each pair of ranks in different buildings."""
     found = {}
     for (here, there), path in network.paths.items():
         direction = hosts[here].building, hosts[there].building
@@ -271,23 +284,23 @@ def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int
     return found
 
 
-def _outer(spec: LocalSgdSpec | None, mesh: Mesh) -> OuterSchedule | None:
+def _outer_schedule(spec: LocalSgdSpec | None, mesh: Mesh) -> OuterSchedule | None:
     if spec is None:
         return None
     if mesh.outside[REPLICATE] == 1:
         found = f"replicas in one rank of {mesh.per_rank} accelerators"
-        raise wrong_workload("outer", found, "replicas of ranks of their own")
+        raise wrong_workload("outer", found, "replicas on ranks of their own")
     return OuterSchedule(spec.period, spec.parts, spec.overlap, spec.bits)
 
 
-def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
+def _make_mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
     try:
         mesh = make_mesh(spec.degrees, ranks, spec.accelerators_per_rank, spec.order, mapping)
     except ParallelismError as error:
         raise wrong_workload("parallelism", error.found, error.expected) from None
     if mesh.inside[PIPELINE] > 1:
         found = f"{mesh.inside[PIPELINE]} stages in one rank"
-        raise wrong_workload("parallelism", found, "stages of ranks of their own")
+        raise wrong_workload("parallelism", found, "stages on ranks of their own")
     return mesh
 
 
@@ -300,8 +313,8 @@ def _check_experts(model: str | ModelSpec, mesh: Mesh) -> None:
         raise wrong_workload("parallelism.expert_parallel_degree", str(shared_by), expected)
 
 
-def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
-    """Of several stages per rank, each with its part of the time and all of the message."""
+def _given_stages(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
+    """Return given stages, each with its share of the time and the whole activation."""
     share = ranks / count
     part = Part(
         spec.forward_s * share,

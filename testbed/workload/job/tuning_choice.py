@@ -1,4 +1,4 @@
-"""What `auto` goes by in a job: a table that `testbed bench --tune` wrote, or the rule where there is none."""
+"""The tuning table behind the algorithm `auto`: one that `testbed bench --tune` wrote, or the built-in rule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from testbed.spec.scale import UNSCALED, Scale
 
 
 def tuning_of(path: Path | str | None, where: str, field: str, scale: Scale = UNSCALED) -> TuningTable:
-    """The table of a file; of sizes as they are at `size_scale` 1, which a scaled job's arrays stand for.
+    """Return the tuning table of a file, or the built-in rule for no file.
 
-    where, field: who names the file, for the ConfigError if that holds no table.
+    Sizes in it are those at `size_scale` 1, which a scaled job's arrays represent.
+
+    Args:
+        path: The file.
+        where: File that names it, for errors.
+        field: Field that names it, for errors.
+        scale: Scale of the job.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no table.
     """
     if path is None:
         return TuningTable(size_scale=scale.size_scale)

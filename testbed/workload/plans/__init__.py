@@ -1,7 +1,6 @@
-"""What workloads are made with: the request for one, a builder of plans, and the check that all plans pass.
+"""What workloads use to make plans: the request, a plan builder, and the check that every plan passes.
 
-Workloads themselves are in `testbed.workload.job.kinds`, or in a file of your own: see
-docs/how-to/plugins/workloads.md.
+The workloads are in `testbed.workload.job.kinds`, or in a file of your own: see docs/how-to/plugins/workloads.md.
 """
 
 from testbed.workload.plans.builder import Mark, PlanBuilder, WorkloadRequest

@@ -1,6 +1,4 @@
-"""A request for a workload's plan, and a builder of plans in real figures: computing, messages and collectives with
-dependencies.
-"""
+"""A request for a workload's plan, and a builder of plans from real sizes and durations."""
 
 from __future__ import annotations
 
@@ -30,18 +28,16 @@ from testbed.workload.plans.validation import PlanProblem
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    pass
-
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """What a plan is for.
+    """A request for a plan.
 
     Attributes:
         buildings: The name of each rank's building; ranks are numbered from 0.
-        dtype: Of the elements that travel, such as "float32".
-        scale: Between real figures, in which a workload is described, and those of the emulation, which a plan has.
-        seed: The scenario's, for what is drawn at random.
+        dtype: Type of the elements that are sent, such as "float32".
+        scale: Scale between real figures, which describe a workload, and emulated figures, which a plan has.
+        seed: The scenario's seed, for random draws.
     """
 
     buildings: tuple[str, ...]
@@ -51,7 +47,7 @@ class WorkloadRequest:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self.buildings)
 
     @property
@@ -60,28 +56,28 @@ class WorkloadRequest:
         return np.dtype(self.dtype).itemsize
 
     def by_building(self) -> dict[str, list[int]]:
-        """The ranks in each building."""
+        """Return the ranks of each building."""
         found: dict[str, list[int]] = {}
         for rank, building in enumerate(self.buildings):
             found.setdefault(building, []).append(rank)
         return found
 
     def seconds(self, duration: float | str) -> float:
-        """Emulated seconds for real ones, as a number or as files have them ("10 ms"). ValueError."""
+        """Return emulated seconds for real ones, given as a number or as text such as "10 ms". Raises ValueError."""
         real_s = units.parse_duration(duration) if isinstance(duration, str) else duration
         return self.scale.emulated_s(real_s)
 
     def elements(self, size: float | str, parts: int = 1) -> int:
-        """Emulated elements for real bytes, as a number or as files have them ("64 MB"); at least one per part.
+        """Return emulated elements for real bytes, given as a number or as text such as "64 MB"; at least one per part.
 
-        parts: equal ones, by which the result can be divided. ValueError.
+        The result is a multiple of `parts`. Raises ValueError.
         """
         size_bytes = units.parse_size(size) if isinstance(size, str) else size
         return max(1, round(self.scale.emulated_bytes(size_bytes) / self.itemsize / parts)) * parts
 
 
 class Mark(NamedTuple):
-    """One operation of a rank, by its number in the rank's plan, for others of this rank to wait for."""
+    """A handle of an operation, for later operations of the same rank to depend on: rank, and index in its plan."""
 
     rank: int
     number: int
@@ -91,10 +87,14 @@ After = Mark | Iterable[Mark]
 
 
 class Options(TypedDict, total=False):
-    """What messages and collectives may be given alike; what is left out is said where they are.
+    """Options that messages and collectives share; the methods document the defaults.
 
-    name: in timelines and samples. after: operations of this rank to wait for. stream: on which they come one after
-    the other. kind: by which figures are summed up. dscp: the kind's traffic class, 0 to 63, one for all of a kind.
+    Attributes:
+        name: Label in timelines and samples.
+        after: Operations of this rank to wait for.
+        stream: Stream on which operations run in order.
+        kind: Category by which results are summed up.
+        dscp: DSCP of the kind's traffic, 0 to 63; one for all operations of a kind.
     """
 
     name: str
@@ -105,11 +105,11 @@ class Options(TypedDict, total=False):
 
 
 class PlanBuilder:
-    """Every rank's operations, in the order in which they are added.
+    """Builds every rank's plan, in the order in which operations are added.
 
-    Operations of a rank that are on one stream come one after the other; streams go on side by side. One whose name
-    begins with "queue" takes them in the order in which they can begin. `after` says what else an operation waits for.
-    Sizes and durations are real ones, as numbers of bytes and seconds or as text.
+    Operations of a rank on one stream run in order; streams run concurrently. A stream whose name begins with "queue"
+    runs its operations in the order in which they become ready. `after` adds dependencies. Sizes and durations are
+    real, as numbers of bytes and seconds or as text.
     """
 
     def __init__(self, request: WorkloadRequest) -> None:
@@ -129,14 +129,14 @@ class PlanBuilder:
         stream: str = COMPUTE,
         kind: str = "compute",
     ) -> Mark:
-        """Computing for so long; kind: one of COMPUTING, as which figures and drawings show it."""
+        """Add a computation. `kind` is one of COMPUTING, under which results and figures show it."""
         if kind not in COMPUTING:
             raise PlanProblem(where=name, got=f"kind {kind}", expected=f"one of: {', '.join(COMPUTING)}")
         seconds = self.request.seconds(duration)
         return self._add(rank, Computing(name, stream, kind, self._before(rank, after), seconds))
 
     def pause(self, rank: int, duration: float | str, *, name: str = "pause", stream: str = "pause") -> Mark:
-        """Time that passes on a stream, whatever the rank does."""
+        """Add time that passes on a stream without occupying the rank."""
         return self._add(rank, Pause(name, stream, "pause", (), self.request.seconds(duration)))
 
     def message(
@@ -146,12 +146,19 @@ class PlanBuilder:
         size: float | str,
         **options: Unpack[Options],
     ) -> tuple[Mark, Mark]:
-        """From one rank to another, where its receive is posted at once. Returns (sent, received), of either rank.
+        """Add a message between two ranks. Its receive is posted at once.
 
-        after: what the sender waits for. stream: by default all messages of a pair in one direction are on one. kind
-        and name: by default "message". More on `Options`.
+        Args:
+            source: Rank that sends.
+            target: Rank that receives.
+            size: Real bytes, as a number or as text.
+            options: See `Options`. Only the sender waits for `after`. `stream` defaults to one for all messages of a
+                pair in one direction, `kind` and `name` to "message".
+
+        Returns:
+            The handles of the send and of the receive, each of its own rank.
         """
-        name, after, stream, kind = self._read("message", options)
+        name, after, stream, kind = self._resolve("message", options)
         numel = self.request.elements(size)
         tag = self._tags[source, target] = self._tags.get((source, target), -1) + 1
         streams = stream or f"send {target}", stream or f"receive {source}"
@@ -161,14 +168,17 @@ class PlanBuilder:
         return self._add(source, sends), self._add(target, receives)
 
     def group(self, name: str, members: Sequence[int] | None = None) -> int:
-        """Ranks that do collectives together; by default all. A rank is in one group of a name. Returns its number."""
+        """Add a group of ranks that run collectives together, by default all ranks; return its number.
+
+        A rank can be in only one group of a name.
+        """
         everybody = tuple(range(self.request.ranks))
         chosen = everybody if members is None else tuple(members)
         self._groups.append((EVERYBODY if chosen == everybody else name, chosen))
         return len(self._groups) - 1
 
     def members(self, group: int) -> tuple[int, ...]:
-        """The ranks of a group."""
+        """Return the ranks of a group."""
         return self._groups[group][1]
 
     def collective(
@@ -180,13 +190,20 @@ class PlanBuilder:
         algorithm: str = "",
         **options: Unpack[Options],
     ) -> dict[int, Mark]:
-        """On every member of a group; size: of a rank's larger array. Returns each member's part of it.
+        """Add a collective on every member of a group.
 
-        after: what members wait for, each for its own. algorithm: by default the variant's, for an all_reduce, and
-        `auto` for others. stream: by default the group's collectives are on one. kind and name: by default the
-        collective. More on `Options`.
+        Args:
+            group: Number of the group.
+            collective: Name of the collective.
+            size: Real bytes of a rank's larger array.
+            algorithm: By default the variant's for an all_reduce, and `auto` for others.
+            options: See `Options`. Each member waits for those of `after` that are its own. `stream` defaults to one
+                for all collectives of the group, `kind` and `name` to the collective's name.
+
+        Returns:
+            The handle of each member's part, by rank.
         """
-        name, after, stream, kind = self._read(collective, options)
+        name, after, stream, kind = self._resolve(collective, options)
         members = self._groups[group][1]
         numel = self.request.elements(size, 1 if collective == "all_reduce" else len(members))
         if not algorithm and collective != "all_reduce":
@@ -214,7 +231,7 @@ class PlanBuilder:
         }
 
     def plan(self) -> JobPlan:
-        """What has been added."""
+        """Return the plan so far."""
         dscps = {kind: dscp for kind, dscp in self._dscps.items() if dscp}
         ranks: tuple[RankPlan, ...] = tuple(map(tuple, self._ranks))
         return JobPlan(ranks, tuple(self._groups), seed=self.request.seed, dscps=dscps)
@@ -234,16 +251,16 @@ class PlanBuilder:
             raise PlanProblem(got=f"after an operation of rank {wrong[0].rank}", expected=expected)
         return tuple(mark.number for mark in marks)
 
-    def _read(self, usual: str, options: Options) -> tuple[str, After, str, str]:
-        """Name, after, stream and kind; the kind's DSCP is noted. usual: name and kind where none is given."""
+    def _resolve(self, usual: str, options: Options) -> tuple[str, After, str, str]:
+        """Return name, after, stream and kind, and record the kind's DSCP. `usual` is the default of name and kind."""
         known = Options.__annotations__
         if wrong := [option for option in options if option not in known]:
             raise PlanProblem(where=usual, got=f"option {wrong[0]}", expected=did_you_mean(wrong[0], known))
         kind = options.get("kind") or usual
-        self._note(kind, options.get("dscp", 0))
+        self._record_dscp(kind, options.get("dscp", 0))
         return options.get("name") or usual, options.get("after", ()), options.get("stream", ""), kind
 
-    def _note(self, kind: str, dscp: int) -> None:
+    def _record_dscp(self, kind: str, dscp: int) -> None:
         if self._dscps.setdefault(kind, dscp) != dscp:
             raise PlanProblem(
                 where=kind, got=f"DSCPs {self._dscps[kind]} and {dscp}", expected="one DSCP per kind"

@@ -1,4 +1,4 @@
-"""Checks that a plan can be carried out by a given number of ranks, and that algorithms from plug-ins are correct."""
+"""Checks that a given number of ranks can execute a plan, and that plug-in algorithms are correct."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from testbed.comm.collectives import AUTO
-from testbed.comm.collectives.plan_check import check_if_plugin, is_added
+from testbed.comm.collectives.plan_check import check_if_plugin, is_plugin
 from testbed.errors import BadInput, TestbedError
 from testbed.workload.plan import COMPUTING, EVERYBODY, Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_volume import group_traffic
 
 
 class PlanProblem(BadInput, ValueError):
-    """A plan that no ranks can carry out; the message says which rank and operation."""
+    """A plan that ranks cannot execute; the message names rank and operation."""
 
 
 def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
-    """PlanProblem unless each rank has a plan, what one sends another receives, and groups do the same in one order.
+    """Check that ranks can execute a plan.
 
-    What computes is of a kind that figures count as computing.
+    Every rank needs a plan, every message a sender and a receiver, and all members of a group the same collectives in
+    the same order. Computations must be of a kind that results count as compute time.
+
+    Raises:
+        PlanProblem: The plan fails a check.
     """
     if len(plan.ranks) != ranks:
         raise PlanProblem(got=f"plans of {len(plan.ranks)} ranks", expected=f"one for each of {ranks}")
     if not any(plan.ranks):
-        raise PlanProblem(got="no operations", expected="something to do")
+        raise PlanProblem(got="no operations", expected="at least one")
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if wrong := [index for index in operation.after if not 0 <= index < len(operations)]:
@@ -62,12 +66,12 @@ def _check_messages(plan: JobPlan, ranks: int) -> None:
             raise PlanProblem(
                 where=f"rank {source if sends else target}",
                 got=f"a {'send' if sends else 'receive'} of {numel} elements, tag {tag}, from {source} to {target}",
-                expected=f"one like it on rank {target if sends else source}",
+                expected=f"a matching {'receive' if sends else 'send'} on rank {target if sends else source}",
             )
 
 
 def _check_groups(plan: JobPlan, ranks: int) -> None:
-    of_name: dict[str, set[int]] = {}
+    by_name: dict[str, set[int]] = {}
     for number, (name, members) in enumerate(plan.groups):
         where = f"group {number} ({name})"
         if not members or len(set(members)) != len(members) or not set(members) <= set(range(ranks)):
@@ -80,15 +84,17 @@ def _check_groups(plan: JobPlan, ranks: int) -> None:
                     where=where, got=f"members {list(members)}", expected="all ranks, or another name"
                 )
             continue
-        if twice := of_name.setdefault(name, set()) & set(members):
+        if twice := by_name.setdefault(name, set()) & set(members):
             raise PlanProblem(
-                where=where, got=f"rank {min(twice)} once more", expected="each rank in one of a name"
+                where=where,
+                got=f"rank {min(twice)} twice",
+                expected="each rank in at most one group of a name",
             )
-        of_name[name] |= set(members)
+        by_name[name] |= set(members)
 
 
 def _check_collectives(plan: JobPlan, itemsize: int) -> None:
-    """Of each group all members do the same in the same order, of one class of traffic, by an algorithm there is."""
+    """Check each group: same collectives and order on all members, one DSCP, known algorithms."""
     done: dict[int, dict[int, list[GroupCollective]]] = {}
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
@@ -103,47 +109,53 @@ def _check_collectives(plan: JobPlan, itemsize: int) -> None:
         own = done.get(number, {})
         first = own.get(members[0], [])
         if not first:
-            raise PlanProblem(where=where, got="no collective", expected="one, or no such group")
+            raise PlanProblem(where=where, got="no collective", expected="at least one, or no such group")
         for rank in members:
-            if [one.alike for one in own.get(rank, [])] != [one.alike for one in first]:
-                got = f"other collectives on rank {rank} than on rank {members[0]}"
+            if [one.anonymous for one in own.get(rank, [])] != [one.anonymous for one in first]:
+                got = f"different collectives on rank {rank} and on rank {members[0]}"
                 raise PlanProblem(where=where, got=got, expected="the same in the same order on all members")
         if len(dscps := {plan.dscp(one) for one in first}) > 1:
             raise PlanProblem(where=where, got=f"DSCPs {sorted(dscps)}", expected="one DSCP in a group")
-        for one in {one.alike for one in first}:
+        for one in {one.anonymous for one in first}:
             _check_algorithm(plan, one, where, itemsize)
 
 
 def _check_algorithm(plan: JobPlan, one: GroupCollective, where: str, itemsize: int) -> None:
     members = plan.groups[one.group][1]
     try:
-        # one that goes by the variant's algorithm is an all-reduce, whose algorithms configuration knows
+        # one without an algorithm is an all-reduce, whose algorithms the configuration checks
         named = replace(one, algorithm=one.algorithm or "ring")
         group_traffic(named, members, itemsize, (0,) * len(members), plan.tuning)
     except (KeyError, ValueError, TestbedError) as error:
         got = f"{one.collective} by {one.algorithm}"
         raise PlanProblem(
-            where=where, got=got, expected=f"a collective and algorithm that there are ({error})"
+            where=where, got=got, expected=f"a known collective and algorithm ({error})"
         ) from None
 
 
-def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
-    """WrongPlan for an algorithm that does not do what its collective promises in one of the plan's groups.
+def check_plugin_algorithms(plan: JobPlan, algorithms: Sequence[str]) -> None:
+    """Check that plug-in algorithms do what their collectives promise, in all groups of the plan that use them.
 
-    algorithms: of collectives that name none. PluginError where one does not load, or raises.
+    Args:
+        plan: The plan.
+        algorithms: Algorithms of collectives that name none.
+
+    Raises:
+        WrongPlan: An algorithm's result is wrong.
+        PluginError: An algorithm does not load, or raises.
     """
-    calls = plan.remembered("calls", lambda: _calls(plan))
+    calls = plan.cached("calls", lambda: _group_calls(plan))
     for (collective, named), groups in sorted(calls.items()):
         for algorithm in [named] if named else algorithms:
-            if algorithm != AUTO and is_added(collective, algorithm):
+            if algorithm != AUTO and is_plugin(collective, algorithm):
                 for group in sorted(groups):
-                    check_if_plugin(collective, algorithm, plan.near_of(group))
+                    check_if_plugin(collective, algorithm, plan.locality_of(group))
 
 
-def _calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:
-    """Of collectives and their algorithms, the groups."""
+def _group_calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:
+    """Return the groups that use each pair of collective and algorithm."""
     found: dict[tuple[str, str], set[int]] = {}
-    for own in plan.exchanged:
+    for own in plan.exchanges:
         for operation, _ in own:
             if isinstance(operation, GroupCollective):
                 found.setdefault((operation.collective, operation.algorithm), set()).add(operation.group)

@@ -1,7 +1,7 @@
-"""Pipeline schedules: what every rank computes in which order, by name, from a file, checked.
+"""Pipeline schedules: every rank's order of computation, by name or from a file, checked.
 
-Each is a function that registers under its name in the module where it stands. A user's own is one in a file of its
-own: see docs/how-to/plugins/schedules.md.
+Each is a function that registers under its name in the module that defines it. A user's own is a function in a file:
+see docs/how-to/plugins/schedules.md.
 """
 
 from testbed.workload.schedules.actions import (

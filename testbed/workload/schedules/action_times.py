@@ -1,4 +1,4 @@
-"""When every action of given orders begins, on links that carry one message after the other."""
+"""Start times of all actions of given orders, on links that carry one message at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from testbed.workload.schedules.base import Costs
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Orders carried out: when each rank's actions begin, in their order, and the last one ends, in seconds."""
+class TimedOrders:
+    """Timed orders, in seconds.
+
+    Attributes:
+        orders: Every rank's order.
+        begins_s: Start of each rank's actions, in order.
+        step_s: End of the last action.
+    """
 
     orders: Sequence[Order]
     begins_s: Sequence[Sequence[float]]
@@ -21,7 +27,7 @@ class Timed:
 
     @cached_property
     def starts_s(self) -> Mapping[Action, float]:
-        """When each action begins."""
+        """The start of each action."""
         return {
             action: start_s
             for order, begins_s in zip(self.orders, self.begins_s, strict=True)
@@ -29,21 +35,22 @@ class Timed:
         }
 
 
-def follower(action: Action, stages: int) -> tuple[int, Kind] | None:
-    """Which stage goes on with what an action gives, and with what; None where nobody does."""
+def successor(action: Action, stages: int) -> tuple[int, Kind] | None:
+    """Return the stage and kind that use an action's result; None for no action."""
     stage = next_stage(action, stages)
     if stage is not None:
         return stage, FORWARD if action.kind is FORWARD else INPUT
     return (action.stage, INPUT) if action.kind is FORWARD else None
 
 
-def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> Timed | None:
-    """Every rank does its actions in their order, each as soon as its input is there; None where that never ends.
+def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> TimedOrders | None:
+    """Run every rank's actions in order, each as soon as its input is present; return None where the orders deadlock.
 
-    A hop carries messages in the order in which they are ready, one at a time for `busy_s`, each way by itself; the
-    latency comes on top. owners: the rank of every stage; whose neighbours must be neighbours in the pipeline, too.
+    A hop carries messages in the order in which they are ready, one at a time for `busy_s`, each direction separately;
+    the latency is added. `owners` has the rank of every stage; adjacent stages must be on ranks adjacent in the
+    pipeline.
     """
-    # when what a stage computes from for a microbatch is there: forward, and back
+    # by stage and microbatch: when the input of forward, and of backward, is present
     forward: list[dict[int, float]] = [{} for _ in owners]
     back: list[dict[int, float]] = [{} for _ in owners]
     forward[0] = {action.microbatch: 0.0 for order in orders for action in order}
@@ -56,7 +63,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
     }
 
     def begin(rank: int) -> None:
-        """Its next action, where nothing is missing for that, and it is not under way."""
+        """Start a rank's next action, if its input is present and it has not started."""
         number = done[rank]
         if number == len(orders[rank]) or number < len(begins_s[rank]):
             return
@@ -73,11 +80,11 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
 
     for rank in range(len(orders)):
         begin(rank)
-    while ends:  # in the order in which results are there, which is that of messages on a link
+    while ends:  # in the order in which results are ready, which is the order of messages on a link
         end_s, rank, action = heapq.heappop(ends)
         free_s[rank] = end_s
         done[rank] += 1
-        after = follower(action, len(owners))
+        after = successor(action, len(owners))
         if after is not None:
             stage, kind = after
             hop = owners[stage]
@@ -92,11 +99,14 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
         begin(rank)
     if any(count < len(order) for count, order in zip(done, orders, strict=True)):
         return None
-    return Timed(orders, begins_s, max(free_s))
+    return TimedOrders(orders, begins_s, max(free_s))
 
 
 def peak_activations(orders: Sequence[Order]) -> float:
-    """Activations of stages that a rank has alive at the most: from forward to the end of its last backward."""
+    """Return the largest number of stage activations that a rank keeps.
+
+    An activation is kept from forward to the end of its last backward.
+    """
     most = 0.0
     for order in orders:
         alive = 0.0

@@ -1,7 +1,7 @@
-"""What a rank does for one microbatch, under PyTorch's names (torch.distributed.pipelining.schedules).
+"""Actions of pipeline schedules, under PyTorch's names (torch.distributed.pipelining.schedules).
 
-A schedule is a list of actions per rank. It says in which order a rank computes; which messages follow from that is
-`testbed.workload.pipeline_plan`'s to say, and when each action happens is up to times, links and memory.
+A schedule is a list of actions per rank: the order in which the rank computes. `testbed.workload.pipeline_plan` derives
+the messages. When each action runs depends on compute times, links and memory.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from testbed.errors import BadInput
 
 
 class Kind(Enum):
-    """What is computed. An action's text has the value."""
+    """The computation of an action; the value is used in its text."""
 
     FORWARD = "F"
     FULL_BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
 
-    # there is one of each; by its name, as usual, takes longer than all else of an action's
+    # members are singletons; Enum hashes their names, which takes longer than the rest of an Action's hash
     __hash__ = object.__hash__
 
     @property
     def gives_gradient(self) -> bool:
-        """Whether the stage before can go on after it."""
+        """Whether the previous stage can continue after it."""
         return self in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
 
 
 FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
 INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
-# messages and the gathering of parameters: PyTorch writes them in schedules too; here they follow from the rest
+# messages and gathers of parameters, which PyTorch includes in schedules; here they follow from the rest
 IMPLIED = (
     "SEND_F",
     "RECV_F",
@@ -57,11 +57,11 @@ _OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 class ScheduleError(BadInput, ValueError):
-    """A schedule that cannot be carried out; the message says which rank and action."""
+    """A schedule that cannot be executed; the message names rank and action."""
 
 
 class Action(NamedTuple):
-    """One stage's computing for one microbatch. part: which of its `parts` equal parts, where it is cut in several."""
+    """One stage's computation for one microbatch, or `part` of its `parts` equal parts."""
 
     stage: int
     kind: Kind
@@ -73,14 +73,14 @@ class Action(NamedTuple):
         return _text(self)
 
 
-@lru_cache(8192)  # all layers of an action are named after it
+@lru_cache(8192)  # every layer of an action is named after it
 def _text(action: Action) -> str:
     text = f"{action.stage}{action.kind.value}{action.microbatch}"
     return text if action.parts == 1 else f"{text}.{action.part}/{action.parts}"
 
 
 def next_stage(action: Action, stages: int) -> int | None:
-    """Which other stage goes on with what an action gives."""
+    """Return the other stage that uses an action's result."""
     if action.kind is Kind.FORWARD:
         return action.stage + 1 if action.stage + 1 < stages else None
     if action.kind.gives_gradient:
@@ -89,13 +89,14 @@ def next_stage(action: Action, stages: int) -> int | None:
 
 
 Order = tuple[Action, ...]
-"""What one rank computes, in its order."""
+"""The actions of one rank, in order."""
 
 
 def parse_actions(text: str) -> tuple[Action, ...]:
-    """Return the actions of one cell: the inverse of `str`, or both actions of "(0F2;3B1)OVERLAP_F_B" in their order.
+    """Return the actions of one cell: the inverse of `str`, or both actions of "(0F2;3B1)OVERLAP_F_B", in order.
 
-    A message or a gathering of parameters, such as 0SEND_F1, gives none: these follow from the rest. ScheduleError.
+    A message or a gather of parameters, such as 0SEND_F1, gives no action, as these follow from the rest. Raises
+    ScheduleError.
     """
     text = text.strip()
     if (pair := _OVERLAPPED.fullmatch(text)) is not None:
@@ -114,9 +115,10 @@ def parse_actions(text: str) -> tuple[Action, ...]:
 
 
 def read_csv(text: str) -> tuple[Order, ...]:
-    """Read a schedule: a line per rank, its actions in their order; empty cells are pauses.
+    """Read a schedule with a line per rank, in order of execution; empty cells are pauses.
 
-    A byte-order mark and empty lines at the end are ignored: spreadsheets write both. ScheduleError names the line.
+    A byte-order mark and empty lines at the end are ignored: spreadsheets write both. Raises ScheduleError, which names
+    the line.
     """
     orders: list[Order] = []
     rows = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
@@ -134,7 +136,7 @@ def read_csv(text: str) -> tuple[Order, ...]:
 
 
 def _with_input_gradients(orders: Sequence[Order], has_bw: bool) -> tuple[Order, ...]:
-    """Rename B to I in a schedule of PyTorch 2.5, which wrote B for it, and BW for both gradients.
+    """Rename B to I in a schedule of PyTorch 2.5, which wrote B for I, and BW for both gradients.
 
     Such a schedule has no I, and a W for each B.
     """
@@ -153,14 +155,14 @@ def _with_input_gradients(orders: Sequence[Order], has_bw: bool) -> tuple[Order,
 
 
 def implied_actions(text: str) -> Counter[str]:
-    """Count the kinds of actions in a schedule's text that `read_csv` passes over, such as SEND_F."""
+    """Count the kinds of actions in a schedule's text that `read_csv` skips, such as SEND_F."""
     cells = re.split(r"[,;()\s\ufeff\"]+", text)
     found = [_FORM.fullmatch(cell) for cell in cells]
     return Counter(one[2] for one in found if one is not None and one[2] in IMPLIED)
 
 
 def write_csv(orders: Iterable[Sequence[Action]]) -> str:
-    """The inverse of `read_csv`."""
+    """Return a schedule as text that `read_csv` reads."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([map(str, order) for order in orders])
     return out.getvalue()
@@ -172,9 +174,11 @@ _WHOLE = [FORWARD, FULL], [FORWARD, INPUT, WEIGHT]
 
 
 def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
-    """The rank of every stage.
+    """Check a schedule and return the rank of every stage.
 
-    ScheduleError unless each stage is one rank's, and does all microbatches whole, once, forward before backward.
+    Raises:
+        ScheduleError: A stage belongs to several ranks, or does not run every microbatch completely, once, forward
+            before backward.
     """
     owner: dict[int, int] = {}
     done: dict[tuple[int, Kind, int], list[Action]] = {}  # in parts
@@ -185,7 +189,7 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
                 raise ScheduleError(
                     where=f"rank {rank}",
                     got=str(action),
-                    expected=f"it of rank {owner[stage]}, which has stage {stage}",
+                    expected=f"it on rank {owner[stage]}, which has stage {stage}",
                 )
             parts = done.setdefault((stage, kind, microbatch), [])
             if action in parts:
@@ -211,7 +215,7 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
 
 
 def _check_whole(rank: int, stage: int, microbatch: int, parts: Mapping[Kind, Sequence[Action]]) -> None:
-    """Forward once; backward once, in one or as input and weight gradients; each with all its parts."""
+    """Check that forward and backward run once, backward whole or as input and weight gradients, with all parts."""
     some = [kind for kind, own in parts.items() if own]
     whole = all(abs(sum(1 / one.parts for one in parts[kind]) - 1) < 1e-9 for kind in some)
     if not whole or some not in _WHOLE:

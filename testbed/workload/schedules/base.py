@@ -1,4 +1,4 @@
-"""What a schedule is: a function from a request to every rank's order, registered where it stands."""
+"""The registry of pipeline schedules: functions from a request to every rank's order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ from testbed.workload.schedules.actions import (
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one stage for one microbatch, and of a message between ranks r and r + 1 of the pipeline.
+    """Seconds of a stage for one microbatch, and of a message between ranks r and r + 1 of the pipeline.
 
-    latency_s, busy_s: of each of those hops; while `busy_s` lasts, nothing else goes in that direction. stages:
-    forward, input and weight of each stage, where they differ; the others are then those of one in the middle.
+    Attributes:
+        forward_s: Forward.
+        input_s: Gradients of the input.
+        weight_s: Gradients of the weights.
+        latency_s: Latency of each hop.
+        busy_s: Time on the link of each hop, during which nothing else is sent in that direction.
+        stages: Forward, input and weight seconds of each stage, where they differ; the figures above are then a middle
+            stage's.
     """
 
     forward_s: float
@@ -39,17 +45,17 @@ class Costs:
     stages: tuple[tuple[float, float, float], ...] = ()
 
     def seconds(self, kind: Kind) -> float:
-        """Of one stage for one microbatch."""
+        """Return the seconds of a kind, on one stage for one microbatch."""
         return _of(kind, (self.forward_s, self.input_s, self.weight_s))
 
     def of(self, action: Action) -> float:
-        """Of an action, on its own stage."""
+        """Return the seconds of an action on its own stage."""
         if not self.stages:
             return self.seconds(action.kind) / action.parts
         return _of(action.kind, self.stages[action.stage]) / action.parts
 
     def hop(self, here: int, there: int) -> tuple[float, float]:
-        """(latency, time on the link) between two neighbours in the pipeline."""
+        """Return latency and time on the link between two neighbours in the pipeline."""
         number = min(here, there)
         return (
             self.latency_s[number] if self.latency_s else 0.0,
@@ -68,17 +74,17 @@ def _of(kind: Kind, seconds: tuple[float, float, float]) -> float:
 
 @dataclass(frozen=True)
 class ScheduleRequest:
-    """What a schedule is for.
+    """A request for a schedule.
 
     Attributes:
-        ranks: Of the pipeline, numbered from 0 at the model's first layers.
-        microbatches: Of a step, numbered from 0.
+        ranks: Ranks of the pipeline, numbered from 0 at the model's first layers.
+        microbatches: Microbatches of a step, numbered from 0.
         chunks: Stages per rank.
-        memory: What a rank may keep alive of activations, in multiples of the most that one keeps under 1F1B.
-        costs: Emulated seconds of a stage and of the messages between ranks.
-        effort: How long a search may take, about seconds of a core; counted, so that no machine finds another order.
-        beat_s: What has been found with another number of stages: a search that cannot be quicker may end.
-        named: Costs that schedules with a name would go by here, for a search that begins with theirs.
+        memory: Activations that a rank may keep, in multiples of the most that a rank keeps under 1F1B.
+        costs: Emulated seconds of a stage, and of messages between ranks.
+        effort: Budget of a search, roughly seconds of a core; counted, so that every machine finds the same order.
+        beat_s: Step time already found with another number of stages; a search that cannot beat it may stop.
+        named: Costs that named schedules would use, for a search that starts from them.
     """
 
     ranks: int
@@ -92,29 +98,29 @@ class ScheduleRequest:
 
     @property
     def loop(self) -> list[int]:
-        """The rank of every stage where stages go round: stage s is rank s mod ranks'."""
+        """The rank of every stage, where stages are assigned round-robin."""
         return list(range(self.ranks)) * self.chunks
 
     @property
     def there_and_back(self) -> list[int]:
-        """The rank of every stage where there are two per rank and the last rank's follow each other (a V)."""
+        """The rank of every stage, for two stages per rank with the last rank's adjacent (a V)."""
         return [*range(self.ranks), *reversed(range(self.ranks))]
 
     @property
-    def nearer(self) -> tuple[int, ...]:
-        """How many microbatches rank after rank has under way in 1F1B."""
+    def in_flight_1f1b(self) -> tuple[int, ...]:
+        """The number of microbatches in flight on each rank in 1F1B."""
         return tuple(range(self.ranks, 0, -1))
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Orders that were searched for.
+    """The result of a search.
 
     Attributes:
-        orders: Of every rank.
-        step_s: How long they take, from the first action to the end of the last.
-        bounds_s: By stages per rank: before when none can end that does not cut weight gradients in parts.
-        known: What each schedule with a name that fits takes, the quickest first.
+        orders: Every rank's order.
+        step_s: Time from the first action to the end of the last.
+        bounds_s: By stages per rank, a lower bound of the step time without weight gradients cut in parts.
+        known: Name and step time of each named schedule that fits, fastest first.
     """
 
     orders: tuple[Order, ...]
@@ -124,7 +130,7 @@ class SearchResult:
 
     @property
     def bound_s(self) -> float:
-        """Of all."""
+        """The lower bound over all numbers of stages per rank."""
         return min(self.bounds_s.values())
 
 
@@ -133,14 +139,14 @@ MakeOrders = Callable[[ScheduleRequest], Sequence[Order] | SearchResult]
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """A schedule as the registry has it: what makes its orders, and what must be known before they are made.
+    """A schedule in the registry: the function that makes its orders, and what is known before the call.
 
     Attributes:
-        make: From a request to the order of every rank.
-        chunks: Stages per rank; None where the scenario says.
-        split: Whether backward comes in two actions, gradients of inputs (I) and of weights (W).
+        make: From a request to every rank's order.
+        chunks: Stages per rank; None where the scenario decides.
+        split: Whether backward is two actions, gradients of inputs (I) and of weights (W).
         by_costs: Whether the order depends on `request.costs`.
-        searched: Whether the order is searched for, of the times of all stages and hops.
+        searched: Whether the order is found by a search over the times of all stages and hops.
     """
 
     make: MakeOrders
@@ -150,12 +156,12 @@ class ScheduleEntry:
     searched: bool = False
 
     def takes(self, chunks: int) -> bool:
-        """Whether it can have so many stages per rank; one says nothing."""
+        """Return whether it supports this number of stages per rank; 1 is the default and always fits."""
         return self.chunks is None or chunks in (1, self.chunks)
 
     @property
     def source(self) -> tuple[str, int]:
-        """File and line of the function."""
+        """The file and line of the function."""
         code = getattr(self.make, "__code__", None)
         return (code.co_filename, code.co_firstlineno) if code else (self.make.__module__, 1)
 
@@ -163,7 +169,7 @@ class ScheduleEntry:
 def schedule(
     *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
-    """Decorate a function that makes a schedule's orders; arguments as ScheduleEntry has them."""
+    """Decorate a function that makes a schedule's orders; arguments are those of `ScheduleEntry`."""
 
     def made(make: MakeOrders) -> ScheduleEntry:
         return ScheduleEntry(make, chunks, split, by_costs, searched)
@@ -180,20 +186,26 @@ def _check(thing: object) -> str | None:
 SCHEDULES: Registry[ScheduleEntry | MakeOrders] = Registry(
     "schedule", "testbed.workload.schedules", "testbed.schedules", _check
 )
-"""All that have a name. Each registers where it stands: `@SCHEDULES.register("1F1B")` above `@schedule()`."""
+"""All named schedules. Each registers where it is defined: `@SCHEDULES.register("1F1B")` above `@schedule()`."""
 
 
 def find_schedule(name: str) -> ScheduleEntry:
-    """By name, or of a file as FILE.py:NAME; a plain function has one stage per rank. PluginError."""
+    """Return a schedule by name, or FILE.py:NAME; a plain function has one stage per rank. Raises PluginError."""
     found = SCHEDULES.find(name)
     return found if isinstance(found, ScheduleEntry) else ScheduleEntry(found)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every rank's order, and the rank of every stage.
+    """Every rank's order.
 
-    source: file and line of the plug-in that made it. searched: how good it is, where that was searched for.
+    Attributes:
+        name: Name of the schedule.
+        orders: Every rank's order.
+        owners: Rank of every stage.
+        microbatches: Number of microbatches.
+        source: File and line of the plug-in that made it.
+        searched: Result of the search that found it, if any.
     """
 
     name: str
@@ -205,7 +217,7 @@ class Schedule:
 
     @cached_property
     def passed_on(self) -> tuple[Mapping[Action, int], ...]:
-        """By rank, its actions whose result a stage of another rank goes on with, and which one."""
+        """By rank, its actions whose result another rank's stage needs, with that stage."""
         found: list[dict[Action, int]] = []
         for rank, order in enumerate(self.orders):
             targets = [(action, next_stage(action, len(self.owners))) for action in order]
@@ -214,7 +226,7 @@ class Schedule:
 
     @cached_property
     def arrivals(self) -> tuple[Sequence[tuple[Action, int]], ...]:
-        """By rank, other ranks' actions whose result one of its stages goes on with, in their order, and which one."""
+        """By rank, other ranks' actions whose result one of its stages needs, in order, with that stage."""
         found: tuple[list[tuple[Action, int]], ...] = tuple([] for _ in self.orders)
         for passed_on in self.passed_on:
             for action, target in passed_on.items():
@@ -222,8 +234,8 @@ class Schedule:
         return found
 
     @cached_property
-    def hashed(self) -> int:
-        """Of what ranks do, in whose place it can be told apart by: there are thousands of actions."""
+    def content_hash(self) -> int:
+        """A hash of the orders, which have thousands of actions."""
         return hash((self.orders, self.owners, self.microbatches))
 
 
@@ -238,11 +250,22 @@ def make_schedule(
     beat_s: float = math.inf,
     named: Costs | None = None,
 ) -> Schedule:
-    """One of SCHEDULES, or of a file. costs: of a stage; chunks: stages per rank where the schedule leaves it open.
+    """Return a schedule by name, or from a file.
 
-    effort, beat_s, named: of one that is searched for, as ScheduleRequest has them.
+    Args:
+        name: A schedule of SCHEDULES, or FILE.py:NAME.
+        ranks: Ranks of the pipeline.
+        microbatches: Microbatches of a step.
+        costs: Costs of a stage and of messages.
+        chunks: Stages per rank, where the schedule does not fix them.
+        memory: See `ScheduleRequest`.
+        effort: See `ScheduleRequest`.
+        beat_s: See `ScheduleRequest`.
+        named: See `ScheduleRequest`.
 
-    ScheduleError where it does not fit the request, or is none; PluginError where its function raises, with the line.
+    Raises:
+        ScheduleError: It does not fit the request, or is not a schedule.
+        PluginError: Its function raises; names the line.
     """
     entry = find_schedule(name)
     if not entry.takes(chunks):
@@ -266,7 +289,7 @@ def make_schedule(
 
 
 def _orders(made: Any, ranks: int) -> list[Order]:
-    """What a function returned, as orders. ScheduleError."""
+    """Check that a function returned orders. Raises ScheduleError."""
     expected = f"{ranks} sequences of Actions, one per rank of the pipeline"
     if not isinstance(made, Sequence) or isinstance(made, str):
         raise ScheduleError(got=f"a {type(made).__name__}", expected=expected)
@@ -284,5 +307,5 @@ def _orders(made: Any, ranks: int) -> list[Order]:
 
 
 def schedule_of(name: str, orders: Sequence[Order], microbatches: int) -> Schedule:
-    """Orders from anywhere, as a schedule. ScheduleError where they are none."""
+    """Return given orders as a schedule. Raises ScheduleError where they are not valid."""
     return Schedule(name, tuple(orders), check_orders(orders, microbatches), microbatches)

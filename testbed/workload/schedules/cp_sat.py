@@ -1,9 +1,9 @@
-"""A pipeline's step as a job shop, for OR-Tools' CP-SAT: which order ends first, and before when none can end.
+"""A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the order with the least makespan, and a lower bound.
 
-Jobs are microbatches, machines are ranks and the links between them. All microbatches are alike, so that the k-th
-forward, gradient of inputs and gradient of weights of a stage may be taken to be of the k-th microbatch without losing
-anything: whoever starts from another order can swap names until it is so. With one stage per rank that makes memory,
-too, a matter of who comes before whom: forward k + room begins after the weight gradient k has ended.
+Jobs are microbatches, machines are ranks and the links between them. All microbatches are equal, so the k-th forward,
+input gradient and weight gradient of a stage may be assumed to be those of the k-th microbatch without loss of
+generality: any other order becomes one of these when microbatches are renamed. With one stage per rank, memory becomes
+a precedence constraint, too: forward k + room starts after weight gradient k has ended.
 """
 
 from __future__ import annotations
@@ -15,21 +15,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from testbed.workload.schedules.action_times import follower, time_orders
+from testbed.workload.schedules.action_times import successor, time_orders
 from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Order
 from testbed.workload.schedules.base import Costs
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
-UNITS = 2000  # of a stage's forward pass: what times are rounded down to
-WORKERS = 4  # searches that take turns, so that their result depends on no machine and no other load
-BATCH = 40  # of their turns between two times at which they tell each other what they know
+UNITS = 2000  # units of time per forward pass of a stage; times are rounded down
+WORKERS = 4  # interleaved searches, so that the result depends on neither machine nor load
+INTERLEAVE_BATCH = 40  # of their turns between exchanges of what they learned
 
 
 @dataclass(frozen=True)
 class JobShop:
-    """What is to be ordered. owners: the rank of each stage; room: activations that a rank may have alive."""
+    """The scheduling problem.
+
+    Attributes:
+        owners: Rank of each stage.
+        microbatches: Number of microbatches.
+        costs: Times of stages and links.
+        room: Activations that a rank may keep.
+    """
 
     owners: tuple[int, ...]
     microbatches: int
@@ -38,25 +45,25 @@ class JobShop:
 
     @property
     def ranks(self) -> int:
-        """Of the pipeline."""
+        """The number of ranks of the pipeline."""
         return max(self.owners) + 1
 
     def step_s(self, orders: Sequence[Order]) -> float:
-        """How long these take; infinite where they never end."""
+        """Return the time that orders take; infinite where they deadlock."""
         timed = time_orders(self.owners, orders, self.costs)
         return math.inf if timed is None else timed.step_s
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search ended with. bound_s: before which nothing can end, as far as it could tell."""
+class Improvement:
+    """The result of a search: orders, and a proven lower bound of the step time."""
 
     orders: tuple[Order, ...]
     bound_s: float
 
 
-def renamed(orders: Sequence[Order]) -> tuple[Order, ...]:
-    """The same with microbatches numbered as each stage does them; B is I and W, parts are one."""
+def canonical_orders(orders: Sequence[Order]) -> tuple[Order, ...]:
+    """Return orders with microbatches numbered as each stage runs them, B split in I and W, and parts merged."""
     found = []
     for order in orders:
         seen: dict[tuple[int, object], int] = {}
@@ -78,13 +85,17 @@ def improve(
     effort: float,
     free: Collection[Action] = (),
     beat_s: float = math.inf,
-) -> Found:
-    """A better order, or these. effort: CP-SAT's deterministic time, about seconds of a core.
+) -> Improvement:
+    """Return a better order, or the given one.
 
-    free: those whose place in their rank's order may change; all where none are named, and only then the bound holds.
-    beat_s: it ends once the bound is there.
+    Args:
+        shop: The problem.
+        orders: Orders to start from.
+        effort: CP-SAT's deterministic time, roughly seconds of a core.
+        free: Actions whose place in their rank's order may change; all where empty. Only then does the bound hold.
+        beat_s: The search stops once the bound reaches this time.
     """
-    return _Model(shop, renamed(orders), free).solve(effort, beat_s)
+    return _Model(shop, canonical_orders(orders), free).solve(effort, beat_s)
 
 
 class _Model:
@@ -121,10 +132,10 @@ class _Model:
         self.model.minimize(self.end)
 
     def _down(self, seconds: float) -> int:
-        """Rounded down, so that what is shown to be impossible is impossible."""
+        """Round down to units, so that what is proven impossible is impossible."""
         return int(seconds / self.unit_s + 1e-6)
 
-    def solve(self, effort: float, beat_s: float) -> Found:
+    def solve(self, effort: float, beat_s: float) -> Improvement:
         solver = self.cp.CpSolver()
         if math.isfinite(beat_s):
             beat = beat_s / self.unit_s
@@ -132,27 +143,25 @@ class _Model:
         parameters = solver.parameters
         parameters.max_deterministic_time = effort
         parameters.num_workers = WORKERS
-        parameters.interleave_batch_size = BATCH
+        parameters.interleave_batch_size = INTERLEAVE_BATCH
         parameters.interleave_search = True
         parameters.linearization_level = 0
         parameters.random_seed = 1
-        parameters.catch_sigint_signal = (
-            False  # it would end a search in the middle, as if that were its result
-        )
-        with ThreadPoolExecutor(1) as beside:  # so that Ctrl-C comes here, and at once
+        parameters.catch_sigint_signal = False  # it would return an unfinished search as the result
+        with ThreadPoolExecutor(1) as executor:  # so that Ctrl-C interrupts at once
             try:
-                status = beside.submit(solver.solve, self.model).result()
+                status = executor.submit(solver.solve, self.model).result()
             except BaseException:
                 solver.stop_search()
                 raise
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
-            return Found(self.orders, 0.0)
+            return Improvement(self.orders, 0.0)
         orders: list[list[Action]] = [[] for _ in range(self.shop.ranks)]
-        # nothing lasts no time, except gradients that take none: those stay behind what they need
-        for action in sorted(self.starts, key=lambda a: (solver.value(self.starts[a]), _rank_of(a))):
+        # at equal start times, gradients of zero duration come after what they depend on
+        for action in sorted(self.starts, key=lambda a: (solver.value(self.starts[a]), _sort_key(a))):
             orders[self.shop.owners[action.stage]].append(action)
         bound_s = solver.best_objective_bound * self.unit_s
-        return Found(tuple(map(tuple, orders)), bound_s)
+        return Improvement(tuple(map(tuple, orders)), bound_s)
 
     def _actions(self) -> None:
         model, shop = self.model, self.shop
@@ -176,14 +185,12 @@ class _Model:
     def _messages(self) -> None:
         owners = self.shop.owners
         for action in self.starts:
-            after = follower(action, len(owners))
+            after = successor(action, len(owners))
             if after is None:
                 continue
             stage, kind = after
-            target, pair = (
-                self.starts[Action(stage, kind, action.microbatch)],
-                (owners[action.stage], owners[stage]),
-            )
+            target = self.starts[Action(stage, kind, action.microbatch)]
+            pair = owners[action.stage], owners[stage]
             if pair[0] == pair[1]:
                 self.model.add(target >= self._ended(action))
                 continue
@@ -197,7 +204,7 @@ class _Model:
             self.sent.setdefault(pair, []).append((action, sent, busy))
 
     def _link(self, messages: Sequence[tuple[Action, Any, int]]) -> None:
-        """One message at a time. Of one kind they come in the order of their microbatches as it is."""
+        """Allow one message at a time; messages of fixed actions keep their order."""
         intervals = [self.model.new_fixed_size_interval_var(sent, busy, "") for _, sent, busy in messages]
         self.model.add_no_overlap(intervals)
         if self.free:
@@ -218,7 +225,7 @@ class _Model:
         if not self.free:
             return
         fixed: Action | None = None
-        since: list[Action] = []  # free ones behind the last that is not
+        since: list[Action] = []  # free actions after the last fixed one
         for action in order:
             if fixed is not None:
                 self.model.add(self.starts[action] >= self._ended(fixed))
@@ -247,5 +254,5 @@ class _Model:
         self.model.add_cumulative(alive, [1] * len(alive), shop.room)
 
 
-def _rank_of(action: Action) -> tuple[int, int]:
+def _sort_key(action: Action) -> tuple[int, int]:
     return (FORWARD, INPUT, WEIGHT).index(action.kind), action.microbatch

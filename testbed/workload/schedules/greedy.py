@@ -1,7 +1,7 @@
-"""Schedules made by playing: each rank takes what is best of what is there, with times of computing and links in mind.
+"""Greedy list scheduling: each free rank takes the best ready action, with compute and link times simulated.
 
-CrossPipe's dynamic schedules (arXiv:2507.00217) as we read them, and ZBH1 (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism", arXiv:2401.10241) as the same play with links that take no time.
+CrossPipe's dynamic schedules (arXiv:2507.00217), as we read the paper; and ZBH1 (Qi et al. 2023, "Zero Bubble Pipeline
+Parallelism", arXiv:2401.10241) as the same rule with links that take no time.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from dataclasses import dataclass, field
 from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Kind, Order
 from testbed.workload.schedules.base import Costs
 
-# stage, forward its negative, microbatch, part: what is further on comes first, ends sooner and gives its memory back
+# stage (negative for forward), microbatch, part: later stages first, as they finish sooner and free memory
 Place = tuple[int, int, int]
 
 
 @dataclass
 class _Rank:
-    """One rank at play.
+    """The state of one rank.
 
-    coming: what can be done later, by when its input is there; there: what can be done now, the best of each sort
-    first. Sorts are forward of stages that leave places free, forward of others, INPUT, WEIGHT.
+    Attributes:
+        max_alive: Activations that it may keep.
+        ahead: Forwards that it may be ahead of its backwards.
+        incoming: Actions whose input is in flight, by arrival time.
+        ready: Ready actions by class, the best first. Classes are forward of stages that reserve places, forward of
+            others, INPUT and WEIGHT.
     """
 
-    room: int
+    max_alive: int
     ahead: int
-    coming: list[tuple[float, int, Place]] = field(default_factory=list)
-    there: tuple[list[Place], ...] = field(default_factory=lambda: ([], [], [], []))
+    incoming: list[tuple[float, int, Place]] = field(default_factory=list)
+    ready: tuple[list[Place], ...] = field(default_factory=lambda: ([], [], [], []))
     order: list[Action] = field(default_factory=list)
     free_s: float = 0.0
     alive: int = 0
@@ -37,43 +41,45 @@ class _Rank:
     last: Kind = WEIGHT
 
 
-_SPARING, _FREELY, _INPUT, _WEIGHT = range(4)
+_RESERVING, _PLAIN, _INPUT, _WEIGHT = range(4)
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What a rank may do.
+class Limits:
+    """Limits of a rank.
 
-    room: microbatches x stages that it can keep alive, until their weight gradients are done. ahead: how many it may be
-    forward of its backward, where that is less. parts: in how many a weight gradient is cut. spared: of several stages
-    the first leaves so many places free, in which what has begun can be brought to its end.
+    Attributes:
+        max_alive: Microbatches x stages whose activations each rank may keep, until their weight gradients are done.
+        ahead: Forwards that each rank may be ahead of its backwards, where that is less.
+        parts: Parts of a weight gradient.
+        reserved: Places that the first of several stages must leave free, so that started microbatches can finish.
     """
 
-    room: tuple[int, ...]
+    max_alive: tuple[int, ...]
     ahead: tuple[int, ...] = ()
     parts: int = 1
-    spared: int = 1
+    reserved: int = 1
 
 
-def greedy(owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules) -> tuple[Order, ...]:
-    """The order of every rank; owners: the rank of each stage.
+def greedy(owners: Sequence[int], microbatches: int, costs: Costs, limits: Limits) -> tuple[Order, ...]:
+    """Return the order of every rank. `owners` has the rank of each stage.
 
-    A rank that is free takes, of what is there: forward until its first backward comes; then forward and backward
-    alternate; weight gradients where memory is full, or nothing else is there.
+    A free rank takes a ready action: forward until its first backward arrives, then forward and backward alternately.
+    It takes weight gradients when memory is full, or nothing else is ready.
     """
-    return _Play(owners, microbatches, costs, rules).run()
+    return _Simulation(owners, microbatches, costs, limits).run()
 
 
-class _Play:
-    def __init__(self, owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules) -> None:
-        self.owners, self.costs, self.rules = owners, costs, rules
+class _Simulation:
+    def __init__(self, owners: Sequence[int], microbatches: int, costs: Costs, limits: Limits) -> None:
+        self.owners, self.costs, self.limits = owners, costs, limits
         self.ranks = [
-            _Rank(room, rules.ahead[number] if rules.ahead else room)
-            for number, room in enumerate(rules.room)
+            _Rank(max_alive, limits.ahead[number] if limits.ahead else max_alive)
+            for number, max_alive in enumerate(limits.max_alive)
         ]
         self.link_free: dict[tuple[int, int], float] = {}
         self.moments: list[float] = [0.0]
-        self.sparing = {
+        self.reserving = {
             min(mine)
             for number in range(len(self.ranks))
             if len(mine := [stage for stage, owner in enumerate(owners) if owner == number]) > 1
@@ -82,36 +88,36 @@ class _Play:
             self._offer(FORWARD, 0, number, 0.0)
 
     def run(self) -> tuple[Order, ...]:
-        """Until nobody has anything to do."""
+        """Run until no rank has anything to do."""
         moments = self.moments
         while moments:
             now_s = heapq.heappop(moments)
             while moments and moments[0] == now_s:
                 heapq.heappop(moments)
             for rank in self.ranks:
-                if rank.free_s <= now_s and (sort := self._choice(rank, now_s)) is not None:
-                    self._do(rank, sort, now_s)
+                if rank.free_s <= now_s and (action_class := self._choose(rank, now_s)) is not None:
+                    self._start(rank, action_class, now_s)
         return tuple(tuple(rank.order) for rank in self.ranks)
 
-    def _choice(self, rank: _Rank, now_s: float) -> int | None:
-        """Of which sort the next action is."""
-        coming, there = rank.coming, rank.there
-        while coming and coming[0][0] <= now_s:
-            _, sort, place = heapq.heappop(coming)
-            heapq.heappush(there[sort], place)
+    def _choose(self, rank: _Rank, now_s: float) -> int | None:
+        """Return the class of the next action."""
+        incoming, ready = rank.incoming, rank.ready
+        while incoming and incoming[0][0] <= now_s:
+            _, action_class, place = heapq.heappop(incoming)
+            heapq.heappush(ready[action_class], place)
         forward: int | None = None
-        room = rank.room - rank.alive
-        sparing, freely = there[_SPARING], there[_FREELY]
-        if rank.forward < rank.ahead and room > 0:
-            if freely:
-                forward = _FREELY
-            if sparing and room > self.rules.spared and (not freely or sparing[0] < freely[0]):
-                forward = _SPARING
-        back = _INPUT if there[_INPUT] else None
-        weight = _WEIGHT if there[_WEIGHT] else None
-        full = forward is None and (sparing or freely)
+        free_places = rank.max_alive - rank.alive
+        reserving, plain = ready[_RESERVING], ready[_PLAIN]
+        if rank.forward < rank.ahead and free_places > 0:
+            if plain:
+                forward = _PLAIN
+            if reserving and free_places > self.limits.reserved and (not plain or reserving[0] < plain[0]):
+                forward = _RESERVING
+        back = _INPUT if ready[_INPUT] else None
+        weight = _WEIGHT if ready[_WEIGHT] else None
+        full = forward is None and (reserving or plain)
         wanted: tuple[int | None, ...] = (forward, back, weight)
-        if rank.started and full and weight is not None:  # what gives memory back
+        if rank.started and full and weight is not None:  # prefer what frees memory
             wanted = (weight, back) if rank.last is INPUT else (back, weight)
         elif rank.started and rank.last is FORWARD:
             wanted = (back, forward, weight)
@@ -120,14 +126,14 @@ class _Play:
                 return own
         return None
 
-    def _do(self, rank: _Rank, sort: int, now_s: float) -> None:
-        stage, microbatch, part = heapq.heappop(rank.there[sort])
-        if sort in (_SPARING, _FREELY):
+    def _start(self, rank: _Rank, action_class: int, now_s: float) -> None:
+        stage, microbatch, part = heapq.heappop(rank.ready[action_class])
+        if action_class in (_RESERVING, _PLAIN):
             kind, stage, parts = FORWARD, -stage, 1
-        elif sort == _INPUT:
+        elif action_class == _INPUT:
             kind, parts = INPUT, 1
         else:
-            kind, parts = WEIGHT, self.rules.parts
+            kind, parts = WEIGHT, self.limits.parts
         rank.order.append(Action(stage, kind, microbatch, part, parts))
         end_s = now_s + self.costs.seconds(kind) / parts
         rank.free_s, rank.last = end_s, kind
@@ -142,7 +148,7 @@ class _Play:
         elif kind is INPUT:
             rank.started = True
             rank.forward -= 1
-            for number in range(self.rules.parts):
+            for number in range(self.limits.parts):
                 self._offer(WEIGHT, stage, microbatch, end_s, number)
             if stage:
                 self._pass_on(stage, INPUT, stage - 1, microbatch, end_s)
@@ -160,8 +166,9 @@ class _Play:
 
     def _offer(self, kind: Kind, stage: int, microbatch: int, since_s: float, part: int = 0) -> None:
         if kind is FORWARD:
-            sort, place = _SPARING if stage in self.sparing else _FREELY, (-stage, microbatch, part)
+            action_class = _RESERVING if stage in self.reserving else _PLAIN
         else:
-            sort, place = _INPUT if kind is INPUT else _WEIGHT, (stage, microbatch, part)
-        heapq.heappush(self.ranks[self.owners[stage]].coming, (since_s, sort, place))
+            action_class = _INPUT if kind is INPUT else _WEIGHT
+        place = (-stage if kind is FORWARD else stage), microbatch, part
+        heapq.heappush(self.ranks[self.owners[stage]].incoming, (since_s, action_class, place))
         heapq.heappush(self.moments, since_s)

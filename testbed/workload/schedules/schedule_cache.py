@@ -1,4 +1,4 @@
-"""Schedules that were searched for, kept by what they are for: in this process, and in the user's cache."""
+"""A cache of schedules found by search, keyed by their request: in this process, and in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from testbed.caches import user_cache
 from testbed.workload.schedules.actions import read_csv, write_csv
 from testbed.workload.schedules.base import ScheduleRequest, SearchResult
 
-RULES = 2  # of the search: another number where it would find something else
+SEARCH_VERSION = 2  # increase when the search would find something else
 
 _known: dict[str, SearchResult] = {}
 
 
 def folder() -> Path:
-    """Where they are kept."""
+    """Return the folder of the cache."""
     return user_cache("schedules")
 
 
 def find(request: ScheduleRequest) -> SearchResult | None:
-    """What was found for the same before."""
+    """Return the cached result for an equal request."""
     key = _key(request)
     if key not in _known:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -36,8 +36,8 @@ def find(request: ScheduleRequest) -> SearchResult | None:
     return _known.get(key)
 
 
-def keep(request: ScheduleRequest, found: SearchResult) -> None:
-    """For the next time; only in this process where the cache cannot be written."""
+def store(request: ScheduleRequest, found: SearchResult) -> None:
+    """Cache a result; in this process only, where the folder cannot be written."""
     key = _key(request)
     _known[key] = found
     text = json.dumps(
@@ -56,5 +56,5 @@ def keep(request: ScheduleRequest, found: SearchResult) -> None:
 
 
 def _key(request: ScheduleRequest) -> str:
-    what = repr((request, RULES, metadata.version("ortools")))
+    what = repr((request, SEARCH_VERSION, metadata.version("ortools")))
     return hashlib.sha256(what.encode()).hexdigest()[:24]

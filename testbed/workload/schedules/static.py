@@ -1,7 +1,7 @@
-"""Schedules that are orders alone, whatever takes how long. Each gives the order of every rank of a pipeline.
+"""Schedules with a fixed order, independent of times. Each returns the order of every rank of a pipeline.
 
-Stage s is rank s mod ranks' (loops), or goes there and back (V). Orders and names are those of
-PyTorch's torch.distributed.pipelining.schedules, where it has them.
+Stages are assigned to ranks round-robin (loops), or forward and back (V). Orders and names are those of PyTorch's
+torch.distributed.pipelining.schedules, where it has them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Counts = dict[tuple[int, Kind], int]
 @SCHEDULES.register("GPipe")
 @schedule()
 def gpipe(request: ScheduleRequest) -> tuple[Order, ...]:
-    """All forward, then all backward (Huang et al. 2019, "GPipe", arXiv:1811.06965)."""
+    """Return GPipe: all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)."""
     return _chunk_by_chunk(request)
 
 
 @SCHEDULES.register("LoopedBFS")
 @schedule(chunks=None)
 def looped_bfs(request: ScheduleRequest) -> tuple[Order, ...]:
-    """All microbatches through a chunk before the next chunk begins (Lamy-Poirier 2023, arXiv:2211.05953)."""
+    """Return all microbatches of a chunk before the next chunk (Lamy-Poirier 2023, arXiv:2211.05953)."""
     return _chunk_by_chunk(request)
 
 
@@ -53,7 +53,7 @@ def _chunk_by_chunk(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("1F1B")
 @schedule()
 def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
-    """1F1B: as few microbatches under way as keep the pipeline full (Narayanan et al. 2021, arXiv:2104.04473)."""
+    """Return 1F1B: as few microbatches in flight as keep the ranks busy (Narayanan et al. 2021, arXiv:2104.04473)."""
     ranks, microbatches = request.ranks, request.microbatches
     orders = []
     for rank in range(ranks):
@@ -70,9 +70,9 @@ def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("Interleaved1F1B")
 @schedule(chunks=None)
 def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
-    """1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2). ScheduleError.
+    """Return 1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2). Raises ScheduleError.
 
-    Microbatches go round in rounds of `ranks`, or more where they do not divide evenly, as PyTorch has it.
+    Microbatches run in rounds of `ranks`, or more where they do not divide evenly, as in PyTorch.
     """
     ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
     rounds = max(1, microbatches // ranks)
@@ -106,10 +106,10 @@ def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("ZBVZeroBubble")
 @schedule(chunks=2, split=True)
 def zb_v(request: ScheduleRequest) -> tuple[Order, ...]:
-    """ZBVZeroBubble: two chunks per rank, there and back (arXiv:2401.10241).
+    """Return ZBVZeroBubble: two chunks per rank in a V (arXiv:2401.10241).
 
-    No bubble where forward and both gradients take alike.
-    Memory is that of 1F1B. The rule is made for 2 x ranks - 1 microbatches or more; of fewer the rest is left out.
+    It has no bubble where forward and both gradients take equal time. It needs as much memory as 1F1B. The rule assumes
+    at least 2 x ranks - 1 microbatches; with fewer, the missing ones are left out.
     """
     ranks, microbatches = request.ranks, request.microbatches
     planned = max(2 * ranks - 1, microbatches)

@@ -1,7 +1,7 @@
-"""Serving: when requests arrive, how they go together, what nodes of accelerator cards do for them and send."""
+"""Serving: arrival of requests, batching, and what nodes of accelerator cards compute and send for them."""
 
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
-from testbed.workload.serving.frontend import Batch, Node, closed_batches, drawn_arrivals, read_arrivals
+from testbed.workload.serving.frontend import Batch, Node, draw_arrivals, form_batches, read_arrivals
 from testbed.workload.serving.request_plan import Answer, Serving, plan_serving
 
 __all__ = [
@@ -12,8 +12,8 @@ __all__ = [
     "Serving",
     "ServingProblem",
     "card_of",
-    "closed_batches",
-    "drawn_arrivals",
+    "draw_arrivals",
+    "form_batches",
     "plan_serving",
     "read_arrivals",
 ]

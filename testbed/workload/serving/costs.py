@@ -1,4 +1,4 @@
-"""What a card takes, and keeps, for requests: a roofline of its arithmetic and its memory. Real seconds and bytes."""
+"""Time and memory of an accelerator card for requests: a roofline of arithmetic and memory. Real seconds and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX_BYTES, LENGTH_BYTES, FEATURE_BYTES, SCORE_BYTES, TOKEN_BYTES = 4, 4, 4, 4,
 
 
 class ServingProblem(BadInput, ValueError):
-    """What does not fit; where: a key of workload.inference."""
+    """Settings that do not fit together; `where` is a key of `workload.inference`."""
 
     def __init__(self, where: str, got: str, expected: str) -> None:
         super().__init__(where=where, got=got, expected=expected)
@@ -22,7 +22,16 @@ class ServingProblem(BadInput, ValueError):
 
 @dataclass(frozen=True)
 class Card:
-    """What computes: flops and bandwidth as serving reaches them, launch_s beside them for each batch."""
+    """An accelerator card, with the flops and bandwidth that serving achieves.
+
+    Attributes:
+        flops: Flop/s.
+        bandwidth: Bytes/s of memory.
+        memory_bytes: Size of its memory.
+        launch_s: Fixed time of each batch.
+        power_w: Power.
+        hourly_usd: Price.
+    """
 
     flops: float
     bandwidth: float  # bytes/s
@@ -32,12 +41,12 @@ class Card:
     hourly_usd: float
 
     def takes_s(self, flop: float, size_bytes: float) -> float:
-        """The longer of computing and reading, and the launch."""
+        """Return the launch plus the longer of computing and reading."""
         return self.launch_s + max(flop / self.flops, size_bytes / self.bandwidth)
 
 
 def card_of(spec: InferenceSpec) -> Card:
-    """From the accelerators' table, and what a scenario says in its place."""
+    """Return the card of a scenario: the catalogue's accelerator with the scenario's overrides."""
     entry = accelerators()[spec.accelerator]
     utilisation = spec.flops_utilisation or float(entry["utilisation"])
     peak = spec.peak_flops or float(entry["peak"][spec.precision])
@@ -53,94 +62,104 @@ def card_of(spec: InferenceSpec) -> Card:
 
 @dataclass(frozen=True)
 class RecommendationCosts:
-    """Of a recommendation model. itemsize: of weights and rows. partial: only used indices are sent."""
+    """Costs of a recommendation model.
+
+    Attributes:
+        spec: The model.
+        itemsize: Bytes of a weight, and of a value of a row.
+        partial: Whether only used indices are sent.
+    """
 
     spec: RecommendationSpec
     itemsize: int
     partial: bool
 
     def indices_bytes(self, requests: int, tables: int) -> int:
-        """Which rows are meant, of so many tables; of each with its length where only the used part is sent."""
+        """Return the bytes of indices into this many tables; partial ones include their length."""
         entries = self.spec.pooling if self.partial else self.spec.room
         each = entries * INDEX_BYTES + (LENGTH_BYTES if self.partial else 0)
         return requests * self.spec.samples * tables * each
 
     def features_bytes(self, requests: int) -> int:
-        """Dense features."""
+        """Return the bytes of dense features."""
         return requests * self.spec.samples * self.spec.features * FEATURE_BYTES
 
     def pooled_bytes(self, requests: int, tables: int) -> int:
-        """A pooled vector for each table and sample."""
+        """Return the bytes of pooled vectors, one for each table and sample."""
         return requests * self.spec.samples * tables * self.spec.dim * self.itemsize
 
     def scores_bytes(self, requests: int) -> int:
-        """The answer."""
+        """Return the bytes of the answer."""
         return requests * self.spec.samples * SCORE_BYTES
 
     def lookup_bytes(self, requests: int, tables: int) -> float:
-        """Read from memory."""
+        """Return the bytes that look-ups read from memory."""
         rows = requests * self.spec.samples * tables * self.spec.pooling
         return float(rows * self.spec.dim * self.itemsize)
 
     def dense_flop(self, requests: int) -> float:
-        """Of the layers that multiply."""
+        """Return the floating-point operations of the dense layers."""
         return requests * self.spec.samples * self.spec.dense_flops
 
     def weights_bytes(self, tables: int, share: float = 1.0) -> float:
-        """Of so many tables, and a share of the dense part."""
+        """Return the bytes of this many tables and a share of the dense part."""
         rows = tables * self.spec.rows * self.spec.dim
         return (rows + share * self.spec.dense_parameters) * self.itemsize
 
 
 @dataclass(frozen=True)
 class GenerationCosts:
-    """Of a transformer. Attention's own products over the context are left out: 2 flop per active weight and token."""
+    """Costs of a transformer: 2 flop per active weight and token.
+
+    Attention's products over the context are left out.
+    """
 
     spec: GenerationSpec
     itemsize: int
 
     @cached_property
     def layers(self) -> int:
-        """Blocks."""
+        """The number of blocks."""
         return dimensions(self.spec.model).n_layers
 
     @cached_property
     def weights(self) -> float:
-        """All of them."""
-        return float(sum(_elements(one.shape) for one in parameters(self.spec.model)))
+        """The number of weights."""
+        return float(sum(one.numel for one in parameters(self.spec.model)))
 
     @cached_property
     def active(self) -> float:
-        """Weights that work on a token."""
-        found = parameters(self.spec.model)
-        return sum(_elements(one.shape) * one.share for one in found if one.matmul)
+        """The number of weights that a token uses."""
+        return sum(one.active for one in parameters(self.spec.model) if one.matmul)
 
     @cached_property
     def expert_weights(self) -> float:
-        """Those of the experts alone."""
-        return float(sum(_elements(one.shape) for one in parameters(self.spec.model) if one.share < 1))
+        """The number of experts' weights."""
+        return float(sum(one.numel for one in parameters(self.spec.model) if one.share < 1))
 
     @cached_property
     def active_expert_weights(self) -> float:
-        """Experts' weights that work on a token."""
-        found = parameters(self.spec.model)
-        return sum(_elements(one.shape) * one.share for one in found if one.share < 1)
+        """The number of experts' weights that a token uses."""
+        return sum(one.active for one in parameters(self.spec.model) if one.share < 1)
 
     @cached_property
     def experts_per_token(self) -> int:
-        """That work on a token in a layer."""
+        """The number of experts that a token uses in a layer."""
         return experts_per_token(self.spec.model)
 
     def cache_bytes(self, tokens: int) -> float:
-        """Keys and values of so many tokens, all layers."""
+        """Return the bytes of keys and values of this many tokens, over all layers."""
         return float(tokens * self.layers * key_value_dim(self.spec.model) * self.itemsize)
 
     def activation_bytes(self, tokens: int) -> int:
-        """Of the residual stream."""
+        """Return the bytes of the residual stream."""
         return tokens * dimensions(self.spec.model).dim * self.itemsize
 
     def touched(self, tokens: int) -> float:
-        """Weights that a pass over so many tokens reads: of experts those that any of them goes to, on average."""
+        """Return the weights that a pass over this many tokens reads.
+
+        Of the experts these are, on average, the ones that any of the tokens uses.
+        """
         experts = getattr(dimensions(self.spec.model), "experts", 0)
         if not experts:
             return self.weights
@@ -148,12 +167,5 @@ class GenerationCosts:
         return self.weights - self.expert_weights * (1 - each) ** tokens
 
     def read_bytes(self, tokens: int, context_tokens: int = 0) -> float:
-        """From memory, by a pass over so many tokens, with what was kept of the context."""
+        """Return the bytes that a pass over this many tokens reads from memory, including the cache of its context."""
         return self.touched(tokens) * self.itemsize + self.cache_bytes(context_tokens)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -1,6 +1,4 @@
-"""The front end of serving: when requests arrive, how they are batched, and how batches and answers travel between
-ranks.
-"""
+"""The front end of serving: arrival of requests, batching, and messages for batches and answers between ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from testbed.workload.plans import Mark, PlanBuilder
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that go together: those from `first` up to but not with `end`; closed_s: when it goes."""
+    """Requests that are served together: from `first` up to `end`, exclusive; sent at `closed_s`."""
 
     first: int
     end: int
@@ -25,12 +23,20 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Requests in it."""
+        """The number of requests."""
         return self.end - self.first
 
 
-def drawn_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: int = 1) -> list[float]:
-    """Times of so many arrivals from 0 on; `rate_per_s` on average. burst: of `bursts`, how many at once."""
+def draw_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: int = 1) -> list[float]:
+    """Return arrival times from 0 on, at `rate_per_s` on average (open loop: they do not wait for answers).
+
+    Args:
+        kind: Arrival process.
+        rate_per_s: Requests per real second.
+        count: Number of arrivals.
+        seed: Seed of random draws.
+        burst: Simultaneous arrivals of the process `bursts`.
+    """
     if kind == EVEN:
         return [(number + 1) / rate_per_s for number in range(count)]
     together = burst if kind == BURSTS else 1
@@ -44,7 +50,10 @@ def drawn_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: i
 
 
 def read_arrivals(path: Path) -> list[float]:
-    """Of a file with a time in seconds on each line, which do not go back. ValueError says the line, OSError."""
+    """Return the arrival times of a file with one non-decreasing time in seconds per line.
+
+    Raises ValueError, which names the line, and OSError.
+    """
     found: list[float] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
@@ -61,8 +70,11 @@ def read_arrivals(path: Path) -> list[float]:
     return found
 
 
-def closed_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[Batch]:
-    """Requests in their order, at most `size` together; a batch goes when it is full, or `wait_s` after its first."""
+def form_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[Batch]:
+    """Group requests in order, at most `size` per batch.
+
+    A batch is sent when it is full, or `wait_s` after its first request.
+    """
     starts = [0]
     for number, arrival_s in enumerate(arrivals_s):
         first = starts[-1]
@@ -79,18 +91,23 @@ ARRIVALS = "arrivals"
 
 
 class FrontEnd:
-    """Puts a plan together, batch by batch. entry: rank where requests arrive; None: at the host of their node."""
+    """Builds the plan of serving, batch by batch.
+
+    Attributes:
+        builder: Builder of the plan.
+        entry: Rank where requests arrive; None for their node's host.
+    """
 
     def __init__(self, builder: PlanBuilder, entry: int | None) -> None:
         self.builder, self.entry = builder, entry
         self._until_s: dict[int, float] = {}
 
     def at(self, node: Node) -> int:
-        """Where the requests of a node arrive."""
+        """Return the rank where requests for a node arrive."""
         return node.host if self.entry is None else self.entry
 
     def arrive(self, number: int, batch: Batch, node: Node, size_bytes: float) -> Mark:
-        """A batch is closed, and comes to its node's host."""
+        """Add the closing of a batch and its transfer to the node's host; return the handle of its arrival."""
         here = self.at(node)
         gap_s = batch.closed_s - self._until_s.get(here, 0.0)
         self._until_s[here] = batch.closed_s
@@ -98,7 +115,7 @@ class FrontEnd:
         return self.send(f"requests {number}", here, node.host, size_bytes, closed)
 
     def answer(self, name: str, node: Node, size_bytes: float, after: Mark, lane: str = "") -> Mark:
-        """Back to where its requests arrived."""
+        """Add an answer to where its requests arrived."""
         return self.send(name, node.host, self.at(node), size_bytes, after, lane)
 
     def send(
@@ -110,9 +127,10 @@ class FrontEnd:
         after: Mark | Iterable[Mark],
         lane: str = "",
     ) -> Mark:
-        """A message, of a kind that is the first word of `name`; its arrival. Nothing where both are one rank.
+        """Add a message and return the handle of its arrival; no message within a rank.
 
-        Messages of a kind between two ranks come one after the other; those of another `lane` beside them.
+        The kind is the first word of `name`. Messages of a kind between two ranks are sent in order, those of different
+        lanes concurrently.
         """
         if source == target:
             assert isinstance(after, Mark)
@@ -124,24 +142,24 @@ class FrontEnd:
         )
         return received
 
-    def by_way(
-        self, name: str, way: Iterable[int], size_bytes: float, after: Mark | Iterable[Mark], lane: str = ""
+    def relay(
+        self, name: str, path: Iterable[int], size_bytes: float, after: Mark | Iterable[Mark], lane: str = ""
     ) -> Mark:
-        """From the first of these ranks to the last, through all between; its arrival."""
-        ranks = list(way)
+        """Add messages along a path of ranks; return the handle of the last arrival."""
+        ranks = list(path)
         for source, target in pairwise(ranks):
             after = self.send(name, source, target, size_bytes, after, lane)
         assert isinstance(after, Mark)
         return after
 
     def compute(self, name: str, card: int, seconds: float, after: Iterable[Mark]) -> Mark:
-        """A card's work, one piece after the other in the order in which they can begin."""
+        """Add work of a card, which runs one piece at a time, in the order in which they become ready."""
         return self.builder.compute(card, seconds, name=name, after=after, stream=QUEUE)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A host and its cards, as ranks; building: its name."""
+    """A host and its cards, as ranks. `building` is the building's name."""
 
     host: int
     cards: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What nodes do for requests to a transformer: prefill, the cache of keys and values, a token after the other."""
+"""What nodes do for requests to a transformer: prefill, the cache of keys and values, and one token after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from testbed.workload.serving.frontend import Batch, FrontEnd, Node
 
 
 class Generation:
-    """Serves batches on nodes; decode, experts: others for that, if apart. ServingProblem where memory is too small."""
+    """Serves batches on nodes, with separate nodes for `decode` and `experts` if given.
+
+    Raises ServingProblem where a card's memory is too small.
+    """
 
     def __init__(
         self,
@@ -41,57 +44,57 @@ class Generation:
     def _check_memory(self, weights: float) -> None:
         needed = weights * self.costs.itemsize
         if needed > self.card.memory_bytes:
-            found = f"{self.spec.partition}, which keeps {format_size(round(needed))} of weights on a card"
+            found = f"{self.spec.partition}, which needs {format_size(round(needed))} of weights on a card"
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 
     def next_turn(self, node: Node, turn: int) -> None:
-        """Have this card of a node be the next whose turn it is."""
+        """Make this card of a node the next to serve."""
         self._turns[node.host] = turn - 1
 
-    def _turn(self, node: Node) -> tuple[int, ...]:
-        """The cards for a batch: all, or the next one."""
+    def _next_cards(self, node: Node) -> tuple[int, ...]:
+        """Return the cards for a batch: all, or the next one."""
         if self.piped:
             return node.cards
         turn = self._turns[node.host] = self._turns.get(node.host, -1) + 1
         return (node.cards[turn % len(node.cards)],)
 
     def serve(self, front: FrontEnd, number: int, batch: Batch, node: Node) -> list[Mark]:
-        """When each token has arrived, the first one first."""
+        """Plan a batch; return the handles of the tokens' arrivals, in order."""
         size, prompt = batch.size, self.model.prompt_tokens
         ready = front.arrive(number, batch, node, size * prompt * TOKEN_BYTES)
-        cards = self._turn(node)
-        came = front.send(f"prompt {number}", node.host, cards[0], size * prompt * TOKEN_BYTES, ready)
-        done = self._pass(front, f"prefill {number}", cards, node, size * prompt, 0, [came])
+        cards = self._next_cards(node)
+        arrived = front.send(f"prompt {number}", node.host, cards[0], size * prompt * TOKEN_BYTES, ready)
+        done = self._pass(front, f"prefill {number}", cards, node, size * prompt, 0, [arrived])
         tokens = [self._token(front, number, size, cards[-1], node, done[-1])]
-        there, known = node, [done[-1]]
+        target_node, after = node, [done[-1]]
         if self.decode:
-            there = self.decode[number % len(self.decode)]
-            before, cards = cards, self._turn(there)
-            known = self._move_cache(front, number, size, (node, before), (there, cards), done)
+            target_node = self.decode[number % len(self.decode)]
+            prefill_cards, cards = cards, self._next_cards(target_node)
+            after = self._move_cache(front, number, size, (node, prefill_cards), (target_node, cards), done)
         elif len(cards) > 1:
-            known = [self._back(front, number, size, cards, node, done[-1])]
+            after = [self._return_token(front, number, size, cards, node, done[-1])]
         for place in range(1, self.model.output_tokens):
             context = size * (prompt + place)
-            done = self._pass(front, f"decode {number}.{place}", cards, there, size, context, known)
-            tokens.append(self._token(front, number, size, cards[-1], there, done[-1]))
-            known = [done[-1]]
+            done = self._pass(front, f"decode {number}.{place}", cards, target_node, size, context, after)
+            tokens.append(self._token(front, number, size, cards[-1], target_node, done[-1]))
+            after = [done[-1]]
             if len(cards) > 1 and place + 1 < self.model.output_tokens:
-                known = [self._back(front, number, size, cards, there, done[-1])]
+                after = [self._return_token(front, number, size, cards, target_node, done[-1])]
         return tokens
 
     def _token(self, front: FrontEnd, number: int, size: int, card: int, node: Node, after: Mark) -> Mark:
-        """To who asked for it."""
+        """Send a token to its requester."""
         lane = str(number)
         out = front.send(f"token {number}", card, node.host, size * TOKEN_BYTES, after, lane)
         return front.answer(f"token {number}", node, size * TOKEN_BYTES, out, lane)
 
-    def _back(
+    def _return_token(
         self, front: FrontEnd, number: int, size: int, cards: Sequence[int], node: Node, after: Mark
     ) -> Mark:
-        """The last card's token to the first, which goes on with it."""
-        way = [cards[-1], *([node.host] if self.spec.gather == HOST else []), cards[0]]
-        return front.by_way(f"next {number}", way, size * TOKEN_BYTES, after, str(number))
+        """Send the last card's token to the first card, which continues with it."""
+        path = [cards[-1], *([node.host] if self.spec.gather == HOST else []), cards[0]]
+        return front.relay(f"next {number}", path, size * TOKEN_BYTES, after, str(number))
 
     def _move_cache(
         self,
@@ -102,19 +105,22 @@ class Generation:
         target: tuple[Node, Sequence[int]],
         done: Sequence[Mark],
     ) -> list[Mark]:
-        """Each card's part of the cache to the one that goes on with it; the first of these has the token, too."""
-        (here, cards), (there, others) = source, target
+        """Move each card's part of the cache to its counterpart in the decode node.
+
+        The first of these gets the token, too.
+        """
+        (here, cards), (target_node, target_cards) = source, target
         part = self.costs.cache_bytes(size * self.model.prompt_tokens) / len(cards)
-        hosts = [here.host, there.host] if self.spec.gather == HOST else []
-        came = []
-        for place, (card, other) in enumerate(zip(cards, others, strict=True)):
-            came.append(front.by_way(f"cache {number}", [card, *hosts, other], part, done[place]))
-        # the first stage begins with the last one's token
+        hosts = [here.host, target_node.host] if self.spec.gather == HOST else []
+        arrived = []
+        for place, (card, other) in enumerate(zip(cards, target_cards, strict=True)):
+            arrived.append(front.relay(f"cache {number}", [card, *hosts, other], part, done[place]))
+        # the first stage needs the last stage's token
         if len(cards) > 1:
-            way = [cards[-1], *hosts, others[0]]
-            token = front.by_way(f"next {number}", way, size * TOKEN_BYTES, done[-1], str(number))
-            return [came[0], token, *came[1:]]
-        return came
+            path = [cards[-1], *hosts, target_cards[0]]
+            token = front.relay(f"next {number}", path, size * TOKEN_BYTES, done[-1], str(number))
+            return [arrived[0], token, *arrived[1:]]
+        return arrived
 
     def _pass(
         self,
@@ -126,7 +132,10 @@ class Generation:
         context: int,
         after: Sequence[Mark],
     ) -> list[Mark]:
-        """So many tokens through all layers; each card's end of it. context: tokens whose cache is read."""
+        """Plan a pass of tokens through all layers, which reads the cache of `context` tokens.
+
+        Returns the handle of each card's end.
+        """
         if self.experts:
             return [self._layers(front, name, cards[0], tokens, context, after)]
         stages = len(cards)
@@ -139,8 +148,8 @@ class Generation:
         for place, card in enumerate(cards):
             waits = [mark for mark in after if mark.rank == card]
             if place:
-                way = [cards[place - 1], *([node.host] if self.spec.gather == HOST else []), card]
-                hidden = front.by_way(f"{kind} {lane}", way, activations, done[-1], lane if context else "")
+                path = [cards[place - 1], *([node.host] if self.spec.gather == HOST else []), card]
+                hidden = front.relay(f"{kind} {lane}", path, activations, done[-1], lane if context else "")
                 waits.append(hidden)
             done.append(front.compute(name, card, seconds, waits))
         return done
@@ -148,7 +157,7 @@ class Generation:
     def _layers(
         self, front: FrontEnd, name: str, card: int, tokens: int, context: int, after: Sequence[Mark]
     ) -> Mark:
-        """Layer by layer: attention here, experts there; each of their cards gets an equal part of the tokens."""
+        """Plan a pass layer by layer: attention on the node's card, experts on the expert node's cards."""
         costs, lane = self.costs, name.partition(" ")[2].partition(".")[0]
         node = self.experts[int(lane) % len(self.experts)]
         layers, count = costs.layers, len(node.cards)

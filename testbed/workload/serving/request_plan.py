@@ -1,4 +1,4 @@
-"""All requests of a step as a plan: fixed in advance, or in parts whose servers are chosen on arrival."""
+"""All requests of a step as a plan: fixed in advance, or in pieces whose servers are chosen on arrival."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cached_property
 from typing import Protocol
 
 from testbed.spec.serving import REPLICATE, InferenceSpec
-from testbed.workload.dispatch.batch_execution import UNNUMBERED, Carried, Dispatching, Piece, PieceKey
-from testbed.workload.dispatch.dispatcher import Dispatched, DispatchRules, Server
+from testbed.workload.dispatch.batch_execution import UNNUMBERED, Dispatching, ExecutedPlan, Piece, PieceKey
+from testbed.workload.dispatch.dispatcher import DispatchLog, DispatchRules, Server
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
-from testbed.workload.serving.frontend import ARRIVALS, Batch, FrontEnd, Node, closed_batches
+from testbed.workload.serving.frontend import ARRIVALS, Batch, FrontEnd, Node, form_batches
 from testbed.workload.serving.generation import Generation
 from testbed.workload.serving.recommendation import Recommendation
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a batch: which operations bring it, the first token's, or all of it, first."""
+    """The answer to a batch: the operations that deliver it. The first delivers the first token, or everything."""
 
     batch: Batch
     node: Node
@@ -29,10 +29,19 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """A step of requests as it will be carried out. Times of arrival are real; nodes: all that take part.
+    """A step of requests, ready to run. Arrival times are real.
 
-    dispatching: where it is decided on arrival who serves; `plan` and `answers` are then those of taking turns, until
-    `as_carried` puts what came of it in their place. dispatched: what came of it.
+    Attributes:
+        plan: Every rank's plan.
+        spec: The scenario's settings.
+        card: The accelerator card.
+        nodes: All nodes that take part.
+        arrivals_s: Arrival time of each request.
+        answers: Answer to each batch.
+        batches: The batches, where servers are chosen on arrival.
+        dispatching: The dispatcher's inputs, where servers are chosen on arrival. `plan` and `answers` are then those
+            of round-robin, until `as_executed` replaces them.
+        dispatched: The dispatcher's decisions.
     """
 
     plan: JobPlan
@@ -43,17 +52,17 @@ class Serving:
     answers: tuple[Answer, ...]
     batches: tuple[Batch, ...] = ()
     dispatching: Dispatching | None = None
-    dispatched: Dispatched | None = None
+    dispatched: DispatchLog | None = None
 
-    def as_carried(self, carried: Carried) -> Serving:
-        """With what was decided."""
+    def as_executed(self, executed: ExecutedPlan) -> Serving:
+        """Return the step with the dispatcher's decisions."""
         assert self.dispatching is not None
         entry, answers = self.dispatching.entry, []
-        for batch, number in sorted(carried.dispatched.first.items()):
-            server = self.dispatching.servers[carried.dispatched.sendings[number].server]
-            arrives = tuple(Mark(entry, index) for index in carried.answers[number])
+        for batch, number in sorted(executed.dispatched.first.items()):
+            server = self.dispatching.servers[executed.dispatched.sendings[number].server]
+            arrives = tuple(Mark(entry, index) for index in executed.answers[number])
             answers.append(Answer(self.batches[batch], self.nodes[server.node], arrives))
-        return replace(self, plan=carried.plan, answers=tuple(answers), dispatched=carried.dispatched)
+        return replace(self, plan=executed.plan, answers=tuple(answers), dispatched=executed.dispatched)
 
     @property
     def offered_per_s(self) -> float:
@@ -62,7 +71,7 @@ class Serving:
 
     @cached_property
     def computing_s(self) -> Mapping[int, float]:
-        """Of each card in the whole step; emulated."""
+        """The compute time of each card in the step, emulated."""
         return {
             card: sum(one.duration_s for one in self.plan.ranks[card] if isinstance(one, Computing))
             for node in self.nodes
@@ -81,9 +90,20 @@ def plan_serving(
     experts: Sequence[Node] = (),
     names: Sequence[str] = (),
 ) -> Serving:
-    """For nodes that serve. decode, experts: nodes for these, where they are others. ServingProblem.
+    """Return the step of requests for these nodes.
 
-    names: of the hosts of the nodes that serve.
+    Args:
+        request: The request for a plan.
+        spec: The scenario's settings.
+        nodes: Nodes that serve.
+        arrivals_s: Arrival time of each request, real.
+        entry: Rank where requests arrive; None for their node's host.
+        decode: Separate nodes for decode.
+        experts: Separate nodes for experts.
+        names: Host names of the nodes that serve.
+
+    Raises:
+        ServingProblem: The settings do not fit together.
     """
     if not nodes:
         raise ServingProblem("serve", "no node", "a building with nodes")
@@ -97,55 +117,58 @@ def plan_serving(
     model = make_model()
     builder = PlanBuilder(request)
     front = FrontEnd(builder, entry)
-    dealt = _dealt(spec, nodes, arrivals_s, entry is None)
+    assigned = _assign_batches(spec, nodes, arrivals_s, entry is None)
     answers = [
         Answer(batch, node, tuple(model.serve(front, number, batch, node)))
-        for number, (batch, node) in enumerate(dealt)
+        for number, (batch, node) in enumerate(assigned)
     ]
-    taking_part = tuple(dict.fromkeys((*nodes, *decode, *experts)))
-    made = Serving(builder.plan(), spec, card, taking_part, tuple(arrivals_s), tuple(answers))
+    participants = tuple(dict.fromkeys((*nodes, *decode, *experts)))
+    made = Serving(builder.plan(), spec, card, participants, tuple(arrivals_s), tuple(answers))
     if not spec.on_arrival:
         return made
-    batches = tuple(batch for batch, _ in dealt)
-    dispatching = dispatching_of(request, spec, nodes, batches, entry, names, make_model)
+    batches = tuple(batch for batch, _ in assigned)
+    dispatching = plan_dispatching(request, spec, nodes, batches, entry, names, make_model)
     return replace(made, batches=batches, dispatching=dispatching)
 
 
-def _dealt(
+def _assign_batches(
     spec: InferenceSpec, nodes: Sequence[Node], arrivals_s: Sequence[float], apart: bool
 ) -> list[tuple[Batch, Node]]:
-    """Batches with the node that each goes to, in turns, in the order in which they are closed.
+    """Return the batches, in the order in which they are closed, each with its node, round-robin.
 
-    apart: requests arrive at the nodes, where none meets those of other nodes.
+    `apart` says that requests arrive at the nodes, so that batches of several nodes do not mix.
     """
     batching = spec.batching
     if apart and len(nodes) > 1 and batching.size > 1:
         expected = "1 with several nodes, or an entry where batches are made"
         raise ServingProblem("batching.size", str(batching.size), expected)
-    made = closed_batches(arrivals_s, batching.size, batching.wait_s)
+    made = form_batches(arrivals_s, batching.size, batching.wait_s)
     return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]
 
 
-class Serves(Protocol):
+class ServingModel(Protocol):
     """What nodes do for batches to a model."""
 
     def next_turn(self, node: Node, turn: int) -> None:
-        """Have this card of a node be the next whose turn it is."""
+        """Make this card of a node the next to serve."""
 
     def serve(self, front: FrontEnd, number: int, batch: Batch, node: Node) -> list[Mark]:
-        """The arrivals of the answer's parts."""
+        """Plan a batch; return the handles of the arrivals of the answer's parts."""
 
 
-def dispatching_of(
+def plan_dispatching(
     request: WorkloadRequest,
     spec: InferenceSpec,
     nodes: Sequence[Node],
     batches: Sequence[Batch],
     entry: int | None,
     names: Sequence[str],
-    make_model: Callable[[], Serves],
+    make_model: Callable[[], ServingModel],
 ) -> Dispatching:
-    """For batches that arrive at `entry`, or at the host of the one node there is. ServingProblem."""
+    """Return the dispatcher's inputs for batches that arrive at `entry`, or at the host of the only node.
+
+    Raises ServingProblem where there are several nodes and no entry.
+    """
     if entry is None and len(nodes) > 1:
         got = spec.dispatch if spec.retry is None else f"{spec.dispatch} with retry"
         raise ServingProblem("dispatch", got, "an entry, where it is decided, or one node")
@@ -163,7 +186,7 @@ def dispatching_of(
         spec.dispatch,
         None if retry is None else request.seconds(retry.after_s),
         0 if retry is None else retry.most,
-        # behind a host's connection nobody can tell which card it was
+        # behind a host's connection the failing card is not known
         by_node=entry is not None,
         seed=request.seed,
     )
@@ -179,14 +202,14 @@ def dispatching_of(
         tuple(names),
         tuple(servers),
         tuple(batch.size for batch in batches),
-        _arrivals(request, batches, here),
+        _arrival_plan(request, batches, here),
         pieces,
     )
 
 
 def _piece(
     request: WorkloadRequest,
-    model: Serves,
+    model: ServingModel,
     at: tuple[Node, int],
     size: int,
     entry: int | None,
@@ -198,8 +221,8 @@ def _piece(
     return Piece(builder.plan(), tuple(mark.number for mark in marks))
 
 
-def _arrivals(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:
-    """Pauses until each batch is closed, in their order."""
+def _arrival_plan(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:
+    """Return a plan of pauses until each batch is closed."""
     builder, until_s = PlanBuilder(request), 0.0
     for number, batch in enumerate(batches):
         builder.pause(here, batch.closed_s - until_s, name=f"closed {number}", stream=ARRIVALS)

@@ -1,4 +1,4 @@
-"""Execution traces: what each rank of somebody's job did in a step, in real figures, whoever recorded it."""
+"""Execution traces: what each rank of a job did in a step, in real figures, whatever tool recorded it."""
 
 from testbed.workload.traces.trace import (
     Collective,

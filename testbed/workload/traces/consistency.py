@@ -1,7 +1,7 @@
-"""Whether what the ranks of a trace do fits together: found before anything is built, named with both sides' places.
+"""Checks that the ranks of a trace fit together, before anything is built; errors name the places on both sides.
 
-Members of a group must do the same collectives in the same order, what is sent must be received, and nobody may wait
-for somebody who waits for him.
+Members of a group must run the same collectives in the same order, each send needs a receive, and ranks must not
+deadlock.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from dataclasses import dataclass
 
 from testbed.workload.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint, TraceError
 
-SHOWN = 4  # ranks of a deadlock that are named
+MAX_SHOWN_RANKS = 4  # of a deadlock
 
 
 def check_matching(trace: JobTrace, *, senders_wait: bool = False) -> None:
-    """TraceError, with both sides' places, where ranks do not fit together.
+    """Check that the ranks of a trace fit together. Raises TraceError, which names the places on both sides.
 
-    senders_wait: a send is over only when its receive has been posted, as with NCCL; otherwise it is at once.
+    With `senders_wait`, a send completes only when its receive has been posted, as with NCCL; otherwise at once.
     """
     if (problem := first_mismatch(trace, senders_wait=senders_wait)) is not None:
         raise TraceError(problem)
 
 
 def first_mismatch(trace: JobTrace, *, senders_wait: bool = False) -> str | None:
-    """What does not fit, in words; None where everything does."""
+    """Return the first inconsistency, in words; None where there is none."""
     found = next(_collectives(trace), None) or next(_messages(trace), None)
     return found or _deadlock(trace, senders_wait)
 
 
-def place(rank: int, node: Node) -> str:
-    """For people: the rank, and where in its program the node comes from, as far as known."""
+def describe_place(rank: int, node: Node) -> str:
+    """Return a node's rank and, as far as known, its place in the program, for people."""
     module = f" in {node.module}" if node.module else ""
     return f"rank {rank} at {node.site or node.name}{module}"
 
 
 def _collectives(trace: JobTrace) -> Iterator[str]:
-    """Groups whose members do different things, first those of the lowest ranks."""
+    """Yield groups whose members run different collectives, lowest ranks first."""
     done: dict[str, dict[int, list[Collective]]] = defaultdict(dict)
     for rank, own in enumerate(trace.ranks):
         for node in own:
@@ -58,8 +58,8 @@ def _difference(
     for number, (there, here) in enumerate(zip(theirs, own, strict=False)):
         if _key(there) != _key(here):
             return (
-                f"collective {number} of group {group} is {_words(there)} on {place(first, there)}, "
-                f"but {_words(here)} on {place(rank, here)}"
+                f"collective {number} of group {group} is {_describe(there)} on {describe_place(first, there)}, "
+                f"but {_describe(here)} on {describe_place(rank, here)}"
             )
     if len(theirs) == len(own):
         return None
@@ -69,7 +69,7 @@ def _difference(
     rest = own if fewer == rank else theirs
     last = f"; its last is at {rest[-1].site or rest[-1].name}" if rest else ""
     return (
-        f"collective {len(rest)} of group {group}, {_words(node)}, is done on {place(more, node)}, "
+        f"collective {len(rest)} of group {group}, {_describe(node)}, is done on {describe_place(more, node)}, "
         f"but rank {fewer} does {len(rest)} in that group{last}"
     )
 
@@ -79,13 +79,13 @@ def _key(node: Collective) -> tuple[object, ...]:
     return (node.collective, node.dtype, node.root, *size)
 
 
-def _words(node: Collective) -> str:
+def _describe(node: Collective) -> str:
     root = f" of rank {node.root}" if node.collective in ROOTED else ""
     return f"{node.collective}{root} ({node.numel} {node.dtype})"
 
 
 def _ends(trace: JobTrace) -> dict[tuple[int, int, int], tuple[list[tuple[int, PointToPoint]], ...]]:
-    """Messages by (sender, receiver, tag): sends and receives, each with its number in its rank."""
+    """Return sends and receives by (sender, receiver, tag), each with its index in its rank."""
     found: dict[tuple[int, int, int], tuple[list[tuple[int, PointToPoint]], ...]] = {}
     for rank, own in enumerate(trace.ranks):
         for number, node in enumerate(own):
@@ -101,60 +101,60 @@ def _messages(trace: JobTrace) -> Iterator[str]:
         for number, ((_, sent), (_, got)) in enumerate(zip(sends, receives, strict=False)):
             if (sent.numel, sent.dtype) != (got.numel, got.dtype):
                 yield (
-                    f"message {number}{tagged} from {place(source, sent)} has {sent.numel} {sent.dtype}, "
-                    f"but {place(target, got)} receives {got.numel} {got.dtype}"
+                    f"message {number}{tagged} from {describe_place(source, sent)} has {sent.numel} {sent.dtype}, "
+                    f"but {describe_place(target, got)} receives {got.numel} {got.dtype}"
                 )
         if len(sends) > len(receives):
             lone = sends[len(receives)][1]
             yield (
-                f"{place(source, lone)} sends {lone.numel} {lone.dtype} to rank {target}{tagged}, "
+                f"{describe_place(source, lone)} sends {lone.numel} {lone.dtype} to rank {target}{tagged}, "
                 f"which receives {len(receives)} of its {len(sends)} messages"
             )
         if len(receives) > len(sends):
             lone = receives[len(sends)][1]
             yield (
-                f"{place(target, lone)} receives {lone.numel} {lone.dtype} from rank {source}{tagged}, "
+                f"{describe_place(target, lone)} receives {lone.numel} {lone.dtype} from rank {source}{tagged}, "
                 f"which sends {len(sends)} of its {len(receives)} messages"
             )
 
 
-At = tuple[int, int]
+NodeIndex = tuple[int, int]
 """A node: its rank, and its number in that one's trace."""
 
 
 @dataclass
-class _Meeting:
-    """Once all of `open` have come to their turn, those that it completes are done."""
+class _Rendezvous:
+    """A rendezvous: once all of `open` are reached, all of `completes` are done."""
 
-    open: set[At]
-    completes: tuple[At, ...]
+    open: set[NodeIndex]
+    completes: tuple[NodeIndex, ...]
 
 
-class _Play:
-    """Who comes how far. come: what has had its turn; done: what is over."""
+class _Simulation:
+    """A simulation without times. `reached` are the nodes whose turn has come, `done` the ones that completed."""
 
     def __init__(self, trace: JobTrace, senders_wait: bool) -> None:
         self.trace = trace
-        self.meetings: dict[At, list[_Meeting]] = defaultdict(list)
-        self.come: set[At] = set()
-        self.done: set[At] = set()
+        self.rendezvous: dict[NodeIndex, list[_Rendezvous]] = defaultdict(list)
+        self.reached: set[NodeIndex] = set()
+        self.done: set[NodeIndex] = set()
         self._collectives()
         self._messages(senders_wait)
         self._needs()
         self._run()
 
-    def awaited(self, at: At) -> list[int]:
-        """Ranks that a node waits for."""
-        found = {rank for meeting in self.meetings[at] if at in meeting.completes for rank, _ in meeting.open}
+    def awaited(self, at: NodeIndex) -> list[int]:
+        """Return the ranks that a node waits for."""
+        found = {rank for one in self.rendezvous[at] if at in one.completes for rank, _ in one.open}
         return sorted(found)
 
-    def _meet(self, ends: Sequence[At], completes: Sequence[At]) -> None:
-        meeting = _Meeting(set(ends), tuple(completes))
+    def _meet(self, ends: Sequence[NodeIndex], completes: Sequence[NodeIndex]) -> None:
+        one = _Rendezvous(set(ends), tuple(completes))
         for end in ends:
-            self.meetings[end].append(meeting)
+            self.rendezvous[end].append(one)
 
     def _collectives(self) -> None:
-        members: dict[tuple[str, int], list[At]] = defaultdict(list)
+        members: dict[tuple[str, int], list[NodeIndex]] = defaultdict(list)
         for rank, own in enumerate(self.trace.ranks):
             count: Counter[str] = Counter()
             for number, node in enumerate(own):
@@ -198,7 +198,7 @@ class _Play:
         ]
         while queue:
             at = queue.pop()
-            self.come.add(at)
+            self.reached.add(at)
             for over in self._over(at):
                 self.done.add(over)
                 rank, number = over
@@ -207,33 +207,33 @@ class _Play:
                     if not self.missing[rank][later]:
                         queue.append((rank, later))
 
-    def _over(self, at: At) -> Iterator[At]:
-        """What is done now that one more has come to its turn."""
-        if at not in self.meetings:
+    def _over(self, at: NodeIndex) -> Iterator[NodeIndex]:
+        """Yield the nodes that complete when one more is reached."""
+        if at not in self.rendezvous:
             yield at
             return
-        for meeting in self.meetings[at]:
-            meeting.open.discard(at)
-            if not meeting.open:
-                yield from meeting.completes
+        for one in self.rendezvous[at]:
+            one.open.discard(at)
+            if not one.open:
+                yield from one.completes
 
 
 def _deadlock(trace: JobTrace, senders_wait: bool) -> str | None:
-    """Who waits for whom for ever."""
-    play = _Play(trace, senders_wait)
+    """Return which ranks wait for each other forever, in words."""
+    play = _Simulation(trace, senders_wait)
     if len(play.done) == sum(map(len, trace.ranks)):
         return None
-    stuck = sorted(play.come - play.done)
+    stuck = sorted(play.reached - play.done)
     words = []
-    for rank, number in stuck[:SHOWN]:
+    for rank, number in stuck[:MAX_SHOWN_RANKS]:
         node = trace.ranks[rank][number]
         others = play.awaited((rank, number))
-        whom = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:SHOWN]))}"
+        whom = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:MAX_SHOWN_RANKS]))}"
         if isinstance(node, Collective):
             what = f"{node.collective} of group {node.group}"
         else:
             assert isinstance(node, PointToPoint)
             what = f"a {'send to' if node.sends else 'receive from'} rank {node.peer}"
-        words.append(f"{place(rank, node)} waits in {what} for {whom}")
-    more = f"; and {len(stuck) - SHOWN} more" if len(stuck) > SHOWN else ""
-    return f"ranks wait for each other for ever: {'; '.join(words)}{more}"
+        words.append(f"{describe_place(rank, node)} waits in {what} for {whom}")
+    more = f"; and {len(stuck) - MAX_SHOWN_RANKS} more" if len(stuck) > MAX_SHOWN_RANKS else ""
+    return f"ranks wait for each other forever: {'; '.join(words)}{more}"

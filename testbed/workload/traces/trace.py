@@ -1,8 +1,8 @@
-"""A job's step as it was recorded: computing and communication of every rank, with what each waits for.
+"""A recorded step of a job: computation and communication of every rank, with dependencies.
 
-All figures are real ones, of the job that was recorded; a plan for a scenario's ranks is made of it at the scenario's
-scale. Within a rank, nodes of one stream come one after the other in the order
-in which they are listed, and streams go on side by side, as on an accelerator.
+All figures are real ones of the recorded job; `testbed.workload.trace_conversion` makes a plan from it at a scenario's
+scale. Within a rank, nodes of one stream run in the order in which they are listed, and streams run concurrently, as on
+an accelerator.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _BYTES_OF = {dtype: size for size, dtypes in _ELEMENT_BYTES.items() for dtype in
 
 
 class TraceError(BadInput):
-    """A trace that cannot be read, or does not fit together; says file, place, what stands there, what was expected."""
+    """A trace that cannot be read, or is inconsistent; the message names file, place, and what was expected."""
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a type by the name that nodes have it by. TraceError for one that is not known."""
+    """Return the bytes of an element of this type, by the name in nodes. Raises TraceError for an unknown type."""
     if dtype not in _BYTES_OF:
         raise TraceError(f"dtype: got {dtype}, expected one of {', '.join(_BYTES_OF)}")
     return _BYTES_OF[dtype]
@@ -56,9 +56,14 @@ def element_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Node:
-    """name: for records. stream: of its rank. after: indices of earlier nodes of the rank that must be done before.
+    """One node of a rank's trace.
 
-    module: the part of the model that it belongs to, such as "layers.3.mlp"; site: FILE:LINE of the call. "" unknown.
+    Attributes:
+        name: Label for records.
+        stream: Stream of the rank that ran it.
+        after: Indices of earlier nodes of the rank that it depends on.
+        module: Part of the model that it belongs to, such as "layers.3.mlp"; "" unknown.
+        site: FILE:LINE of the call; "" unknown.
     """
 
     name: str
@@ -70,9 +75,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Compute(Node):
-    """duration_s: on the accelerator. flops, touched_bytes: what it was reckoned from, 0 where nobody knows.
+    """Computation on the accelerator.
 
-    kind: forward, backward, or compute for what is neither; as timelines show it.
+    Attributes:
+        duration_s: Real seconds.
+        flops: Floating-point operations that the duration was estimated from; 0 unknown.
+        touched_bytes: Bytes of memory that the duration was estimated from; 0 unknown.
+        kind: forward, backward, or compute for anything else; as timelines show it.
     """
 
     duration_s: float = 0.0
@@ -83,13 +92,18 @@ class Compute(Node):
 
 @dataclass(frozen=True)
 class Collective(Node):
-    """Of a group of the trace, whose members start its collectives in the same order.
+    """A collective of a group of the trace, whose members start its collectives in the same order.
 
-    collective: in torch.distributed's words (`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`,
-    `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`). numel: elements of a rank's larger array, of `dtype`
-    (NumPy's name, or bfloat16 or float8). splits: of an all_to_all_v, elements that this rank sends to each member.
-    root: its rank in the job, for those that have one. kind: by which figures are summed up, such as a dimension of
-    parallelism. algorithm: of the testbed's, "" where whoever carries it out chooses.
+    Attributes:
+        group: Name of the group.
+        collective: Name in torch.distributed: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`,
+            `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`.
+        numel: Elements of a rank's larger array.
+        dtype: NumPy's name, or bfloat16 or float8.
+        splits: For an all_to_all_v, elements that this rank sends to each member.
+        root: Rank in the job of the root, for collectives that have one.
+        kind: Category by which results are summed up, such as a dimension of parallelism.
+        algorithm: One of the testbed's algorithms; "" leaves the choice to the executor.
     """
 
     group: str = ""
@@ -104,9 +118,15 @@ class Collective(Node):
 
 @dataclass(frozen=True)
 class PointToPoint(Node):
-    """One end of a message of `numel` elements of `dtype`; peer: the other end's rank in the job.
+    """One end of a message.
 
-    tag: tells messages of a pair that are under way at once apart; equal ones are matched in their order.
+    Attributes:
+        peer: Rank in the job of the other end.
+        numel: Number of elements.
+        dtype: Type of an element.
+        tag: Distinguishes concurrent messages of a pair; messages with equal tags are matched in order.
+        sends: Whether this is the sending end.
+        kind: Category by which results are summed up.
     """
 
     peer: int = 0
@@ -127,9 +147,12 @@ RankTrace = tuple[Node, ...]
 class JobTrace:
     """Every rank's step.
 
-    groups: ranks of the job that do collectives together, in their order, by names of their own. origin: who recorded
-    it and from what, for people. accelerator: for which computing was reckoned, "" unknown. left_out: what of another
-    program's files has no place here, in words.
+    Attributes:
+        ranks: Nodes of each rank.
+        groups: Ranks that run collectives together, in order, by unique names.
+        origin: Who recorded it and from what, for people.
+        accelerator: Accelerator for which compute times were estimated; "" unknown.
+        left_out: What the files of another program contain that a trace cannot hold, in words.
     """
 
     ranks: tuple[RankTrace, ...]
@@ -138,23 +161,23 @@ class JobTrace:
     accelerator: str = ""
     left_out: tuple[str, ...] = field(default=(), compare=False)
 
-    def changed(self, change: Callable[[Node], Node]) -> JobTrace:
-        """The same job with each node as `change` has it; what ranks have in common stays so.
+    def map_nodes(self, transform: Callable[[Node], Node]) -> JobTrace:
+        """Return the job with `transform` applied to each node; ranks that share nodes still share them.
 
-        Ranks of a large job are mostly alike, and have their nodes in common: each is asked for once.
+        Ranks of a large job are mostly equal and share their nodes: `transform` is called once for each.
         """
         nodes: dict[int, Node] = {}
-        owns: dict[int, RankTrace] = {}
+        new_ranks: dict[int, RankTrace] = {}
         for own in self.ranks:
-            if id(own) not in owns:
+            if id(own) not in new_ranks:
                 for node in own:
                     if id(node) not in nodes:
-                        nodes[id(node)] = change(node)
-                owns[id(own)] = tuple(nodes[id(node)] for node in own)
-        return replace(self, ranks=tuple(owns[id(own)] for own in self.ranks))
+                        nodes[id(node)] = transform(node)
+                new_ranks[id(own)] = tuple(nodes[id(node)] for node in own)
+        return replace(self, ranks=tuple(new_ranks[id(own)] for own in self.ranks))
 
     def write(self, path: Path) -> Path:
-        """As JSON, packed where the name ends in .gz; nodes that are alike stand in it once."""
+        """Write the trace as JSON, gzipped where the name ends in .gz; equal nodes are written once."""
         numbers: dict[Node, int] = {}
         ranks = [[numbers.setdefault(node, len(numbers)) for node in own] for own in self.ranks]
         document = {
@@ -167,13 +190,13 @@ class JobTrace:
             "ranks": ranks,
         }
         text = json.dumps(document, separators=(",", ":")).encode()
-        # without the time of day: the same trace is the same file
+        # no timestamp, so that equal traces give equal files
         path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
         return path
 
     @classmethod
     def read(cls, path: Path) -> JobTrace:
-        """The inverse. TraceError where the file is not one, or does not fit together."""
+        """Read a trace that `write` wrote. Raises TraceError where the file is not one, or is inconsistent."""
         try:
             data = path.read_bytes()
             document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
@@ -190,7 +213,11 @@ class JobTrace:
             ranks = tuple(tuple(nodes[number] for number in own) for own in document["ranks"])
             groups = {str(name): tuple(map(int, members)) for name, members in document["groups"].items()}
             found = cls(
-                ranks, groups, str(document["origin"]), str(document["accelerator"]), _unknown(document)
+                ranks,
+                groups,
+                str(document["origin"]),
+                str(document["accelerator"]),
+                _unknown_fields(document),
             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -199,7 +226,7 @@ class JobTrace:
         return found
 
     def check(self, where: str) -> None:
-        """TraceError, with rank and node, unless all that nodes refer to is there."""
+        """Check that everything that nodes refer to exists. Raises TraceError, which names rank and node."""
         for name, members in self.groups.items():
             if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
                 expected = f"different ranks of 0 to {len(self.ranks) - 1}"
@@ -212,15 +239,15 @@ class JobTrace:
     def _problem(self, rank: int, number: int, node: Node) -> str:
         if any(not 0 <= before < number for before in node.after):
             return f"after: got {list(node.after)}, expected numbers of earlier nodes"
-        if problem := _wrong_figures(node):
+        if problem := _figure_problem(node):
             return problem
         if isinstance(node, Collective):
-            return self._wrong_group(rank, node)
+            return self._group_problem(rank, node)
         if isinstance(node, PointToPoint) and (node.peer == rank or not 0 <= node.peer < len(self.ranks)):
             return f"peer: got {node.peer}, expected another rank of 0 to {len(self.ranks) - 1}"
         return ""
 
-    def _wrong_group(self, rank: int, node: Collective) -> str:
+    def _group_problem(self, rank: int, node: Collective) -> str:
         members = self.groups.get(node.group)
         if members is None or rank not in members:
             return f"group: got {node.group}, expected one that rank {rank} is in"
@@ -232,7 +259,7 @@ class JobTrace:
         return ""
 
 
-def _wrong_figures(node: Node) -> str:
+def _figure_problem(node: Node) -> str:
     if isinstance(node, Compute):
         for name in ("duration_s", "flops", "touched_bytes"):
             if not 0 <= (value := getattr(node, name)) < math.inf:
@@ -246,18 +273,18 @@ def _wrong_figures(node: Node) -> str:
 
 
 def _document(node: Node) -> dict[str, Any]:
-    """What is not as usual."""
-    usual = type(node)(node.name)
-    own = {key: value for key, value in asdict(node).items() if value != getattr(usual, key)}
+    """Return a node's fields that differ from their defaults."""
+    default = type(node)(node.name)
+    own = {key: value for key, value in asdict(node).items() if value != getattr(default, key)}
     return {"type": _NAMES[type(node)], "name": node.name, **own}
 
 
-_OF_TYPE: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": int | float}
-"""What nodes' fields may be in a file, by their annotations."""
+_FIELD_TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": int | float}
+"""JSON types of nodes' fields, by their annotations."""
 
 
 def _node(number: int, entry: Mapping[str, Any]) -> Node:
-    """Make a node of a file's entry. ValueError for a value of another type, TypeError, KeyError."""
+    """Make a node from an entry of a file. Raises ValueError for a value of a wrong type, TypeError, KeyError."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
@@ -272,11 +299,11 @@ def _node(number: int, entry: Mapping[str, Any]) -> Node:
 def _fits(value: Any, declared: str) -> bool:
     if declared.startswith("tuple"):
         return isinstance(value, tuple) and all(_fits(one, "int") for one in value)
-    return isinstance(value, _OF_TYPE[declared]) and isinstance(value, bool) == (declared == "bool")
+    return isinstance(value, _FIELD_TYPES[declared]) and isinstance(value, bool) == (declared == "bool")
 
 
-def _unknown(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a file has beside what is read, in words."""
+def _unknown_fields(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of a file that are not read, in words."""
     known = {"format", "schema", "origin", "accelerator", "groups", "nodes", "ranks"}
     unknown = sorted(set(document) - known)
     return (f"fields {', '.join(unknown)}",) if unknown else ()

@@ -1,7 +1,7 @@
 """All-gather: block r of rank r ends at all ranks. Played backwards (`plan.reverse`), each is a reduce-scatter.
 
-In what follows n is the number of ranks and B the size in bytes of all blocks together. Every algorithm here sends each
-block to each rank exactly once: each rank receives B (n - 1) / n in all. "Sends" is per rank.
+Below, n is the number of ranks and B the size in bytes of all blocks together. Every algorithm here sends each
+block to each rank exactly once, so each rank receives B (n - 1) / n in all. "Sends" is per rank.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ GATHER = "all-gather"
 
 
 def own_blocks(size: int) -> list[Runs]:
-    """Who has what at first: block r at rank r."""
+    """Return the initial blocks of each rank: block r at rank r."""
     return [((block, block + 1),) for block in range(size)]
 
 
 def ring_strand(
     members: Sequence[int], index: int, held: Sequence[Runs], direction: int = 1, phase: str = GATHER
 ) -> Strand:
-    """A ring of `members`, where the i-th has the blocks `held[i]` at first; this is the `index`-th."""
+    """Return the strand of the `index`-th rank in a ring of `members`.
+
+    `held[i]` are the blocks that the i-th member starts with.
+    """
     size = len(members)
     ahead, behind = members[(index + direction) % size], members[(index - direction) % size]
     return tuple(
@@ -37,10 +40,10 @@ def ring_strand(
 
 @ALL_GATHER.register("ring", auto=large_inside)
 def ring(request: PlanRequest, direction: int = 1) -> Plan:
-    """Everybody passes on to the next what came from the one before.
+    """Pass blocks around the ring: send to the next rank what came from the previous one.
 
-    Steps: n - 1. Sends B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is crossed
-    in one place in each direction, with B (n - 1) / n bytes.
+    Steps: n - 1. Sends B (n - 1) / n, all to the next rank. A boundary between groups of consecutive ranks is
+    crossed in one place in each direction, by B (n - 1) / n bytes.
     """
     rank, size = request.rank, request.size
     return even(size, (ring_strand(range(size), rank, own_blocks(size), direction),))
@@ -48,9 +51,9 @@ def ring(request: PlanRequest, direction: int = 1) -> Plan:
 
 @ALL_GATHER.register("bidirectional_ring")
 def bidirectional_ring(request: PlanRequest) -> Plan:
-    """Blocks go round in both directions, until they meet; neither direction waits for the other.
+    """Pass blocks around the ring in both directions until they meet; neither direction waits for the other.
 
-    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next.
+    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next rank.
     """
     rank, size = request.rank, request.size
     held = own_blocks(size)
@@ -60,7 +63,7 @@ def bidirectional_ring(request: PlanRequest) -> Plan:
 
 
 def factors(number: int) -> list[int]:
-    """Prime factors, smallest first."""
+    """Return the prime factors, smallest first."""
     found, factor = [], 2
     while factor * factor <= number:
         while number % factor == 0:
@@ -71,7 +74,7 @@ def factors(number: int) -> list[int]:
 
 
 def digit_order(size: int, far_first: bool) -> list[tuple[int, int]]:
-    """(distance, factor) of each exchange: ranks that differ in one digit of a mixed-radix number are `distance` apart.
+    """Return (distance, factor) of each exchange: ranks that differ in one mixed-radix digit are `distance` apart.
 
     The least significant digit counts neighbours, the most significant one the farthest groups of ranks.
     """
@@ -83,14 +86,15 @@ def digit_order(size: int, far_first: bool) -> list[tuple[int, int]]:
 
 
 def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
-    """Exchange all that one has with partners at ever other distances: what one has doubles each time.
+    """Exchange everything held so far with partners at different distances; each exchange doubles what a rank holds.
 
-    For n a power of two, partners differ in one bit. For other n the distances are products of its prime factors, and
-    an exchange over factor f is between f ranks, each with all others: no rank waits outside, at f - 1 messages.
+    For n a power of two, partners differ in one bit. For other n the distances are products of the prime factors of
+    n. An exchange over factor f is between f ranks, each with all others, at f - 1 messages; no rank idles.
     Steps: one per prime factor of n, log2 n for powers of two. Sends B (n - 1) / n.
-    Near first: neighbours first, with little; the last and largest exchange, B (f - 1) / n each, goes farthest.
-    Far first: the farthest exchange is done while each has one block only. Between two halves of the ranks the former
-    carries n x B / 2 bytes, both directions together, the latter B, the least possible.
+    Near first: neighbours exchange first, with little data; the last and largest exchange, B (f - 1) / n each, goes
+    farthest.
+    Far first: the farthest exchange is done while each rank has only one block. Between two halves of the ranks,
+    near first sends n x B / 2 bytes, both directions together; far first sends B, the minimum.
     """
     rank, size = request.rank, request.size
     held = {rank}
@@ -109,19 +113,19 @@ def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
 
 @ALL_GATHER.register("near_first")
 def near_first(request: PlanRequest) -> Plan:
-    """Recursive doubling, neighbours first: see `recursive_doubling`."""
+    """Recursive doubling, neighbours first; see `recursive_doubling`."""
     return recursive_doubling(request, far_first=False)
 
 
 @ALL_GATHER.register("far_first", auto=small)
 def far_first(request: PlanRequest) -> Plan:
-    """Recursive doubling, the farthest first: see `recursive_doubling`."""
+    """Recursive doubling, farthest first; see `recursive_doubling`."""
     return recursive_doubling(request, far_first=True)
 
 
 @ALL_GATHER.register("bruck")
 def bruck(request: PlanRequest) -> Plan:
-    """In round k send what one has, up to what is missing, to the rank 2^k before, hear from the one 2^k behind.
+    """In round k, send what is held and still missing there to the rank 2^k before; receive from the one 2^k behind.
 
     Steps: ceil(log2 n) for any n, one message in each direction. Sends B (n - 1) / n. Source: Bruck et al. 1997,
     "Efficient algorithms for all-to-all communications in multiport message-passing systems".
@@ -141,7 +145,7 @@ def bruck(request: PlanRequest) -> Plan:
 
 @ALL_GATHER.register("direct")
 def direct(request: PlanRequest) -> Plan:
-    """Everybody sends its block to everybody, all at once.
+    """Send the own block to every other rank at once.
 
     Steps: 1, with n - 1 messages out and in. Sends B (n - 1) / n.
     """
@@ -156,11 +160,12 @@ def direct(request: PlanRequest) -> Plan:
 
 @ALL_GATHER.register("hierarchical", auto=large_across)
 def hierarchical(request: PlanRequest) -> Plan:
-    """Each block goes once into every other building, then rings inside the buildings spread all that came.
+    """Send each block once into every other building, then spread all received blocks by a ring inside each building.
 
-    The i-th rank of a building sends its block to the (i mod m)-th of each other building, m being its size.
-    Steps: 1 across (where there is more than one building), m - 1 inside. Sends across: B / n to each other building:
-    with g buildings B (g - 1) in all, the least possible; inside: B less what the next rank in the ring holds.
+    The i-th rank of a building sends its block to the (i mod m)-th of each other building, m being that building's
+    size.
+    Steps: 1 across (if there is more than one building), m - 1 inside. Sends across: B / n to each other building;
+    with g buildings B (g - 1) in all, the minimum. Sends inside: B less what the next rank in the ring holds.
     """
     rank, size = request.rank, request.size
     members = members_of(request.groups)
@@ -185,7 +190,7 @@ def hierarchical(request: PlanRequest) -> Plan:
 
 
 def members_of(groups: Sequence[int]) -> list[list[int]]:
-    """The ranks of each group, groups in the order of their first rank."""
+    """Return the ranks of each group, groups in the order of their first rank."""
     found: dict[int, list[int]] = {}
     for rank, group in enumerate(groups):
         found.setdefault(group, []).append(rank)

@@ -1,6 +1,6 @@
-"""All-reduce and reduce-scatter, put together from all-gathers played backwards and forwards.
+"""All-reduce and reduce-scatter, composed of all-gathers played backwards and forwards.
 
-n is the number of ranks, B the array's bytes; "sends" is per rank, where n divides the elements.
+n is the number of ranks, B the array's bytes. "Sends" is per rank, if n divides the number of elements.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from testbed.comm.collectives.registry import (
 )
 
 REDUCE = "reduce-scatter"
-# Parts of a message are reduced, or passed on, while others travel. Measured with benchmarks/peers: a ring needs few
-# parts, for its links are busy anyway; a hierarchy many, for only then are links inside and between buildings busy at
-# the same time.
+# Parts of a message are reduced, or passed on, while others are in flight. Measured with benchmarks/peers: a ring needs
+# few parts, because its links are busy anyway; a hierarchy needs many, to keep links inside and between buildings busy
+# at the same time.
 RING_CHANNELS, TIER_CHANNELS = Pieces(4, 128 * 1024), Pieces(16, 16 * 1024)
 
 
 def backwards(gather: Plan) -> Plan:
-    """The reduce-scatter that an all-gather is when played backwards: as many steps, as many bytes."""
+    """Return the reduce-scatter that is this all-gather played backwards, with the same steps and bytes."""
     return reverse(gather, REDUCE)
 
 
 @REDUCE_SCATTER.register("ring", channels=RING_CHANNELS, auto=large_inside)
 def ring_reduce_scatter(request: PlanRequest) -> Plan:
-    """Everybody adds its own to what came from the one before and passes it on to the next.
+    """Add the own part to what came from the previous rank and pass it on to the next.
 
     Steps: n - 1. Sends B (n - 1) / n, all to the next rank.
     """
@@ -50,9 +50,8 @@ def ring(request: PlanRequest) -> Plan:
     """Ring reduce-scatter, then ring all-gather, both in the same direction.
 
     Steps: 2 (n - 1). Sends 2 B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is
-    crossed in one place in each direction. Source: Patarasuk and Yuan 2009,
-    "Bandwidth optimal all-reduce algorithms for
-    clusters of workstations".
+    crossed in one place in each direction. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations".
     """
     return then(ring_reduce_scatter(request), all_gather.ring(request))
 
@@ -69,15 +68,16 @@ def bidirectional_ring(request: PlanRequest) -> Plan:
 
 @ALL_REDUCE.register("halving_doubling", channels=RING_CHANNELS, auto=small)
 def halving_doubling(request: PlanRequest) -> Plan:
-    """Recursive halving, neighbours first, then recursive doubling, the farthest first.
+    """Recursive halving, neighbours first, then recursive doubling, farthest first.
 
-    For n a power of two, partners differ in one bit; for other n see `gathering.recursive_doubling`. The large messages
-    go to neighbours, the small ones far. Steps: 2 per prime factor of n, 2 log2 n for powers of two. Sends
-    2 B (n - 1) / n. Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-    in MPICH", without its extra step for other n.
+    For n a power of two, partners differ in one bit; for other n see `all_gather.recursive_doubling`. The large
+    messages go to neighbours, the small ones far.
+    Steps: 2 per prime factor of n, 2 log2 n for powers of two. Sends 2 B (n - 1) / n.
+    Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH",
+    without its extra step for other n.
     """
     size = request.size
-    # which block a rank ends up with is free: numbered by reversed digits, what it has is always one run
+    # a rank may end up with any block: numbered by reversed digits, the blocks it holds always form one run
     names = [0] * size
     for number in range(size):
         name, weight = 0, size
@@ -91,11 +91,11 @@ def halving_doubling(request: PlanRequest) -> Plan:
 
 @ALL_REDUCE.register("double_tree", chunks=CHUNKS)
 def double_tree_all_reduce(request: PlanRequest) -> Plan:
-    """Half of the array is reduced up one binary tree and sent down again, the other half along another.
+    """All-reduce each half of the array over its own binary tree: reduce it up the tree and send it down again.
 
-    Nearly every rank is a leaf of one tree and has two children in the other, so that all work alike.
-    Steps: 2 ceil(log2 n) at most, for the first chunk. Sends at most 2 B, 2 B (n - 1) / n on the average. Source:
-    Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
+    Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive alike.
+    Steps: at most 2 ceil(log2 n) for the first chunk. Sends at most 2 B, on average 2 B (n - 1) / n.
+    Source: Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
     """
     chunks = request.pieces
     blocks = [range(0, chunks), range(chunks, 2 * chunks)]
@@ -106,13 +106,13 @@ def double_tree_all_reduce(request: PlanRequest) -> Plan:
 def hierarchical(request: PlanRequest, across: Literal["ring", "tree"] = "ring") -> Plan:
     """Ring reduce-scatter inside each building, all-reduce across, ring all-gather inside.
 
-    Inside a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards, so
-    what goes across is cut where any building's shards are: within such a segment every building has one owner. The
-    owners of a segment all-reduce it by a ring, or by the double binary tree, in the order of the buildings' first
-    ranks; all segments at once.
-    Steps: 2 (m - 1) inside, 2 (g - 1) across g buildings by rings. Sends inside 2 B (m - 1) / m; across, of each
-    segment of S bytes that it owns, 2 S (g - 1) / g. With g buildings 2 B (g - 1) go between buildings in all, by
-    either kind across; with two, B in each direction, the least possible, whatever their sizes.
+    In a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards, so the
+    array is cut for the exchange across wherever any building's shards are cut: each such segment has one owner per
+    building. The owners of a segment all-reduce it by a ring, or by the double binary tree, in the order of the
+    buildings' first ranks, all segments at once.
+    Steps: 2 (m - 1) inside, 2 (g - 1) across g buildings by rings. Sends inside 2 B (m - 1) / m; across, 2 S (g -
+    1) / g for each owned segment of S bytes. With g buildings, 2 B (g - 1) go between buildings in all, with a ring
+    or a tree; with two, B in each direction, the minimum, whatever their sizes.
     """
     rank = request.rank
     members = members_of(request.groups)
@@ -140,7 +140,7 @@ def hierarchical(request: PlanRequest, across: Literal["ring", "tree"] = "ring")
             own = [runs_of([first + part]) for part in range(parts)]
             strands.append(_ring_across(owners, owners.index(rank), own) if rank in owners else ())
     stages: list[Stage] = []
-    several = max(map(len, members)) > 1  # somewhere: stages are the same on all ranks
+    several = max(map(len, members)) > 1  # in any building: all ranks need the same stages
     if several:
         around = even(1, (ring_strand(inside, index, held, direction=-1),))
         stages += reverse(around, "reduce-scatter inside").stages
@@ -159,44 +159,47 @@ def _ring_across(owners: Sequence[int], index: int, own: Sequence[tuple[tuple[in
 
 @ALL_REDUCE.register("hierarchical_tree", channels=TIER_CHANNELS)
 def hierarchical_tree(request: PlanRequest) -> Plan:
-    """As `hierarchical`, with the double binary tree across: for many buildings, as it takes 2 ceil(log2 g) steps."""
+    """Execute `hierarchical` with the double binary tree across.
+
+    It takes 2 ceil(log2 g) steps across g buildings, which suits many buildings.
+    """
     return hierarchical(request, "tree")
 
 
-# all-gathers played backwards: of the recursive ones, far first ends with neighbours, near first far away
+# all-gathers played backwards: far first becomes near first, and vice versa
 
 
 @REDUCE_SCATTER.register("bidirectional_ring", channels=RING_CHANNELS)
 def bidirectional_ring_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.bidirectional_ring` backwards."""
+    """Play `all_gather.bidirectional_ring` backwards."""
     return backwards(all_gather.bidirectional_ring(request))
 
 
 @REDUCE_SCATTER.register("near_first", auto=small)
 def near_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.far_first` backwards: neighbours first, with the large messages."""
+    """Play `all_gather.far_first` backwards: neighbours first, with the large messages."""
     return backwards(all_gather.far_first(request))
 
 
 @REDUCE_SCATTER.register("far_first")
 def far_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.near_first` backwards: the farthest first, with the large messages."""
+    """Play `all_gather.near_first` backwards: farthest first, with the large messages."""
     return backwards(all_gather.near_first(request))
 
 
 @REDUCE_SCATTER.register("bruck")
 def bruck_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.bruck` backwards."""
+    """Play `all_gather.bruck` backwards."""
     return backwards(all_gather.bruck(request))
 
 
 @REDUCE_SCATTER.register("direct")
 def direct_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.direct` backwards: everybody sends each its part, all at once."""
+    """Play `all_gather.direct` backwards: every rank sends each other rank its part, all at once."""
     return backwards(all_gather.direct(request))
 
 
 @REDUCE_SCATTER.register("hierarchical", channels=TIER_CHANNELS, auto=large_across)
 def hierarchical_reduce_scatter(request: PlanRequest) -> Plan:
-    """`gathering.hierarchical` backwards: each building reduces first, and each block crosses once."""
+    """Play `all_gather.hierarchical` backwards: each building reduces first, and each block crosses once."""
     return backwards(all_gather.hierarchical(request))

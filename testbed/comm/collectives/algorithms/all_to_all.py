@@ -1,6 +1,6 @@
 """All-to-all: every rank has one block for every rank. Block s * n + d goes from rank s to rank d.
 
-n is the number of ranks, B the bytes of a rank's input, the block for itself included.
+n is the number of ranks, B the bytes of a rank's input, including the block for itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ CONCURRENCY = 8
 
 @ALL_TO_ALL.register("direct")
 def direct(request: PlanRequest, concurrency: int = CONCURRENCY) -> Plan:
-    """Each block straight to its rank, to the next one first, with at most `concurrency` under way in each direction.
+    """Send each block directly to its rank, the next rank first.
 
-    Steps: ceil((n - 1) / concurrency). Sends B (n - 1) / n.
+    At most `concurrency` messages are in flight in each direction. Steps: ceil((n - 1) / concurrency). Sends B (n -
+    1) / n.
     """
     rank, size = request.rank, request.size
     strands: list[list[Round]] = [[] for _ in range(max(1, min(concurrency, size - 1)))]
@@ -34,7 +35,7 @@ def direct(request: PlanRequest, concurrency: int = CONCURRENCY) -> Plan:
 
 @ALL_TO_ALL.register("pairwise")
 def pairwise(request: PlanRequest) -> Plan:
-    """In round k send to the rank k further, receive from the one k before: one message in each direction at a time.
+    """In round k, send to the rank k ahead and receive from the one k behind: one message per direction at a time.
 
     Steps: n - 1. Sends B (n - 1) / n.
     """
@@ -43,12 +44,12 @@ def pairwise(request: PlanRequest) -> Plan:
 
 @ALL_TO_ALL.register("hierarchical", auto=small_across)
 def hierarchical(request: PlanRequest) -> Plan:
-    """What a building has for one rank of another is put together inside first, and crosses as one message.
+    """Collect a building's blocks for one rank of another building first, then send them across as one message.
 
-    Of a building with m ranks, the (i mod m)-th collects what goes to the i-th rank of any other.
-    Steps: 1 inside, with m - 1 messages, then 1 across. A rank sends across one message for every rank that it collects
-    for: of m blocks each, to n / m - 1 ranks where buildings are equal, instead of n - m messages of one block. Bytes
-    between buildings are the same, the least possible; inside, blocks that cross move once more, unless the collector
+    In a building of m ranks, the (i mod m)-th collects the blocks for the i-th rank of any other building.
+    Steps: 1 inside, with m - 1 messages, then 1 across. A rank sends across one message for every rank it collects
+    for: m blocks each, to n / m - 1 ranks if buildings are equal, instead of n - m messages of one block. The bytes
+    between buildings are the same, the minimum; inside, blocks that cross are sent once more, unless the collector
     is their sender.
     """
     rank, size = request.rank, request.size
@@ -60,8 +61,8 @@ def hierarchical(request: PlanRequest) -> Plan:
     def collector(ranks: Sequence[int], target: int) -> int:
         return ranks[index_of[target] % len(ranks)]
 
-    def handed(source: int, to: int) -> list[int]:
-        """Blocks that a rank of this building gives another one of it first."""
+    def first_blocks(source: int, to: int) -> list[int]:
+        """Return the blocks that one rank of this building first sends to another."""
         far = [d for d in range(size) if d not in inside and collector(inside, d) == to]
         return [source * size + d for d in (to, *far)]
 
@@ -69,8 +70,8 @@ def hierarchical(request: PlanRequest) -> Plan:
     first_sends, first_receives = [], []
     for step in range(1, len(inside)):
         target, source = inside[(index + step) % len(inside)], inside[index - step]
-        first_sends.append(Transfer(target, runs_of(handed(rank, target))))
-        first_receives.append(Transfer(source, runs_of(handed(source, rank))))
+        first_sends.append(Transfer(target, runs_of(first_blocks(rank, target))))
+        first_receives.append(Transfer(source, runs_of(first_blocks(source, rank))))
     sends, receives = [], []
     for step in range(1, len(members)):
         there, back = members[(home + step) % len(members)], members[home - step]
@@ -80,7 +81,7 @@ def hierarchical(request: PlanRequest) -> Plan:
         receives.append(Transfer(collector(back, rank), runs_of(source * size + rank for source in back)))
     stages: list[Stage] = []
     strand: Strand
-    if max(map(len, members)) > 1:  # somewhere: stages are the same on all ranks
+    if max(map(len, members)) > 1:  # in any building: all ranks need the same stages
         strand = (Round("exchange inside", tuple(first_sends), tuple(first_receives)),)
         stages.append((strand,))
     if len(members) > 1:
@@ -91,7 +92,7 @@ def hierarchical(request: PlanRequest) -> Plan:
 
 @lru_cache(maxsize=128)
 def relays_blocks(algorithm: Algorithm, groups: tuple[int, ...]) -> bool:
-    """Whether any rank passes on blocks of an all-to-all that are neither from it nor for it."""
+    """Return whether any rank relays blocks of an all-to-all between two other ranks."""
     size = len(groups)
     for rank in range(size):
         for stages in algorithm(PlanRequest(rank, groups)).channels:
@@ -104,7 +105,7 @@ def relays_blocks(algorithm: Algorithm, groups: tuple[int, ...]) -> bool:
 
 @SENDRECV.register("direct")
 def shift(request: PlanRequest) -> Plan:
-    """Everybody sends its array to the next rank, and gets that of the one before. Steps: 1. Sends B / n."""
+    """Send the own array to the next rank and receive that of the previous one. Steps: 1. Sends B / n."""
     rank, size = request.rank, request.size
     right, left = (rank + 1) % size, (rank - 1) % size
     if size == 1:

@@ -1,7 +1,7 @@
-"""All-to-all whose counts the receivers do not know: real rows only, announced, or padding to the most there can be.
+"""All-to-all whose receivers do not know the counts: only real rows, announced, or padding to the maximum.
 
-As for tokens that a router sends to experts. c(s, d) is how many rows rank s has for rank d, M the most that any may
-have, w a row's bytes.
+Used for tokens that a router sends to experts. c(s, d) is the number of rows that rank s has for rank d, M the
+maximum, w a row's bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Request, TransportError
 
 COUNT_BYTES = 8
-ALL_PEERS = 1 << 14  # as many as there are tags for
+ALL_PEERS = 1 << 14  # as many as there are tags
 
 ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
-ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
-# as one launch for all peers has it: nobody's rows wait for another's
+ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, posts_ahead=True))
+# as with one kernel launch for all peers: no peer's rows wait for another's
 ALL_TO_ALL_V.add("late_counts_at_once", RowsAlgorithm(lambda count, most: count, ALL_PEERS))
-# as with handles that were exchanged before: buffers and counts are known, only rows travel, to all at once
-ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, ahead=True, told=True))
+# as with handles from an earlier exchange: buffers and counts are known, only rows are sent, to all peers at once
+ALL_TO_ALL_V.add(
+    "told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, posts_ahead=True, counts_known=True)
+)
 
 
 def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """What travels where rows[s][d] are to be sent from s to d, of which nobody has more than `most` for anybody."""
+    """Return the rows on the wire for rows[s][d] from rank s to rank d, where none exceeds `most`."""
     sent = rows_algorithm_of(ALL_TO_ALL_V, algorithm).sent
     return [[sent(count, most) for count in row] for row in rows]
 
@@ -38,25 +40,28 @@ def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], mos
 def rows_traffic(
     rows: Sequence[Sequence[int]], itemsize: int, algorithm: str | RowsAlgorithm
 ) -> dict[tuple[int, int], int]:
-    """Bytes per ordered pair of ranks, counts included. rows[s][d]: elements that travel from s to d."""
-    own = 0 if rows_algorithm_of(ALL_TO_ALL_V, algorithm).told else COUNT_BYTES
+    """Return the bytes per ordered pair of ranks, counts included. rows[s][d]: elements on the wire from s to d."""
+    count_bytes = 0 if rows_algorithm_of(ALL_TO_ALL_V, algorithm).counts_known else COUNT_BYTES
     return {
-        (here, there): own + itemsize * count
+        (here, there): count_bytes + itemsize * count
         for here, row in enumerate(rows)
         for there, count in enumerate(row)
-        if here != there and (own or count)
+        if here != there and (count_bytes or count)
     }
 
 
 class Exchange:
-    """Each rank's `rows[d]` to rank d, into `output[s]` of it, which has space for M rows.
+    """Send `rows[d]` to each rank d and receive into `output[s]` from each rank s, which has room for M rows.
 
-    rows: as many as `algorithm.sent` says travel. counts: how many of them are this rank's for each; `come`: how many
-    came from each, once they have. told: how many will, where that is known.
-    A message of 8 bytes with the count, and right behind it the rows, if any. The receiver posts its receive once it
-    knows the count, so nothing waits for a round trip; where the number of rows is known ahead, at once. Sends
-    8 (n - 1) + w sum over d of c(s, d), or, padded, 8 (n - 1) + w M (n - 1); where counts are told, rows alone. Up to
-    `algorithm.concurrency` peers at a time.
+    A rank sends a message of 8 bytes with the count, followed directly by the rows, if any. The receiver posts its
+    receive once it knows the count, so nothing waits for a round trip; if the number of rows is known ahead, it
+    posts at once. Sends 8 (n - 1) + w sum over d of c(s, d) bytes; padded, 8 (n - 1) + w M (n - 1); with known
+    counts, only the rows. At most `algorithm.concurrency` peers at a time.
+
+    rows: for each rank, as many as `algorithm.sent` says.
+    counts: how many of them are real.
+    known_counts: rows that will arrive from each rank, if known in advance.
+    received_counts: rows received from each rank, once they have arrived.
     """
 
     def __init__(
@@ -67,21 +72,21 @@ class Exchange:
         output: Array,
         counts: Sequence[int],
         algorithm: RowsAlgorithm,
-        told: Sequence[int] | None = None,
+        known_counts: Sequence[int] | None = None,
     ) -> None:
-        self.come = list(counts)
+        self.received_counts = list(counts)
         self._group = group
         self._rank = rank
         self._rows = rows
         self._output = output
-        self._counts = np.array(counts, dtype=np.int64)  # what is announced must not change under way
+        self._counts = np.array(counts, dtype=np.int64)  # a copy: announced counts must not change in flight
         self._algorithm = algorithm
-        self._told = told
+        self._known_counts = known_counts
 
     def steps(self, tag: int, position: Position) -> Steps:
-        """Carry it out. Uses two tags per strand."""
+        """Execute the exchange. Uses two tags per strand."""
         size, rank = len(self._rows), self._rank
-        own = self.come[rank]
+        own = self.received_counts[rank]
         self._output[rank, :own] = self._rows[rank][:own]
         position.phase = "exchange"
         strands = min(self._algorithm.concurrency, size - 1)
@@ -97,9 +102,9 @@ class Exchange:
         sends: list[Request] = []
         for distance in distances:
             target, source = (self._rank + distance) % size, (self._rank - distance) % size
-            if self._told is not None:
-                self.come[source] = self._told[source]
-                rows = self._receive(source, self._told[source], tag + 1, record)
+            if self._known_counts is not None:
+                self.received_counts[source] = self._known_counts[source]
+                rows = self._receive(source, self._known_counts[source], tag + 1, record)
                 if self._rows[target].size:
                     sends.append(group.send(target, tag + 1, as_bytes(self._rows[target]), record))
                 yield tuple(rows)
@@ -107,21 +112,21 @@ class Exchange:
             count = np.zeros(1, dtype=np.int64)
             announced = group.receive(source, tag, as_bytes(count), record)
             data: list[Request] = []
-            if algorithm.ahead:
+            if algorithm.posts_ahead:
                 data = self._receive(source, algorithm.sent(most, most), tag + 1, record)
             sends.append(group.send(target, tag, as_bytes(self._counts[target : target + 1]), record))
             if self._rows[target].size:
                 sends.append(group.send(target, tag + 1, as_bytes(self._rows[target]), record))
             yield (announced,)
-            come = int(count[0])
-            if not 0 <= come <= most:
+            announced_rows = int(count[0])
+            if not 0 <= announced_rows <= most:
                 raise TransportError(
-                    f"rank {group.transport.rank}: count announced by peer {group.ranks[source]}: got {come}, "
-                    f"expected 0 to {most}, as there is room for"
+                    f"rank {group.transport.rank}: count announced by peer {group.ranks[source]}: "
+                    f"got {announced_rows}, expected 0 to {most}, the room in the output"
                 )
-            self.come[source] = come
-            if not algorithm.ahead:
-                data = self._receive(source, algorithm.sent(come, most), tag + 1, record)
+            self.received_counts[source] = announced_rows
+            if not algorithm.posts_ahead:
+                data = self._receive(source, algorithm.sent(announced_rows, most), tag + 1, record)
             yield tuple(data)
         yield tuple(sends)
 

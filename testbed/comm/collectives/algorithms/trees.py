@@ -1,7 +1,7 @@
-"""Trees: one rank's array to all, or all ranks' into one, and both at once over two trees.
+"""Trees: one rank's array to all ranks, all ranks' arrays into one, and both at once over two trees.
 
-n is the number of ranks, B the array's bytes. Large arrays go in `chunks`, each on a strand of its own, so that a rank
-passes one on while the next comes in.
+n is the number of ranks, B the array's bytes. Large arrays are sent in `chunks`, each on its own strand, so that a
+rank forwards one chunk while the next arrives.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from testbed.comm.collectives.registry import (
     small,
 )
 
-# a chunk is passed on while the next one comes
+# a chunk is forwarded while the next one arrives
 CHUNKS = Pieces(64, 256 * 1024)
 
 
 def binomial_children(position: int, size: int) -> list[int]:
-    """Of the rank at a distance from the root, the farthest and thus deepest first."""
+    """Return the children of the rank at `position` from the root, the farthest and thus deepest first."""
     bit = 1
     while bit < size and not position & bit:
         bit *= 2
@@ -39,7 +39,7 @@ def binomial_children(position: int, size: int) -> list[int]:
 
 @BROADCAST.register("binomial", auto=small)
 def binomial_broadcast(request: PlanRequest) -> Plan:
-    """The root tells the rank half the ranks away, then both go on likewise in their halves.
+    """The root sends to the rank half the ranks away, then both do the same in their halves.
 
     Steps: ceil(log2 n). B to each rank but the root, which sends to ceil(log2 n) ranks.
     """
@@ -52,7 +52,7 @@ def binomial_broadcast(request: PlanRequest) -> Plan:
 
 @BROADCAST.register("chain", chunks=CHUNKS, auto=large)
 def chain_broadcast(request: PlanRequest) -> Plan:
-    """Each rank passes on to the next, chunk by chunk: for large arrays every link is busy nearly all the time.
+    """Forward the array to the next rank, chunk by chunk: for large arrays every link is busy nearly all the time.
 
     Steps: n - 2 + chunks. Each rank but the last sends B.
     """
@@ -78,7 +78,7 @@ def _down(parent: Sequence[int], children: Sequence[int], chunks: int) -> Plan:
 
 @SCATTER.register("direct", auto=large)
 def direct_scatter(request: PlanRequest) -> Plan:
-    """The root sends each rank its block. Steps: 1. The root sends B (n - 1) / n."""
+    """Send each rank its block from the root. Steps: 1. The root sends B (n - 1) / n."""
     rank, size, root = request.rank, request.size, request.root
     others = [(root + step) % size for step in range(1, size)]
     block = {other: Transfer(other, ((other, other + 1),)) for other in others}
@@ -91,13 +91,13 @@ def direct_scatter(request: PlanRequest) -> Plan:
 
 @SCATTER.register("binomial", auto=small)
 def binomial_scatter(request: PlanRequest) -> Plan:
-    """Along a binomial tree, each message with the blocks of all ranks below.
+    """Scatter along a binomial tree, each message with the blocks of the whole subtree.
 
     Steps: ceil(log2 n). The root sends B (n - 1) / n, in ceil(log2 n) messages.
     """
     rank, size, root = request.rank, request.size, request.root
 
-    def below(position: int) -> list[int]:
+    def subtree(position: int) -> list[int]:
         reach = position & -position if position else size
         return [(root + p) % size for p in range(position, min(position + reach, size))]
 
@@ -105,35 +105,35 @@ def binomial_scatter(request: PlanRequest) -> Plan:
     rounds = []
     if position:
         parent = (root + (position & (position - 1))) % size
-        rounds.append(Round("scatter", (), (Transfer(parent, runs_of(below(position))),)))
+        rounds.append(Round("scatter", (), (Transfer(parent, runs_of(subtree(position))),)))
     children = binomial_children(position, size)
     if children:
-        sends = tuple(Transfer((root + child) % size, runs_of(below(child))) for child in children)
+        sends = tuple(Transfer((root + child) % size, runs_of(subtree(child))) for child in children)
         rounds.append(Round("scatter", sends))
     return even(size, (tuple(rounds),))
 
 
 @REDUCE.register("binomial", auto=small)
 def binomial_reduce(request: PlanRequest) -> Plan:
-    """`binomial_broadcast` backwards."""
+    """Play `binomial_broadcast` backwards."""
     return reverse(binomial_broadcast(request), "reduce", reduces=True)
 
 
 @REDUCE.register("chain", chunks=CHUNKS, auto=large)
 def chain_reduce(request: PlanRequest) -> Plan:
-    """`chain_broadcast` backwards."""
+    """Play `chain_broadcast` backwards."""
     return reverse(chain_broadcast(request), "reduce", reduces=True)
 
 
 @GATHER.register("direct", auto=large)
 def direct_gather(request: PlanRequest) -> Plan:
-    """`direct_scatter` backwards."""
+    """Play `direct_scatter` backwards."""
     return reverse(direct_scatter(request), "gather", reduces=False)
 
 
 @GATHER.register("binomial", auto=small)
 def binomial_gather(request: PlanRequest) -> Plan:
-    """`binomial_scatter` backwards."""
+    """Play `binomial_scatter` backwards."""
     return reverse(binomial_scatter(request), "gather", reduces=False)
 
 
@@ -147,7 +147,7 @@ class Tree:
             self._grow(0, size, None)
 
     def _grow(self, start: int, end: int, parent: int | None) -> None:
-        """Places [start, end), start being even: the root is the odd one in the middle, or the only one."""
+        """Build the subtree of positions [start, end), start even; its root is an odd position in the middle."""
         if start >= end:
             return
         middle = start + (end - start) // 2
@@ -168,12 +168,12 @@ class Tree:
 
 
 def double_tree_strands(members: Sequence[int], index: int, blocks: Sequence[Sequence[int]]) -> list[Strand]:
-    """All-reduce over two trees of `members`; blocks[0] go up and down the first, blocks[1] the second."""
+    """Return an all-reduce over two trees of `members`; blocks[0] use the first tree, blocks[1] the second."""
     size = len(members)
     tree = Tree(size)
     strands = []
     for shift, own in enumerate(blocks):
-        # the second tree is the first moved by one position, so that leaves of one are inner nodes of the other
+        # the second tree is the first shifted by one position, so that leaves of one are inner nodes of the other
         position = (index + shift) % size
         parent = tree.parent[position]
         children = [members[(child - shift) % size] for child in tree.children[position]]

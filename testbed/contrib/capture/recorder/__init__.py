@@ -1,4 +1,4 @@
-"""Runs in the Python of somebody's training script, with PyTorch and the standard library alone: records its step.
+"""The recorder of a training step, which runs in the script's own Python with PyTorch and the standard library.
 
-Modules of the testbed outside this folder are not imported here, but for what `testbed` itself needs.
+It imports no modules of the testbed outside this folder, except what `testbed` itself needs.
 """

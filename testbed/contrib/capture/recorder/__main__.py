@@ -1,7 +1,7 @@
-"""Runs ranks of a script, each in a fork of a process that has PyTorch loaded, as lines on its standard input say.
+"""Runs ranks of a script, each in a fork of a process that has PyTorch loaded, as commands on standard input say.
 
-Reads a request (JSON) in the first line, then `run RANK`, `try RANK` (which has no other rank run for its sake), `end`.
-Says `over RANK` on its standard output.
+The first line is a request (JSON). Commands are `run RANK`, `try RANK` (which starts no other rank for its sake)
+and `end`. Prints `over RANK` when a rank has ended.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from testbed.contrib.capture.recorder.rank import run_rank
 
 
 class Runner:
-    """At most `most` ranks compute at a time; those that wait for another's objects do not count, and it goes first."""
+    """Runs at most `most` ranks at a time.
+
+    A rank that waits for another's objects does not count, and that other rank runs first.
+    """
 
     def __init__(self, request: dict[str, object], folder: Path, most: int) -> None:
         self.request, self.folder, self.most = request, folder, most
         self.queue: list[int] = []
-        self.begun: set[int] = set()
+        self.started: set[int] = set()
         self.running: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
         self.tried: set[int] = set()
         self.reports, self.report = os.pipe()
 
     def run(self) -> None:
-        """Until told to end."""
+        """Run until told to end."""
         selector = selectors.DefaultSelector()
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         selector.register(self.reports, selectors.EVENT_READ)
@@ -49,33 +52,33 @@ class Runner:
                     ending = True
                 *lines, rest[key.fd] = (rest[key.fd] + data).split(b"\n")
                 for line in lines:
-                    ending |= self._told(line.decode().split())
+                    ending |= self._handle(line.decode().split())
             self._reap()
             self._start()
 
-    def _told(self, words: list[str]) -> bool:
+    def _handle(self, words: list[str]) -> bool:
         if words[0] == "end":
             return True
         rank = int(words[1])
         if words[0] == "run":
             self.tried.discard(rank)
-            self.want(rank)
+            self.enqueue(rank)
             if rank in self.waiting:
-                self.want(self.waiting[rank], first=True)
+                self.enqueue(self.waiting[rank], first=True)
         elif words[0] == "try":
             self.tried.add(rank)
-            self.want(rank)
+            self.enqueue(rank)
         elif words[0] == "waits":
             self.waiting[rank] = int(words[2])
             if rank not in self.tried:
-                self.want(self.waiting[rank], first=True)
+                self.enqueue(self.waiting[rank], first=True)
         elif words[0] == "goes":
             self.waiting.pop(rank, None)
         return False
 
-    def want(self, rank: int, *, first: bool = False) -> None:
-        """Have a rank run, once."""
-        if rank in self.begun:
+    def enqueue(self, rank: int, *, first: bool = False) -> None:
+        """Queue a rank to be run, once."""
+        if rank in self.started:
             return
         if rank in self.queue:
             self.queue.remove(rank)
@@ -84,15 +87,15 @@ class Runner:
     def _start(self) -> None:
         while self.queue and len(self.running) - len(self.waiting) < self.most:
             rank = self.queue.pop(0)
-            self.begun.add(rank)
+            self.started.add(rank)
             sys.stdout.flush()
             child = os.fork()
             if not child:
-                self._be(rank)
+                self._run_child(rank)
             self.running[child] = rank
 
-    def _be(self, rank: int) -> None:
-        """In the child. What the script prints goes to a file."""
+    def _run_child(self, rank: int) -> None:
+        """Run the rank in the child process, with the script's output in a file."""
         try:
             out = os.open(self.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             nothing = os.open(os.devnull, os.O_RDONLY)
@@ -115,14 +118,14 @@ class Runner:
 
 
 def _prepare() -> None:
-    """Load what scripts of several ranks use, once for all; without what compiling needs, which nobody does here."""
+    """Import what multi-rank scripts use once, without the compiler, which is never used here."""
 
-    def as_it_is(found: Any = None, recursive: bool = True) -> Any:
+    def identity(found: Any = None, recursive: bool = True) -> Any:
         return found if found is not None else (lambda one: one)
 
-    torch._compile._disable_dynamo = torch._disable_dynamo = as_it_is
+    torch._compile._disable_dynamo = torch._disable_dynamo = identity
     for one in gc.get_objects():
-        # those that were made before: they would load the compiler when they are first called
+        # functions decorated earlier would load the compiler on their first call
         if (
             isinstance(one, FunctionType)
             and one.__code__.co_filename == torch._compile.__file__
@@ -137,9 +140,9 @@ def _prepare() -> None:
 
 
 def main() -> None:
-    """See above. The folder is the first argument."""
+    """Run the recorder. The first argument is the folder."""
     _prepare()
-    with open(0, "rb", buffering=0, closefd=False) as given:  # what comes after is read as it comes
+    with open(0, "rb", buffering=0, closefd=False) as given:  # later lines are read as they arrive
         request = json.loads(given.readline())
     gc.freeze()
     Runner(request, Path(sys.argv[1]), request["at_once"]).run()

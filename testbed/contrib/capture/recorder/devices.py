@@ -1,4 +1,4 @@
-"""Scripts that name CUDA run without: their tensors are the CPU's, fake ones, and its streams are those of a tape."""
+"""Emulation of accelerators: scripts that name CUDA run on fake CPU tensors, and their streams are those of a tape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("cuda", "xpu", "hpu")
 
 
 def on_cpu(device: Any) -> Any:
-    """The same, or the CPU for an accelerator."""
+    """Return the device, or the CPU for an accelerator."""
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type in NAMES else device
     if isinstance(device, str):
@@ -33,7 +33,7 @@ def on_cpu(device: Any) -> Any:
 
 
 class OnCpu(TorchFunctionMode):  # type: ignore[misc]
-    """What is made on, or moved to, an accelerator is on the CPU."""
+    """Redirects what is made on, or moved to, an accelerator to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See TorchFunctionMode."""
@@ -57,7 +57,7 @@ _MOVE = {torch.Tensor.to, torch.Tensor.type, torch.Tensor.new_empty, torch.Tenso
 
 
 def stream_classes(tape: Tape) -> tuple[Any, Any, Any]:
-    """Stream, Event and the context of a stream, as torch.cuda has them, over a tape's."""
+    """Return replacements of torch.cuda's Stream, Event and StreamContext that record on the tape."""
     count = iter(range(1, 1_000_000))
 
     class Stream:
@@ -137,7 +137,7 @@ def stream_classes(tape: Tape) -> tuple[Any, Any, Any]:
 
 
 def _outside(answer: Any) -> Callable[..., Any]:
-    """For scripts alone: PyTorch's own code is told that there is no accelerator."""
+    """Return a function that gives scripts `answer`, and PyTorch's own code the answer without an accelerator."""
 
     def call(*_: Any, **__: Any) -> Any:
         frame = sys._getframe(1)
@@ -162,11 +162,11 @@ _REAL_METHODS = {
     "from_group",
     "mesh",
 }
-"""Of a mesh: they read which ranks are where from tensors."""
+"""Methods of a mesh that read ranks from tensors, which must be real."""
 
 
 def _real(found: Any) -> Any:
-    """The same, without fake tensors in it."""
+    """Return the function or property, executed without fake tensors."""
     if isinstance(found, staticmethod | classmethod):
         return type(found)(_real(found.__func__))
     if isinstance(found, property):
@@ -181,7 +181,7 @@ def _real(found: Any) -> Any:
 
 
 class _RealIntegers(TorchDispatchMode):  # type: ignore[misc]
-    """Indices of gradient buckets are real: DDP's reducer reads them in C++. The buckets stay fake."""
+    """Keeps indices of gradient buckets real, because DDP's reducer reads them in C++. The buckets stay fake."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -201,9 +201,13 @@ Once = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def install(tape: Tape, name: str, memory_bytes: int, once: Once) -> None:
-    """Put it all in place of torch.cuda's and torch.cpu's. name, memory_bytes: of the accelerator that is played.
+    """Replace the relevant functions of torch.cuda and torch.cpu.
 
-    once: a context for what is done once and belongs to no step.
+    Args:
+        tape: Records the streams.
+        name: Name of the emulated accelerator.
+        memory_bytes: Its memory.
+        once: Context for work that is done once and belongs to no step.
     """
     stream, event, context = stream_classes(tape)
     known: dict[str, Any] = {}
@@ -228,11 +232,11 @@ def install(tape: Tape, name: str, memory_bytes: int, once: Once) -> None:
     foreach = "_get_foreach_kernels_supported_devices"
     setattr(foreach_utils, foreach, _always(["cpu", "cuda"]))
     setattr(sys.modules["torch.optim.optimizer"], foreach, _always(["cpu", "cuda"]))
-    _play_cuda(name, memory_bytes)
+    _emulate_cuda(name, memory_bytes)
     _map_devices(once)
 
 
-def _play_cuda(name: str, memory_bytes: int) -> None:
+def _emulate_cuda(name: str, memory_bytes: int) -> None:
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     nothing = ["empty_cache", "ipc_collect", "init", "_lazy_init"]
     nothing += ["set_device", "manual_seed", "manual_seed_all", "set_per_process_memory_fraction"]
@@ -292,7 +296,7 @@ def _map_devices(once: Once) -> None:
     autocast.__init__ = cast
     parallel = torch.nn.parallel.DistributedDataParallel
     begin_parallel = parallel.__init__
-    # reads what is in parameters' shapes, in C++
+    # reads the values of parameters' shapes, in C++
     torch.nn.parallel.distributed._verify_param_shape_across_processes = _always(None)
 
     def wrap(
@@ -310,10 +314,10 @@ def _map_devices(once: Once) -> None:
     torch.distributed.Reducer._rebuild_buckets = rebuilt
     apply = torch.nn.Module._apply
 
-    made = WeakIdKeyDictionary()  # of weights that several modules share
+    made = WeakIdKeyDictionary()  # new parameters of weights that several modules share
 
     def applied(self: Any, fn: Any, recurse: bool = True) -> Any:
-        """Parameters that change are new ones: a fake one cannot be swapped for another, as PyTorch would."""
+        """Replace changed parameters by new ones, because a fake one cannot be swapped as PyTorch would do it."""
         if recurse:
             for child in self.children():
                 child._apply(fn)
@@ -337,7 +341,7 @@ def _map_devices(once: Once) -> None:
 
 @contextlib.contextmanager
 def without_compiling() -> Iterator[None]:
-    """torch.compile leaves everything as it is."""
+    """Make torch.compile return its argument unchanged."""
 
     def compiled(model: Any = None, **_: Any) -> Any:
         return (lambda found: found) if model is None else model

@@ -1,4 +1,4 @@
-"""What PyTorch is asked to do, operation by operation: computing with its cost, and functional collectives."""
+"""Recording of PyTorch operations as they are dispatched: computing with its cost, and functional collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
 aten = torch.ops.aten
-FEW = 1024  # elements
+FEW = 1024  # elements; smaller integer tensors stay real
 _DEVICE = torch.ops.prim.device.default
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 FUNCTIONAL = {
@@ -49,7 +49,7 @@ NAMESPACES = (
     "symm_mem",
     "_dtensor",
 )
-_SAME = {
+_PRESERVING = {
     "view",
     "reshape",
     "_unsafe_view",
@@ -62,7 +62,7 @@ _SAME = {
     "to",
     "clone",
 }
-_SAME |= {
+_PRESERVING |= {
     "unbind",
     "split",
     "split_with_sizes",
@@ -77,55 +77,55 @@ _SAME |= {
     "lift_fresh",
     "expand",
 }
-"""Operations whose result has elements of what they are given."""
+"""Operations whose result consists of elements of their input."""
 _FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
 
 class UnknownCollective(TestbedError):
-    """One that is not known here."""
+    """A collective or group that is not supported."""
 
 
 class Speeds:
-    """Of an accelerator at the most. peaks: flop/s by element type; others compute as float32 does."""
+    """Peak speeds of an accelerator. peaks: flop/s by element type; types not listed compute at the rate of float32."""
 
     def __init__(self, peaks: Mapping[str, float], bytes_per_s: float) -> None:
         self.peaks, self.bytes_per_s = peaks, bytes_per_s
 
     def seconds(self, dtype: str, flops: float, touched_bytes: float) -> float:
-        """Of a kernel: the longer of its computing and its way to memory."""
+        """Return the lower bound of a kernel's time: the longer of its computing and its memory traffic."""
         computing = flops / self.peaks.get(dtype, self.peaks["float32"]) if flops else 0.0
         return max(computing, touched_bytes / self.bytes_per_s)
 
 
 def type_name(dtype: Any) -> str:
-    """As traces have it."""
+    """Return the name of an element type as traces have it."""
     return str(dtype).removeprefix("torch.")
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Writes on a tape while `on`. doing: forward, backward or compute."""
+    """Records dispatched operations on a tape while `on`. doing: forward, backward or compute."""
 
     def __init__(self, tape: Tape, sites: Sites, modules: Modules, speeds: Speeds) -> None:
         super().__init__()
         self.tape, self.sites, self.modules, self.speeds = tape, sites, modules, speeds
         self.on = False
-        self.quiet = False  # optimizers ask for numbers that are the CPU's
+        self.quiet = False  # optimizers read numbers that are on the CPU
         self.doing = "compute"
         self.backward = False
         self.check: Callable[[], None] = lambda: None
         self._pending = WeakIdKeyDictionary()
-        self._uniform = WeakIdKeyDictionary()  # what each element is, of counts that are taken to be the same
+        self._uniform = WeakIdKeyDictionary()  # value of each element, for counts that are assumed uniform
         self._views: dict[Any, bool] = {}
-        self._asked: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self.scalars: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See TorchDispatchMode."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # asked for all the time
+            return args[0].fake_device  # a hot path
         for one in types:
             if one not in PLAIN:
-                return NotImplemented  # a tensor of several, such as DTensor, whose parts come by later
+                return NotImplemented  # a composite tensor, such as DTensor, whose parts are dispatched later
         kwargs = kwargs or {}
         if func.namespace in NAMESPACES:
             return self._functional(func, args, kwargs)
@@ -137,9 +137,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self._computed(func, args, kwargs)
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is aten.bincount.default:  # as many as are asked for at the least
+        if func is aten.bincount.default:  # with the minimum length asked for
             most = max(1, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
-            return self._counted(aten.histc.default(args[0].float(), most).long(), args[0].numel())
+            return self._assume_uniform(aten.histc.default(args[0].float(), most).long(), args[0].numel())
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -147,38 +147,39 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return True
             what = "size" if isinstance(error, DynamicOutputShapeException) else "value"
             raise RuntimeError(
-                f"capture: {func} at {self.sites.here()}: its result's {what} depends on data, and there is none"
+                f"capture: {func} at {self.sites.here()}: its result's {what} depends on data, "
+                "which fake tensors do not have"
             ) from None
         if func is aten.histc.default:
-            self._counted(out, args[0].numel())
+            self._assume_uniform(out, args[0].numel())
         elif self._uniform and args and isinstance(args[0], torch.Tensor):
             for one in out if isinstance(out, list | tuple) else (out,):
                 if isinstance(one, torch.Tensor):
-                    self._follow(func, args[0], one)
+                    self._propagate_uniform(func, args[0], one)
         if self.on and not self._free(func):
             module = self.modules.current(self.backward)
             self.tape.compute(self._kind(), module, self._site(), self._cost(func, args, kwargs, out))
         return out
 
-    def _counted(self, counts: Any, total: int) -> Any:
-        """How many of each there are of so many things, such as tokens for an expert: taken to be as many of each."""
+    def _assume_uniform(self, counts: Any, total: int) -> Any:
+        """Mark counts, such as tokens per expert, as uniform."""
         self._uniform[counts] = total / counts.numel()
         return counts
 
-    def _follow(self, func: Any, given: Any, out: Any) -> None:
-        """What is made of counts that are all the same."""
+    def _propagate_uniform(self, func: Any, given: Any, out: Any) -> None:
+        """Mark the result of an operation on uniform counts as uniform, if it is."""
         each = self._uniform.get(given)
         if each is None:
             return
         name = func._schema.name.removeprefix("aten::")
         if name == "sum":
             self._uniform[out] = each * given.numel() / out.numel()
-        elif name in _SAME and out.numel() <= given.numel():
+        elif name in _PRESERVING and out.numel() <= given.numel():
             self._uniform[out] = each
 
     @staticmethod
     def _known(func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether this is about a few whole numbers that the script has written, such as ranks: they stay real."""
+        """Return whether this operates on a few integers written in the script, such as ranks, which stay real."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         if not tensors:
             return func._overloadpacket is aten.arange and all(
@@ -191,7 +192,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """What is done in this block belongs to no step."""
+        """Suspend recording for work that belongs to no step."""
         before, self.on = self.on, False
         try:
             yield
@@ -204,7 +205,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return "backward" if self.backward else self.doing
 
     def _site(self) -> str:
-        """Of the first kernel of several alone: looking takes time."""
+        """Return the location of the first kernel of a sequence; others have none, because the lookup is slow."""
         return "" if self.tape.current.open is not None else self.sites.here()
 
     def _free(self, func: Any) -> bool:
@@ -229,7 +230,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return name, flops, float(touched), self.speeds.seconds(name, flops, touched)
 
     def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A number out of a tensor: there is none, unless it is known. The program waits for it."""
+        """Return the value of a tensor's element: the known one, or a constant. The program waits for it."""
         if self.on and not self.quiet:
             self.tape.block()
         try:
@@ -260,27 +261,27 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         peer: int = 0,
         tag: int = 0,
     ) -> Any:
-        """See groups.Note."""
-        from testbed.contrib.capture.recorder.groups import Noted  # noqa: PLC0415
+        """Record a communication; see groups.Note."""
+        from testbed.contrib.capture.recorder.groups import RecordedWork  # noqa: PLC0415
 
         if collective == "all_to_all" and (each := self._uniform.get(tensors[0])) is not None:
             for result in results:
                 self._uniform[result] = each
         number = self._start(group, collective, tensors or results, splits, root, times, peer, tag)
-        token = self.tape.begun
-        return Noted(lambda: self.tape.wait(number, token), results, self._ask)
+        token = self.tape.generation
+        return RecordedWork(lambda: self.tape.wait(number, token), results, self._defer_wait)
 
-    def _ask(self, waited: Callable[[], None]) -> None:
-        """Whose future is taken is waited for when backward ends."""
+    def _defer_wait(self, waited: Callable[[], None]) -> None:
+        """Wait for an operation whose future is taken: during a backward pass at its end, otherwise now."""
         if self.backward:
-            self._asked.append(waited)
+            self._deferred.append(waited)
         else:
             waited()
 
     def backward_over(self) -> None:
-        """What was taken as a future is waited for now."""
-        asked, self._asked = self._asked, []
-        for waited in asked:
+        """Wait for the operations whose futures were taken during the backward pass."""
+        deferred, self._deferred = self._deferred, []
+        for waited in deferred:
             waited()
 
     def _start(
@@ -323,12 +324,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             return out
         if name not in FUNCTIONAL:
             raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()} is no collective that is known"
+                f"capture: {func._schema.name} at {self.sites.here()} is not a supported collective"
             )
         group = next((found for one in (*args, *kwargs.values()) if (found := _group(one)) is not None), None)
         if group is None:
             raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()}: a group that is not known"
+                f"capture: {func._schema.name} at {self.sites.here()}: its group is unknown"
             )
         out = func(*args, **kwargs)
         collective = FUNCTIONAL[name]
@@ -337,14 +338,14 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         root = group.ranks[args[1]] if collective == "broadcast" else None
         number = self._start(group, collective, larger, splits, root)
         for tensor in _tensors(out):
-            self._pending[tensor] = number, self.tape.begun
+            self._pending[tensor] = number, self.tape.generation
             if collective == "all_to_all" and (each := self._uniform.get(args[0])) is not None:
                 self._uniform[tensor] = each
         return out
 
     @staticmethod
     def _splits(args: Any) -> list[int]:
-        """Elements for each member; none where all get as many."""
+        """Return the elements for each member; empty if all get the same."""
         tensor, outputs, inputs = args[:3]
         if not inputs or len({*inputs, *outputs}) == 1:
             return []
@@ -363,7 +364,7 @@ def _tensors(found: Any) -> list[Any]:
 
 
 def _size(found: Any) -> tuple[int, Any]:
-    """Bytes of all tensors, and the type of the first that computes."""
+    """Return the bytes of all tensors, and the first floating-point type."""
     if isinstance(found, torch.Tensor):
         dtype = found.dtype
         return found.numel() * dtype.itemsize, dtype if dtype.is_floating_point else None
@@ -386,7 +387,7 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
 
 
 def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
-    """Products of rows with their group's matrix; or of groups' rows with each other, for gradients of weights."""
+    """Return the flops of rows times their group's matrix, or of groups' rows times each other for weight gradients."""
     return int(2 * one.numel() * other.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Process groups that do nothing but note what they are asked for: whatever backend a script names, it gets these."""
+"""Process groups that only record what they are asked to do; they replace every backend that a script names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.futures import Future
 
 BACKEND = "recording"
 
-# by method of a group: the collective, and of which argument a rank's larger array is
+# by method of a group: the collective, and the index of the argument with the rank's larger array
 _COLLECTIVES = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
@@ -34,14 +34,14 @@ _COLLECTIVES = {
 }
 
 Note = Callable[..., Any]
-"""Called with a group, a collective and its tensors; returns a function that notes a wait for it."""
+"""Records a collective of a group on tensors; returns a Work that records waits for it."""
 
 
 BY_NAME: dict[str, RecordingGroup] = {}
 
 
 class _NoBackend:
-    """What scripts and PyTorch ask of a group's backend: it can do nothing special."""
+    """What scripts and PyTorch get as a group's backend, without any optional feature."""
 
     supports_coalescing = supports_splitting = supports_time_estimate = False
 
@@ -55,8 +55,8 @@ class _NoBackend:
 _NO_BACKEND = _NoBackend()
 
 
-class Noted(c10d.Work):  # type: ignore[misc,unused-ignore]
-    """What a script waits for."""
+class RecordedWork(c10d.Work):  # type: ignore[misc,unused-ignore]
+    """The Work of a recorded operation."""
 
     def __init__(
         self, waited: Callable[[], None], result: Any, asked: Callable[[Callable[[], None]], None]
@@ -65,36 +65,36 @@ class Noted(c10d.Work):  # type: ignore[misc,unused-ignore]
         self._waited, self._result, self._asked = waited, result, asked
 
     def wait(self, timeout: Any = None) -> bool:
-        """Over at once; noted."""
+        """Record the wait and return at once."""
         self._waited()
         return True
 
     def synchronize(self) -> None:
-        """The same."""
+        """Record a wait."""
         self._waited()
 
     def block_current_stream(self) -> None:
-        """The same."""
+        """Record a wait."""
         self._waited()
 
     def is_completed(self) -> bool:
-        """Always; whoever asks again and again would never end."""
+        """Record a wait and return True, because a polling script would never end."""
         self._waited()
         return True
 
     def is_success(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def exception(self) -> None:
-        """Never one."""
+        """Return None."""
 
     def result(self) -> Any:
-        """The tensors."""
+        """Return the tensors."""
         return self._result
 
     def get_future(self) -> Any:
-        """Done; who takes it (as DDP's reducer does, in C++) waits for it at the end of the backward pass."""
+        """Return a completed future; its taker (DDP's reducer, in C++) waits for it at the end of the backward pass."""
         self._asked(self._waited)
         future: Any = Future()
         future.set_result(self._result)
@@ -108,31 +108,31 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(ranks))
         self.own, self.ranks, self.key = rank, tuple(ranks), key
         self._note = note
-        self.together: list[Any] | None = None
+        self.coalesced: list[Any] | None = None
         BY_NAME[key] = self
         self.made_name, self.made_desc = "", ""
 
     def note(self, *arguments: Any, **named: Any) -> Any:
-        """As `Note`; a part of those that are under way together."""
+        """Record an operation, see `Note`; it joins the operations that are being coalesced."""
         made = self._note(self, *arguments, **named)
-        if self.together is not None:
-            self.together.append(made)
+        if self.coalesced is not None:
+            self.coalesced.append(made)
         return made
 
     def getBackendName(self) -> str:
-        """For PyTorch."""
+        """See c10d."""
         return BACKEND
 
     def name(self) -> str:
-        """For PyTorch."""
+        """See c10d."""
         return BACKEND
 
     def rank(self) -> int:
-        """In the group."""
+        """Return this rank's number in the group."""
         return self.own
 
     def size(self) -> int:
-        """Of the group."""
+        """Return the number of ranks in the group."""
         return len(self.ranks)
 
     def _set_group_name(self, name: str) -> None:
@@ -144,32 +144,32 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """By which functional collectives find it."""
+        """The name by which functional collectives find it."""
         return self.made_name
 
     @property
     def group_desc(self) -> str:
-        """What it is for."""
+        """The purpose of the group."""
         return self.made_desc
 
     def _get_backend(self, device: Any) -> Any:
         return _NO_BACKEND
 
     def _start_coalescing(self, device: Any) -> None:
-        self.together = []
+        self.coalesced = []
 
-    def _end_coalescing(self, device: Any) -> Noted:
-        works, self.together = self.together or [], None
+    def _end_coalescing(self, device: Any) -> RecordedWork:
+        works, self.coalesced = self.coalesced or [], None
 
         def waited() -> None:
             for work in works:
                 work.wait()
 
-        return Noted(waited, [], lambda _: None)
+        return RecordedWork(waited, [], lambda _: None)
 
     def split_group(self, *_: Any, **__: Any) -> Any:
-        """Not supported."""
-        raise NotImplementedError("capture: split_group; new_group and meshes are known")
+        """Raise NotImplementedError."""
+        raise NotImplementedError("capture: split_group is not supported; new_group and meshes are")
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -177,7 +177,7 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
-    def barrier(self, opts: Any = None) -> Noted:
+    def barrier(self, opts: Any = None) -> RecordedWork:
         """See dist.barrier."""
         return self.note("barrier", [], [])  # type: ignore[no-any-return]
 
@@ -187,7 +187,7 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def alltoall_base(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
-    ) -> Noted:
+    ) -> RecordedWork:
         """See dist.all_to_all_single."""
         for tensor, sizes in ((input, input_splits), (output, output_splits)):
             if sizes and sum(sizes) != tensor.shape[0]:
@@ -200,23 +200,23 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Noted:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RecordedWork:
         """See dist.all_to_all."""
         splits = [part.numel() for part in inputs]
         even = len({*splits, *(part.numel() for part in outputs)}) == 1
         return self.note("all_to_all", inputs, outputs, splits=[] if even else splits)  # type: ignore[no-any-return]
 
-    def send(self, tensors: Any, target: int, tag: int = 0) -> Noted:
+    def send(self, tensors: Any, target: int, tag: int = 0) -> RecordedWork:
         """See dist.send."""
         return self.note("send", tensors, [], peer=self.ranks[target], tag=tag)  # type: ignore[no-any-return]
 
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Noted:
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> RecordedWork:
         """See dist.recv."""
         return self.note("recv", [], tensors, peer=self.ranks[source], tag=tag)  # type: ignore[no-any-return]
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Noted:
-        """Not to be told by one rank alone."""
-        raise NotImplementedError("capture: a receive from any rank: which one is found out when it runs")
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> RecordedWork:
+        """Raise NotImplementedError: the sender cannot be determined from one rank."""
+        raise NotImplementedError("capture: receives from any rank are not supported, expected a source")
 
 
 def _method(collective: str, larger: int) -> Any:
@@ -225,7 +225,7 @@ def _method(collective: str, larger: int) -> Any:
         opts = next((one for one in given if hasattr(one, "rootRank")), None)
         root = self.ranks[opts.rootRank] if opts is not None else None
         whole, times = _flat(given[larger]), 1
-        if collective in ("gather", "scatter"):  # all but the root have one side alone
+        if collective in ("gather", "scatter"):  # only the root has both sides
             whole, times = _flat(given[1 - larger]), len(self.ranks)
         return self.note(collective, whole, _flat(given[0]), root=root, times=times)
 
@@ -237,14 +237,14 @@ for _name, (_collective, _larger) in _COLLECTIVES.items():
 
 
 def _flat(found: Any) -> list[Any]:
-    """All tensors of lists of lists."""
+    """Return all tensors of nested lists."""
     if isinstance(found, torch.Tensor):
         return [found]
     return [tensor for part in found for tensor in _flat(part)]
 
 
 class World:
-    """Makes groups in place of PyTorch's own; groups: members by a name of ours, in the order of creation."""
+    """Makes groups in place of PyTorch's own. groups: members by the recorder's name, in order of creation."""
 
     def __init__(self, rank: int, size: int, note: Note) -> None:
         self.rank, self.size, self.note = rank, size, note
@@ -253,7 +253,7 @@ class World:
         self._keys: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def install(self) -> None:
-        """From now on init_process_group and new_group make groups of this world."""
+        """Make init_process_group and new_group create groups of this world."""
         dist.Backend.register_backend(BACKEND, self._unused, extended_api=True, devices=["cpu", "cuda"])
         helper = c10d._new_process_group_helper
 
@@ -286,7 +286,7 @@ class World:
             module.init_process_group = init_process_group
 
     def _name_meshes(self) -> None:
-        """A dimension of a mesh that is all ranks has the default group: it is called what the dimension is."""
+        """Name the default group after a mesh dimension that has all ranks."""
         begin = dist.device_mesh.DeviceMesh.__init__
 
         def make(mesh: Any, *arguments: Any, **named: Any) -> None:
@@ -294,7 +294,7 @@ class World:
             for dimension in mesh.mesh_dim_names or ():
                 try:
                     group = mesh.get_group(dimension)
-                except RuntimeError:  # a part of another, which gets its groups afterwards
+                except RuntimeError:  # a submesh, which gets its groups later
                     return
                 if isinstance(group, RecordingGroup) and self.families[group.key] == "world":
                     self.families[group.key] = dimension
@@ -314,7 +314,7 @@ class World:
         return RecordingGroup(options.group_rank, members, key, self.note)
 
     def _key(self, desc: str | None, members: tuple[int, ...]) -> str:
-        """A name that is the same on all ranks: what the group is for, and its first member."""
+        """Return a name that is the same on all ranks: the purpose of the group, and its first member."""
         family = (desc or "").removeprefix("mesh_")
         if family in ("", "undefined"):
             family = "group"

@@ -1,4 +1,9 @@
-"""One rank: the script, unmodified, until it has done its steps; what it did in the last goes to a file."""
+"""Execution of one rank: runs the unmodified script until it has done its steps, and writes the last step to a file.
+
+Python objects that ranks send each other before they train, such as shapes between stages, are really exchanged.
+Every rank runs by itself, so they go through files; a rank that waits for another's object reports it to the
+runner.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +33,26 @@ from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
 
-class _Enough(BaseException):
-    """All steps are recorded. No Exception: a script that catches those does not catch this."""
+class _AllStepsDone(BaseException):
+    """All steps are recorded. A BaseException, so that scripts that catch Exception do not catch it."""
 
 
 class Steps:
-    """Tells steps by optimizers: a step ends with the last of those that follow a backward pass."""
+    """Detects steps by optimizers: a step ends with the last optimizer step that follows a backward pass."""
 
     def __init__(self, recorder: RecordingMode, wanted: int) -> None:
         self.recorder, self.wanted = recorder, wanted
         self.count, self.length, self._backward, self._inside = 0, 0, False, False
 
     def install(self) -> None:
-        """Watch all optimizers, modules and backward passes."""
+        """Hook all optimizers, modules and backward passes."""
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
         torch.nn.modules.module.register_module_forward_pre_hook(self._forward)
         run = torch.autograd._engine_run_backward
 
         def backward(*arguments: Any, **named: Any) -> Any:
-            self._enough()
+            self._stop_if_done()
             self._begin()
             recorder, outer = self.recorder, self.recorder.backward
             recorder.backward = self._backward = True
@@ -56,7 +61,7 @@ class Steps:
             finally:
                 recorder.backward = outer
                 if not outer:
-                    recorder.doing = "compute"  # until a module runs: clipping gradients is no forward pass
+                    recorder.doing = "compute"  # until a module runs, e.g. for gradient clipping
                     recorder.backward_over()
 
         torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = backward
@@ -67,16 +72,16 @@ class Steps:
 
     def _restart(self) -> None:
         self.recorder.tape.restart()
-        self.recorder.modules.forget()
+        self.recorder.modules.clear()
         self.recorder.on = True
 
-    def _enough(self) -> None:
+    def _stop_if_done(self) -> None:
         if self.count >= self.wanted:
-            raise _Enough
+            raise _AllStepsDone
 
     def _forward(self, *_: Any) -> None:
         if not self._inside:
-            self._enough()
+            self._stop_if_done()
             self._begin()
             self.recorder.doing = "forward"
 
@@ -94,7 +99,7 @@ class Steps:
 
 
 def run_rank(request: Mapping[str, Any], folder: Path, rank: int, report: int) -> None:
-    """In a process of its own: leaves FOLDER/rank-RANK.json behind."""
+    """Run a rank in its own process; writes FOLDER/rank-RANK.json."""
     begun_s = time.monotonic()
     found: dict[str, Any]
     try:
@@ -140,7 +145,7 @@ def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) ->
     steps = Steps(recorder, request["steps"])
     world.install()
     devices.install(tape, request["accelerator"], request["memory_bytes"], recorder.once)
-    _pass_objects(Objects(folder, rank, report), rank, request["world_size"])
+    _replace_object_collectives(ObjectExchange(folder, rank, report), rank, request["world_size"])
     _vote_alone()
     torch.save = lambda *_, **__: None
     modules.install()
@@ -152,7 +157,7 @@ def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) ->
     with devices.without_compiling(), FakeTensorMode(allow_non_fake_inputs=True), recorder, devices.OnCpu():
         try:
             runpy.run_path(script, run_name="__main__")
-        except _Enough:
+        except _AllStepsDone:
             pass
         except SystemExit as ended:
             if ended.code not in (None, 0):
@@ -168,13 +173,13 @@ def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) ->
 
 
 def _traceback() -> str:
-    """As Python shows it, less what is ours."""
+    """Return the current traceback without the recorder's frames."""
     kind, error, trace = sys.exc_info()
     assert kind is not None
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not frame.filename.startswith(_OWN) and "runpy" not in frame.filename]
     last = max((at for at, frame in enumerate(own) if not frame.filename.startswith(_TORCH)), default=-1)
-    # the script's own lines, and where it ended in PyTorch
+    # the script's own frames, and where it failed in PyTorch
     shown = [
         frame
         for at, frame in enumerate(own)
@@ -184,10 +189,10 @@ def _traceback() -> str:
     return "".join([*lines, *traceback.format_exception_only(kind, error)])
 
 
-def _pass_objects(objects: Objects, rank: int, size: int) -> None:
-    """Collectives of Python objects; everybody's is taken to be as this rank's, but one from a given rank is that."""
+def _replace_object_collectives(objects: ObjectExchange, rank: int, size: int) -> None:
+    """Replace collectives of Python objects: gathers return this rank's object for all, others transfer objects."""
 
-    def everybody(found: list[Any], own: Any, group: Any = None) -> None:
+    def all_gather(found: list[Any], own: Any, group: Any = None) -> None:
         found[:] = [own] * len(found)
 
     def gather(own: Any, found: Any = None, *_: Any, **__: Any) -> None:
@@ -225,7 +230,7 @@ def _pass_objects(objects: Objects, rank: int, size: int) -> None:
         return source
 
     for module in (dist, c10d):
-        module.all_gather_object, module.gather_object = everybody, gather
+        module.all_gather_object, module.gather_object = all_gather, gather
         module.broadcast_object_list, module.scatter_object_list = broadcast, scatter
         module.send_object_list, module.recv_object_list = send, receive
 
@@ -241,7 +246,7 @@ def _peer(group: Any, rank: Any, in_group: Any, usual: Any) -> int:
 
 
 def _vote_alone() -> None:
-    """Pipeline stages vote on how they find shapes; all scripts' stages are made alike, so this rank's vote is it."""
+    """Make this rank's vote on shape inference decide: the pipeline stages of a script all vote alike."""
     with contextlib.suppress(ImportError):
         from torch.distributed.pipelining import stage  # noqa: PLC0415
 
@@ -262,12 +267,16 @@ def _vote_alone() -> None:
 POLL_S = 0.01
 
 
-class ObjectsMissing(TestbedError):
-    """A rank ended without an object that another waits for."""
+class MissingObject(TestbedError):
+    """A rank ended without sending an object that another waits for."""
 
 
-class Objects:
-    """Of one rank. folder: all ranks'. report: a file descriptor that says who waits for whom."""
+class ObjectExchange:
+    """Object exchange of one rank.
+
+    folder: shared by all ranks.
+    report: file descriptor for reports of who waits for whom.
+    """
 
     def __init__(self, folder: Path, rank: int, report: int) -> None:
         self.folder, self.rank, self.report = folder, rank, report
@@ -275,7 +284,7 @@ class Objects:
         self._received: dict[int, int] = {}
 
     def send(self, target: int, found: Any) -> None:
-        """Returns at once."""
+        """Send an object; returns at once."""
         number = self._sent[target] = self._sent.get(target, -1) + 1
         path = self.folder / f"{self.rank}-{target}-{number}"
         part = path.with_suffix(".part")
@@ -283,19 +292,19 @@ class Objects:
         part.rename(path)
 
     def receive(self, source: int) -> Any:
-        """Once the other rank has sent it. ObjectsMissing where that ends before."""
+        """Return the next object from a rank. Raises MissingObject if that rank ends without sending it."""
         number = self._received[source] = self._received.get(source, -1) + 1
         path, over = self.folder / f"{source}-{self.rank}-{number}", self.folder / f"over-{source}"
-        said = False
+        reported = False
         while not path.exists():
             if over.exists() and not path.exists():
-                raise ObjectsMissing(
-                    f"rank {self.rank} receives an object from rank {source}, which sends it {number}"
+                raise MissingObject(
+                    f"rank {self.rank} receives object {number + 1} from rank {source}, which sent only {number}"
                 )
-            if not said:
+            if not reported:
                 os.write(self.report, f"waits {self.rank} {source}\n".encode())
-                said = True
+                reported = True
             time.sleep(POLL_S)
-        if said:
+        if reported:
             os.write(self.report, f"goes {self.rank}\n".encode())
         return pickle.loads(path.read_bytes())

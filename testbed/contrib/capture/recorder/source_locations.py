@@ -1,4 +1,4 @@
-"""Where in somebody's program something is done: file and line, and the module of the model, forward and backward."""
+"""Source locations of operations: file and line, and the module of the model, in forward and backward passes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 class Sites:
-    """Lines of the user's own code, innermost first."""
+    """Lookup of lines in the user's own code."""
 
     def __init__(self) -> None:
         self._foreign: dict[CodeType, str | None] = {}
 
     def here(self) -> str:
-        """FILE:LINE of the innermost frame that is neither PyTorch's, Python's nor ours; "" where there is none."""
+        """Return FILE:LINE of the innermost frame outside PyTorch, Python and the recorder; "" if there is none."""
         frame = sys._getframe(1)
         while frame is not None:
             name = self._name(frame.f_code)
@@ -50,7 +50,7 @@ def _shown(file: str) -> str | None:
 
 
 class Modules:
-    """Which module is at work: forward by hooks, backward by when the node of the graph that is run was made."""
+    """The current module: in forward passes by hooks, in backward passes by when the current graph node was made."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
@@ -59,17 +59,17 @@ class Modules:
         self._at: list[str] = []
 
     def install(self) -> None:
-        """Watch all modules, from now on."""
+        """Hook all modules from now on."""
         torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
         torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
 
-    def forget(self) -> None:
-        """Of a step that is over."""
+    def clear(self) -> None:
+        """Forget the graph nodes of the previous step."""
         self._numbers.clear()
         self._at.clear()
 
     def current(self, backward: bool) -> str:
-        """The innermost module, "" outside of all."""
+        """Return the innermost module, "" outside of all."""
         if not backward:
             return self._stack[-1] if self._stack else ""
         node = torch._C._current_autograd_node()
@@ -91,7 +91,7 @@ class Modules:
         self._note()
 
     def _learn(self, root: Any) -> None:
-        """Names from the outermost module that is called, as its own parameters have them."""
+        """Record the names of the outermost called module's submodules, as its parameters have them."""
         inside = f"{self._stack[-1]}." if self._stack and self._stack[-1] else ""
         for name, module in root.named_modules():
             parts = [part for part in f"{inside}{name}".split(".") if part and part not in _WRAPPERS]

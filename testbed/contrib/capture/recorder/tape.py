@@ -1,5 +1,6 @@
-"""What a rank does, as it goes on the streams of an accelerator: kernels queue up on the current stream, communication
-on that of its group; events and waits order them. Knows nothing of PyTorch.
+"""A tape of one rank's work on the streams of an accelerator; independent of PyTorch.
+
+Kernels are queued on the current stream, communication on the stream of its group; events and waits order them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ MAIN = "compute"
 
 @dataclass
 class Work:
-    """Kernels of a stream that came one after the other, with no communication between.
+    """Consecutive kernels of a stream without communication in between.
 
-    flops: by element type. seconds: the sum of what each takes at the least.
+    flops: by element type.
+    seconds: the sum of the kernels' lower bounds.
     """
 
     kind: str
@@ -28,7 +30,12 @@ class Work:
 
 @dataclass
 class Stream:
-    """last: number of its last node. waits: of what its next one comes after, beside that. open: kernels since."""
+    """A stream of the accelerator.
+
+    last: number of its last node.
+    waits: other nodes that its next node depends on.
+    open: kernels since the last node.
+    """
 
     name: str
     last: int | None = None
@@ -37,33 +44,32 @@ class Stream:
 
     @property
     def before(self) -> set[int]:
-        """What is over when all on the stream so far is."""
+        """The nodes that must finish before the next one on the stream starts."""
         return self.waits | ({self.last} if self.last is not None else set())
 
 
 class Tape:
-    """Nodes of one rank, as a JSON document has them, in the order in which the program came to them."""
+    """Nodes of one rank, as JSON objects, in the order in which the program issued them."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.streams = {MAIN: Stream(MAIN)}
         self.current = self.streams[MAIN]
-        self.begun = 0
-        self._clocks: list[
-            dict[str, int]
-        ] = []  # of each node, the last of each stream that is over before it
+        self.generation = 0
+        # a vector clock per node: the last node of each stream that has finished before it
+        self._clocks: list[dict[str, int]] = []
 
     def restart(self) -> None:
-        """Forget all nodes: what comes now begins anew, whatever was under way."""
+        """Discard all nodes, whatever is in flight, and start a new generation."""
         self.nodes.clear()
         self._clocks.clear()
         for stream in self.streams.values():
             stream.last, stream.open = None, None
             stream.waits.clear()
-        self.begun += 1
+        self.generation += 1
 
     def stream(self, name: str) -> Stream:
-        """By name, made when it is first asked for."""
+        """Return a stream by name, made on first use."""
         return self.streams.setdefault(name, Stream(name))
 
     def compute(
@@ -73,7 +79,7 @@ class Tape:
         site: str,
         cost: tuple[str, float, float, float],
     ) -> None:
-        """A kernel on the current stream. cost: element type, flops, bytes, seconds at the least."""
+        """Add a kernel to the current stream. cost: element type, flops, bytes, lower bound in seconds."""
         if not cost[1] and not cost[2]:
             return
         stream = self.current
@@ -90,7 +96,7 @@ class Tape:
         work.seconds += seconds
 
     def flush(self, stream: Stream) -> None:
-        """Close the stream's open kernels to a node."""
+        """Turn the stream's open kernels into a node."""
         work, stream.open = stream.open, None
         if work is not None:
             self._add(
@@ -109,40 +115,40 @@ class Tape:
             )
 
     def communicate(self, stream_name: str, node: dict[str, Any]) -> int:
-        """Start on a stream of its own, after all that the current one has got so far. Returns its number."""
+        """Add a node on another stream, ordered after all work on the current one; returns its number."""
         self.flush(self.current)
         stream = self.stream(stream_name)
         self.flush(stream)
         return self._add(stream, node, self.current.before)
 
     def wait(self, number: int | None, token: int) -> None:
-        """The current stream goes on once that node is over. token: `begun` when the node was made."""
-        if number is not None and token == self.begun:
+        """Make the current stream wait for a node. token: `generation` when the node was made."""
+        if number is not None and token == self.generation:
             self.flush(self.current)
             self.current.waits.add(number)
 
     def record(self, stream: Stream | None = None) -> tuple[int, set[int]]:
-        """An event: what is over when all on the stream so far is."""
+        """Return an event for all work on the stream so far."""
         stream = stream or self.current
         self.flush(stream)
-        return self.begun, set(stream.before)
+        return self.generation, set(stream.before)
 
     def wait_event(self, event: tuple[int, Iterable[int]], stream: Stream | None = None) -> None:
-        """What comes on the stream comes after an event."""
+        """Make a stream wait for an event."""
         token, numbers = event
         stream = stream or self.current
-        if token == self.begun:
+        if token == self.generation:
             self.flush(stream)
             stream.waits |= set(numbers) - {stream.last}
 
     def block(self) -> None:
-        """The program itself waits for the current stream: what it asks for next, on any stream, comes after."""
+        """Make all streams wait for the current one, because the program itself does."""
         event = self.record()
         for stream in self.streams.values():
             self.wait_event(event, stream)
 
     def end(self) -> int:
-        """Close all that is open; how many nodes there are."""
+        """Flush all streams; returns the number of nodes."""
         for stream in self.streams.values():
             self.flush(stream)
         return len(self.nodes)
@@ -151,7 +157,7 @@ class Tape:
         clock = dict(self._clocks[stream.last]) if stream.last is not None else {}
         needs = []
         for number in sorted({*after, *stream.waits}, reverse=True):
-            # what came before something that is waited for anyway need not be named
+            # dependencies implied by another dependency are omitted
             if clock.get(self.nodes[number]["stream"], -1) < number:
                 needs.append(number)
                 for name, last in self._clocks[number].items():
@@ -164,7 +170,7 @@ class Tape:
 
 
 def common_module(one: str, other: str) -> str:
-    """The innermost module that both are in."""
+    """Return the innermost module that contains both."""
     found = []
     for here, there in zip(one.split("."), other.split("."), strict=False):
         if here != there:

@@ -1,4 +1,4 @@
-"""What a policy is: it says where packets go (routes), how they are marked, and what waits for what (classes)."""
+"""The interface of a policy: where packets go (routes), how they are marked, and which queues they use (classes)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ FLOW_RANK, MAX_RANK = 100, 150
 
 @dataclass(frozen=True)
 class Route:
-    """At one building: where the packets that `match` covers leave.
+    """The outgoing links for packets that match, at one building.
 
-    links: names of its links. Of several a hash of the 5-tuple chooses, one that stands there twice twice as often;
-    or, if `first_up`, the first that is up. rank: of several routes that cover a packet the one of the highest rank
-    counts; 0 to 150.
+    Attributes:
+        at: The building.
+        match: The packets.
+        links: Names of the building's links. A hash of the 5-tuple picks one; a link listed twice is picked twice as
+            often.
+        first_up: Whether to take the first link that is up instead.
+        rank: 0 to 150; the matching route of the highest rank applies.
+        comment: A description for people.
     """
 
     at: str
@@ -36,33 +41,33 @@ class Route:
 
 @dataclass(frozen=True)
 class Mark:
-    """Packets that come from a host get a traffic class on their way out of its building."""
+    """A DSCP to set on packets from a host as they leave its building."""
 
     host: str
     dscp: int
 
 
 class Policy(ABC):
-    """A transport policy. Derive, and say in `routes` where packets go. Everything here is pure.
+    """The base class of transport policies. Subclasses implement `routes`; all methods must be pure.
 
-    Options of the scenario arrive as attributes `options`. An exception in any method is one clear error, and the
-    network goes on under the rules it has.
+    The scenario's options are in the attribute `options`. An exception in any method becomes one error message, and the
+    network keeps its current rules.
     """
 
     replan = False
-    """Whether it is asked again, with the links that are down left out, when a link goes down or comes back."""
+    """Whether to compute the policy again, without the links that are down, when a link goes down or comes up."""
 
     known_options: tuple[str, ...] = ()
-    """What `options` may hold."""
+    """The names of the options that the policy accepts."""
 
     needed_options: tuple[str, ...] = ()
-    """Which of them must be there."""
+    """The names of the options that are mandatory."""
 
     finds_paths = False
-    """Whether policies that are about something else can leave the paths to it (`over`)."""
+    """Whether other policies can delegate their paths to this one, with option `over`."""
 
     goes_by_sizes = True
-    """Whether what it says may be something else where flows carry more, or less; it is not inherited."""
+    """Whether the result depends on how much flows carry. Subclasses do not inherit this attribute."""
 
     def __init__(self, **options: Any) -> None:
         if unknown := sorted(set(options) - set(self.known_options)):
@@ -72,34 +77,34 @@ class Policy(ABC):
 
     @abstractmethod
     def routes(self, view: View) -> Iterable[Route]:
-        """Where packets go. What no route covers is dropped."""
+        """Return where packets go; packets without a route are dropped."""
 
     def marks(self, view: View) -> Iterable[Mark]:
-        """Hosts whose packets are marked."""
+        """Return the hosts whose packets are marked."""
         return ()
 
     def classes(self, view: View) -> Sequence[QueueClass]:
-        """The queues in front of every WAN link; none: one for all packets."""
+        """Return the queues of every WAN link; empty for a single queue."""
         return ()
 
 
 POLICIES: Registry[type[Policy]] = Registry(
     "policy", "testbed.net.controller.policies", "testbed.policies", derived_from(Policy)
 )
-"""All that have a name. Each registers where it stands: `@POLICIES.register("ecmp")`."""
+"""The policies by name. Each registers in its own module: `@POLICIES.register("ecmp")`."""
 
 
 class LinkPolicy(Policy):
-    """A policy that says for each pair of buildings, and for each declared flow, which parallel links are taken."""
+    """A policy that chooses, for each pair of buildings, among the parallel links to the next building."""
 
     finds_paths = True
 
     @abstractmethod
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """Of the parallel links to the next building those that packets are spread over."""
+        """Return those of the parallel links to the next building that packets are spread over."""
 
     def routes(self, view: View) -> Iterable[Route]:
-        """One for each pair of buildings."""
+        """Yield one route per pair of buildings."""
         for here, there in view.pairs():
             chosen = tuple(end.name for end in self.choose(view.towards(here, there)))
             comment = f"to {there} on {', '.join(sorted(set(chosen)))}"
@@ -107,13 +112,13 @@ class LinkPolicy(Policy):
 
 
 def nearest(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
-    """Those of least delay."""
+    """Return the links of least delay."""
     least = min((end.delay_ps for end in ends), default=0)
     return [end for end in ends if end.delay_ps == least]
 
 
-def by_rate(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
-    """Each as often as its rate asks for, in the smallest whole numbers that keep the proportions well."""
+def repeat_by_rate(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
+    """Repeat each link in proportion to its rate, with the smallest integer weights that approximate the rates well."""
     if not ends:
         return []
     total = sum(end.rate_bps for end in ends)
@@ -129,17 +134,21 @@ def by_rate(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
 
 
 def spread_round_robin(view: View, flows: Iterable[Flow], spread: Any) -> Iterable[Route]:
-    """Connections dealt out to links in turn, at every building on their way.
+    """Assign connections to links round-robin, at every building on their paths.
 
-    Both directions of a connection are dealt alike. spread: from the parallel links to the next building to the order
-    in which they are dealt out.
+    Both directions of a connection get the same link.
+
+    Args:
+        view: The network.
+        flows: The flows to assign.
+        spread: Maps the parallel links to the next building to the sequence that connections cycle through.
     """
     seen: dict[tuple[str, str], dict[Any, int]] = {}
     for flow in sorted(flows, key=lambda flow: flow.connection):
         here, there = view.ends(flow)
-        for at, following in zip(path := view.route(here, there), path[1:], strict=False):
-            numbers = seen.setdefault((min(at, following), max(at, following)), {})
-            number = numbers.setdefault(flow.connection, len(numbers))
+        for at, neighbour in zip(path := view.route(here, there), path[1:], strict=False):
+            indices = seen.setdefault((min(at, neighbour), max(at, neighbour)), {})
+            index = indices.setdefault(flow.connection, len(indices))
             ends = spread(view.towards(at, there))
-            end = ends[number % len(ends)]
+            end = ends[index % len(ends)]
             yield Route(at, view.of(flow), (end.name,), rank=FLOW_RANK, comment=f"{flow} on {end.name}")

@@ -9,84 +9,87 @@ from testbed.net.controller.policies.base import (
     LinkPolicy,
     Policy,
     Route,
-    by_rate,
     nearest,
+    repeat_by_rate,
     spread_round_robin,
 )
-from testbed.net.controller.policy_view import LinkEnd, View, both_ways
+from testbed.net.controller.policy_view import LinkEnd, View, with_reverse_flows
 
 
 @POLICIES.register("shortest")
 class Shortest(LinkPolicy):
-    """All traffic on the link of least delay, on the lowest plane among equals."""
+    """A policy that sends all traffic over the link of least delay; among equals, the lowest plane."""
 
     goes_by_sizes = False
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """The nearest link on the lowest plane."""
+        """Return the link of least delay on the lowest plane."""
         return nearest(ends)[:1]
 
 
 @POLICIES.register("ecmp")
 class Ecmp(LinkPolicy):
-    """Flows spread over all links of least delay, by a hash of their 5-tuple."""
+    """A policy that spreads flows over all links of least delay by a hash of their 5-tuple."""
 
     goes_by_sizes = False
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """All links of least delay."""
+        """Return all links of least delay."""
         return nearest(ends)
 
 
 @POLICIES.register("wcmp")
 class Wcmp(LinkPolicy):
-    """As ecmp, but a link with twice the rate gets twice the flows."""
+    """A weighted ECMP policy: a link with twice the rate gets twice the flows."""
 
     goes_by_sizes = False
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """All that are as near, by their rates."""
-        return by_rate(nearest(ends))
+        """Return all links of least delay, repeated in proportion to their rates."""
+        return repeat_by_rate(nearest(ends))
 
 
 @POLICIES.register("qp_aware")
 class QpAware(Policy):
-    """Every connection has a plane of its own: those of a pair of hosts, and the pairs, are dealt out in turn.
+    """A policy that assigns connections to planes round-robin, within each pair of hosts and across pairs.
 
-    The idea of E-ECMP, which puts the number of the queue pair into the hash, without the hash's luck. Packets that
-    belong to no declared connection go as with ecmp.
+    It is E-ECMP, which puts the queue pair's number into the hash, without hash collisions. Packets of undeclared
+    connections are routed as with ecmp.
     """
 
     finds_paths = True
     goes_by_sizes = False
 
     def routes(self, view: View) -> Iterable[Route]:
-        """Ecmp's, and one for each declared connection at each building on its way."""
+        """Yield the routes of ecmp, and one per declared flow at each building on its path."""
         yield from Ecmp().routes(view)
-        yield from spread_round_robin(view, both_ways(view.crossing), nearest)
+        yield from spread_round_robin(view, with_reverse_flows(view.crossing), nearest)
 
 
 @POLICIES.register("spray")
 class Spray(Policy):
-    """The finest spreading that this datapath has: connections in turn on all parallel links, near or far, by rate.
+    """A policy that assigns connections round-robin to all parallel links, whatever their delay, weighted by rate.
 
-    Open vSwitch has no action that puts packets of one connection on several links. With a striped transport in `spray`
-    mode the segments of each message take turns on its connections, and so on all links.
+    This is the finest granularity that the datapath has: Open vSwitch has no action that spreads the packets of one
+    connection over several links. With a striped transport in `spray` mode, the segments of each message alternate
+    between its connections, and so between all links.
     """
 
     finds_paths = True
     goes_by_sizes = False
 
     def routes(self, view: View) -> Iterable[Route]:
-        """As with qp_aware, over more links."""
+        """Yield a route per pair of buildings, and one per declared flow at each building on its path."""
         for here, there in view.pairs():
-            links = tuple(end.name for end in by_rate(view.towards(here, there)))
+            links = tuple(end.name for end in repeat_by_rate(view.towards(here, there)))
             yield Route(here, view.to(there), links, comment=f"to {there} on all links")
-        yield from spread_round_robin(view, both_ways(view.crossing), lambda ends: interleaved(by_rate(ends)))
+        yield from spread_round_robin(
+            view, with_reverse_flows(view.crossing), lambda ends: interleave(repeat_by_rate(ends))
+        )
 
 
-def interleaved(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
-    """The same links in an order in which each comes round as evenly as can be."""
+def interleave(ends: Sequence[LinkEnd]) -> list[LinkEnd]:
+    """Reorder repeated links so that each is spaced as evenly as possible."""
     total = {end: ends.count(end) for end in ends}
     placed = dict.fromkeys(total, 0)
     order = []

@@ -1,8 +1,8 @@
-"""Policies about what waits for what, who gets how much, and what happens when a link dies. Paths are another's."""
+"""Policies for priorities, bandwidth shares and link failures. They delegate paths to another policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from testbed.net.errors import PolicyError
 from testbed.spec.link_direction import QueueClass
 
 FIRST_JOB_DSCP = 40
-"""`isolate` marks a job's packets with this and the numbers after it."""
+"""`isolate` marks the packets of job N with this DSCP plus N."""
 
 
-class OnPaths(Policy):
-    """A policy that leaves paths to another one: option `over`, one of those that spread; ecmp unless told."""
+class DelegatedPathsPolicy(Policy):
+    """The base class of policies that delegate paths to another policy, option `over` (default: ecmp)."""
 
     known_options: tuple[str, ...] = ("over",)
 
@@ -31,38 +31,41 @@ class OnPaths(Policy):
         self.replan = self.over.replan
 
     def routes(self, view: View) -> Iterable[Route]:
-        """Those of the policy in `over`."""
+        """Return the routes of the policy in `over`."""
         return self.over.routes(view)
 
 
-@POLICIES.register("priority")
-class Priority(OnPaths):
-    """Packets by their DSCP, in queues of their own. Option `classes`: a list of {name, dscp, share}, first goes first.
+def _dscps(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    dscp = entry["dscp"]
+    return tuple(dscp) if isinstance(dscp, (list, tuple)) else (dscp,)
 
-    Strict unless shares are given: a class waits while one before it has packets. Classes with a `share` of the rate
-    have that whatever the others do. Whatever no class names comes last. Default: pipeline (DSCP 46), gradients (26).
+
+@POLICIES.register("priority")
+class Priority(DelegatedPathsPolicy):
+    """A policy that queues packets by DSCP, in priority order. Option `classes`: a list of {name, dscp, share}.
+
+    Priority is strict unless shares are given: a class waits while an earlier one has packets. A class with a `share`
+    of the rate has that rate guaranteed. Packets of no class come last. Default: pipeline (DSCP 46), gradients (26).
     """
 
     known_options = ("over", "classes")
     default = ({"name": "pipeline", "dscp": 46}, {"name": "gradients", "dscp": 26})
 
     def classes(self, view: View) -> Sequence[QueueClass]:
-        """In their order, the rest last."""
-        found = []
-        for number, entry in enumerate(self.options.get("classes") or self.default):
-            dscps = entry["dscp"] if isinstance(entry["dscp"], (list, tuple)) else [entry["dscp"]]
-            found.append(
-                QueueClass(entry["name"], tuple(dscps), priority=number, share=entry.get("share", 0.0))
-            )
-        return [*found, QueueClass("rest", priority=len(found))]
+        """Return the classes in priority order, with the rest last."""
+        classes = []
+        for priority, entry in enumerate(self.options.get("classes") or self.default):
+            share = entry.get("share", 0.0)
+            classes.append(QueueClass(entry["name"], _dscps(entry), priority=priority, share=share))
+        return [*classes, QueueClass("rest", priority=len(classes))]
 
 
 @POLICIES.register("isolate")
-class Isolate(OnPaths):
-    """Each job has its guaranteed share of every link. Option `jobs`: a list of {name, hosts, share}.
+class Isolate(DelegatedPathsPolicy):
+    """A policy that guarantees each job a share of every link. Option `jobs`: a list of {name, hosts, share}.
 
-    The edges mark what a job's hosts send, whatever DSCP it had, and each mark has a queue of its own. What a job does
-    not use the others may.
+    The edges overwrite the DSCP of packets from a job's hosts, and each of these DSCPs has its own queue. Other jobs
+    may use the bandwidth that a job leaves unused.
     """
 
     known_options = ("over", "jobs")
@@ -84,46 +87,45 @@ class Isolate(OnPaths):
         return jobs
 
     def marks(self, view: View) -> Iterable[Mark]:
-        """Each host of a job."""
+        """Yield a mark for each host of each job."""
         for _, hosts, _, dscp in self._jobs(view):
             for host in hosts:
                 yield Mark(host, dscp)
 
     def classes(self, view: View) -> Sequence[QueueClass]:
-        """One per job, and one for the rest, which has what is left."""
+        """Return one class per job, and one for the rest with the remaining share."""
         jobs = self._jobs(view)
-        left = max(0.0, 1.0 - sum(share for _, _, share, _ in jobs))
-        found = [QueueClass(name, (dscp,), share=share) for name, _, share, dscp in jobs]
-        return [*found, QueueClass("rest", share=left)]
+        remaining = max(0.0, 1.0 - sum(share for _, _, share, _ in jobs))
+        classes = [QueueClass(name, (dscp,), share=share) for name, _, share, dscp in jobs]
+        return [*classes, QueueClass("rest", share=remaining)]
 
 
 @POLICIES.register("limit")
-class Limit(OnPaths):
-    """At most so much of every link's rate for some packets. Option `limits`: a list of {name, dscp, limit}.
+class Limit(DelegatedPathsPolicy):
+    """A policy that caps some packets at a share of every link's rate. Option `limits`: a list of {name, dscp, limit}.
 
-    By shaping: what comes faster waits, in a queue as long as the link's own, and TCP finds its rate. Policing, which
-    drops what comes faster, takes TCP to half of what it may have.
+    It shapes: excess packets wait in a queue as long as the link's own, and TCP adapts to the rate. Policing, which
+    drops excess packets, would reduce TCP to half of the permitted rate.
     """
 
     known_options = ("over", "limits")
     needed_options = ("limits",)
 
     def classes(self, view: View) -> Sequence[QueueClass]:
-        """One per limit, and one for the rest."""
-        found = []
-        for entry in self.options.get("limits", ()):
-            dscps = entry["dscp"] if isinstance(entry["dscp"], (list, tuple)) else [entry["dscp"]]
-            found.append(QueueClass(entry["name"], tuple(dscps), limit=entry["limit"]))
-        return [*found, QueueClass("rest")]
+        """Return one class per limit, and one for the rest."""
+        limits = self.options.get("limits", ())
+        classes = [QueueClass(entry["name"], _dscps(entry), limit=entry["limit"]) for entry in limits]
+        return [*classes, QueueClass("rest")]
 
 
 @POLICIES.register("failover")
-class Failover(OnPaths):
-    """Every link has the other parallel ones as spares: a fast-failover group takes the first that is up.
+class Failover(DelegatedPathsPolicy):
+    """A policy in which each link is backed up by its parallel links, with a fast-failover group.
 
-    Option `over`: the paths while all is well; shortest unless told. Where they spread by a hash, the hash is over the
-    links that are up. Option `replan`: whether the controller computes new paths when a link dies, which also finds
-    ways through other buildings; true unless told. The switch itself changes over first, without asking.
+    Option `over`: the policy for paths while all links are up (default: shortest). A policy that spreads by a hash
+    hashes over the links that are up. Option `replan`: whether the controller computes new paths when a link fails
+    (default: true), which also finds detours through other buildings. The switch itself fails over first, without the
+    controller.
     """
 
     known_options = ("over", "replan")
@@ -133,18 +135,18 @@ class Failover(OnPaths):
         self.replan = bool(options.get("replan", True))
 
     def routes(self, view: View) -> Iterable[Route]:
-        """The other's, with spares behind each link: those of least delay first, counted on from the link's plane."""
+        """Yield the routes of `over`, with backup links by delay, then by plane starting after the link's own."""
         parallel: dict[tuple[str, str], list[LinkEnd]] = {}
         for here in view.buildings:
             for end in view.links(here):
                 parallel.setdefault((here, end.neighbour), []).append(end)
-        beside = {(here, end.name): ends for (here, _), ends in parallel.items() for end in ends}
+        siblings = {(here, end.name): ends for (here, _), ends in parallel.items() for end in ends}
         for route in super().routes(view):
             if len(set(route.links)) > 1:
                 yield route
                 continue
             (link, *_) = route.links
-            ends = sorted(beside[route.at, link], key=lambda end: end.plane)
+            ends = sorted(siblings[route.at, link], key=lambda end: end.plane)
             own = [end.name for end in ends].index(link)
-            spares = sorted(ends[own + 1 :] + ends[:own], key=lambda end: end.delay_ps)
-            yield replace(route, links=(link, *(end.name for end in spares)), first_up=True)
+            backups = sorted(ends[own + 1 :] + ends[:own], key=lambda end: end.delay_ps)
+            yield replace(route, links=(link, *(end.name for end in backups)), first_up=True)

@@ -1,6 +1,6 @@
-"""What the model knows of congestion controls: each says how large its window is while packets are lost.
+"""Models of congestion controls: each gives its window size under packet loss.
 
-Each registers under its kernel name in the module where it stands. Somebody's own is a class in a file of its own: see
+Each registers under its kernel name in its own module. For user-defined ones see
 docs/how-to/plugins/congestion-controls.md.
 """
 

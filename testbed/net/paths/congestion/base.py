@@ -1,4 +1,4 @@
-"""What a congestion control is to the model: a response function, and how quickly a loss is mended."""
+"""The interface of a congestion control model: a response function, the window's growth, and loss recovery."""
 
 from __future__ import annotations
 
@@ -11,91 +11,97 @@ from testbed.plugins import Registry, derived_from
 
 @dataclass(frozen=True)
 class LossResponse:
-    """Of one congestion control. window: factor to the textbook's; recovery: round trips until a loss is mended."""
+    """A calibrated loss response: the window relative to the response function, and round trips to recover a loss."""
 
     window: float = 1.0
     recovery: float = 1.0
 
 
 class Growth(ABC):
-    """How one connection's window goes up and down; packets and seconds."""
+    """The growth of one connection's congestion window, in packets and seconds."""
 
-    leaves_by_trains: ClassVar[bool] = False
-    """Whether it stops doubling once acknowledgements of a window come for half a round trip (HyStart)."""
+    uses_hystart: ClassVar[bool] = False
+    """Whether it leaves slow start once the acknowledgements of a window take half a round trip (HyStart)."""
 
     @abstractmethod
     def after_loss(self, window: float) -> float:
-        """What is left of it."""
+        """Return the window after a loss."""
 
     @abstractmethod
     def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
-        """With so many more packets acknowledged, where it was full and does not double any more."""
+        """Return the window after more packets are acknowledged, if it was full and is not in slow start.
 
-    def waited(self, seconds: float) -> None:  # noqa: B027 - most have no clock
-        """Nothing was sent for so long."""
+        Args:
+            window: The window in packets.
+            acknowledged: The number of newly acknowledged packets.
+            now_s: The current time.
+            rtt_s: The round trip.
+        """
+
+    def idle(self, seconds: float) -> None:  # noqa: B027 - most have no clock
+        """Account for a time in which nothing was sent."""
 
     def shift(self, seconds: float) -> None:  # noqa: B027 - most have no clock
-        """Tell the time from so much later on."""
+        """Move the time origin forward by this many seconds."""
 
 
 class WholeGrowth(Growth):
-    """By one packet for so many acknowledged, which are counted, as Linux has it (`tcp_cong_avoid_ai`).
-
-    Windows are whole.
-    """
+    """Growth in whole packets: one more per a number of acknowledged packets, as in Linux's `tcp_cong_avoid_ai`."""
 
     def __init__(self) -> None:
         self._counted = 0
 
     @abstractmethod
-    def each(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
-        """Packets acknowledged for one more. acknowledged: that are new."""
+    def acks_per_increment(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
+        """Return the number of acknowledged packets for each increment; for the arguments see `grown`."""
 
     def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
-        """By those that are counted."""
+        """Count the acknowledged packets and return the new window."""
         whole = int(window)
-        each = self.each(whole, acknowledged, now_s, rtt_s)
-        if self._counted >= each:  # of larger windows
+        acks = self.acks_per_increment(whole, acknowledged, now_s, rtt_s)
+        if self._counted >= acks:  # counted for a larger window
             self._counted = 0
             whole += 1
         self._counted += acknowledged
-        more, self._counted = divmod(self._counted, each)
-        return float(whole + more)
+        increments, self._counted = divmod(self._counted, acks)
+        return float(whole + increments)
 
     def after_loss(self, window: float) -> float:
-        """And the count begins anew."""
+        """Reset the count and return the reduced window."""
         self._counted = 0
-        return float(self.left(int(window)))
+        return float(self.reduced(int(window)))
 
     @abstractmethod
-    def left(self, window: int) -> int:
-        """Of it, after a loss."""
+    def reduced(self, window: int) -> int:
+        """Return the window after a loss."""
 
 
 class CongestionControl(ABC):
-    """A congestion control of TCP, as the model of a step sees it."""
+    """A TCP congestion control, as the model of a step sees it."""
 
     window: ClassVar[type[Growth] | None] = None
-    """Of one connection, from its first packet on; None: it is what it is on average, from the beginning."""
+    """The growth of a connection's window from its first packet on; None to use the average window throughout."""
 
     response: ClassVar[LossResponse | None] = None
-    """Where no calibration has measured it; None: as Reno's, which calibrations have."""
+    """The loss response if no calibration has measured it; None for Reno's calibrated one."""
 
     goes_by_losses: ClassVar[bool] = True
-    """Whether losses lower its rate."""
+    """Whether losses reduce its rate."""
 
     paces: ClassVar[bool] = False
-    """Whether it spreads a window's packets over a round trip; else they are sent at once."""
+    """Whether it paces a window's packets over a round trip; otherwise it sends them in a burst."""
 
     startup: ClassVar[float] = 0.0
-    """Of one that paces: packets in a round trip, at which it begins; 0 where it does not tell."""
+    """For a pacing one, the initial rate in packets per round trip; 0 if unknown."""
 
     @staticmethod
     @abstractmethod
     def window_packets(loss: float, rtt_s: float) -> float:
-        """Packets that are under way on average; infinite where losses do not matter.
+        """Return the average number of packets in flight; infinite if losses do not matter.
 
-        loss: share of packets, above 0, up to 1. rtt_s: round trip of the empty path, seconds.
+        Args:
+            loss: The share of packets lost, above 0 and up to 1.
+            rtt_s: The round trip of the empty path in seconds.
         """
 
 
@@ -105,4 +111,4 @@ CONGESTION_CONTROLS: Registry[type[CongestionControl]] = Registry(
     "testbed.congestion_controls",
     derived_from(CongestionControl),
 )
-"""All that the model knows, by the kernel's names: `@CONGESTION_CONTROLS.register("reno")`."""
+"""The modelled congestion controls, by their kernel names: `@CONGESTION_CONTROLS.register("reno")`."""

@@ -1,4 +1,4 @@
-"""A window by the bottleneck's rate and the least round trip that were measured."""
+"""BBR: a window from the measured bottleneck rate and minimum round trip."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionCon
 
 @CONGESTION_CONTROLS.register("bbr")
 class Bbr(CongestionControl):
-    """Its first version, which does not go by losses."""
+    """BBR version 1, which does not react to losses."""
 
     goes_by_losses = False
     paces = True
-    startup = 2 / math.log(2) * 10  # `bbr_high_gain` times a first window of RFC 6928
+    startup = 2 / math.log(2) * 10  # `bbr_high_gain` times the initial window of RFC 6928
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
-        """No bound."""
+        """Return infinity: losses do not limit the window."""
         return math.inf

@@ -1,4 +1,4 @@
-"""A window that grows by a packet each round trip, and is halved when one is lost."""
+"""Reno: a window that grows by one packet per round trip and is halved on a loss."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import math
 
 from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, WholeGrowth
 
-MATHIS = math.sqrt(1.5)
+RESPONSE_FACTOR = math.sqrt(1.5)
 
 
 class RenoGrowth(WholeGrowth):
-    """RFC 5681: half after a loss, a packet more for each window."""
+    """Reno's growth (RFC 5681)."""
 
-    def left(self, window: int) -> int:
-        """Half."""
+    def reduced(self, window: int) -> int:
+        """Return half of the window."""
         return window >> 1
 
-    def each(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
-        """All of the window."""
+    def acks_per_increment(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
+        """Return the window: one more packet per acknowledged window."""
         return window
 
 
 @CONGESTION_CONTROLS.register("reno")
 class Reno(CongestionControl):
-    """Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"."""
+    """Reno, with the response function of Mathis et al. 1997.
+
+    "The macroscopic behavior of the TCP congestion avoidance algorithm".
+    """
 
     window = RenoGrowth
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
-        """The square root of 3/2 over the share that is lost."""
-        return MATHIS / math.sqrt(loss)
+        """Return sqrt(3 / (2 * loss))."""
+        return RESPONSE_FACTOR / math.sqrt(loss)

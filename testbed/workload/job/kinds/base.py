@@ -1,4 +1,4 @@
-"""What a workload is: a function from a request, and a scenario's options, to the plan of every rank."""
+"""The registry of workloads: functions from a request, and a scenario's options, to every rank's plan."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from testbed.workload.serving import Serving
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(WorkloadRequest):
-    """The same with all that is known of the job, for workloads that go by the scenario's keys or by the network.
+    """A request with everything that is known of the job, for workloads that use the scenario's keys or the network.
 
     Attributes:
-        scenario: Without variants; its topology and sizes are real ones.
-        topology: In figures of `scale`.
-        hosts: Of the ranks, in their order.
-        link_engine: Which is to carry the job.
+        scenario: The scenario, without variants; its topology and sizes are real.
+        topology: The topology in figures of `scale`.
+        hosts: Hosts of the ranks, in rank order.
+        link_engine: Link engine on which the job will run.
     """
 
     scenario: Scenario
@@ -40,7 +40,7 @@ class JobRequest(WorkloadRequest):
 
     @classmethod
     def of(cls, scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> JobRequest:
-        """Of a scenario on its topology, which is in figures of `scale`."""
+        """Return the request of a scenario. `topology` is in figures of `scale`."""
         hosts = tuple(scenario.rank_hosts(topology))
         return cls(
             tuple(host.building for host in hosts),
@@ -55,14 +55,14 @@ class JobRequest(WorkloadRequest):
 
     @property
     def building_indices(self) -> tuple[int, ...]:
-        """Of each rank's building, as plans have them."""
+        """The index of each rank's building, as plans have it."""
         return tuple(self.topology.building(name).index for name in self.buildings)
 
 
 MakePlan = Callable[..., "JobPlan | Training | Serving"]
-"""Called with a JobRequest and the scenario's options.
+"""A workload's function; called with a JobRequest and the scenario's options.
 
-Training: a plan that has stages, and with them memory. Serving: one that answers requests.
+It may return a plan with stages, and thus memory (`Training`), or one that answers requests (`Serving`).
 """
 
 
@@ -75,17 +75,23 @@ def _check(thing: object) -> str | None:
 WORKLOADS: Registry[MakePlan] = Registry(
     "workload", "testbed.workload.job.kinds", "testbed.workloads", _check
 )
-"""All that have a name. Each registers where it stands: `@WORKLOADS.register("local_sgd")`."""
+"""All named workloads. Each registers where it is defined: `@WORKLOADS.register("local_sgd")`."""
 
 
 _signature = lru_cache(inspect.signature)
 
 
 def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> JobPlan | Training | Serving:
-    """What one of WORKLOADS, or of a file, returns; options: what its function takes beside the request.
+    """Call a workload's function and check its result.
 
-    PluginError, with file and line, where the function raises, or what an added one returns is no plan of these ranks.
-    ConfigError where the function refuses an option: with a PlanProblem whose `where` is the option's name.
+    Args:
+        name: A workload of WORKLOADS, or FILE.py:NAME.
+        request: The request.
+        options: Arguments of the function besides the request.
+
+    Raises:
+        PluginError: The function raises, or a plug-in's result is no plan for these ranks; names file and line.
+        ConfigError: The function refuses an option, by a PlanProblem with the option's name as `where`.
     """
     make = WORKLOADS.find(name)
     file, line = source_of(make)
@@ -94,7 +100,7 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
         _signature(make).bind(request, **options)
     except TypeError as error:
         raise PluginError(
-            where=where, got=f"options that do not fit ({error})", expected=_taken(make)
+            where=where, got=f"options that do not fit ({error})", expected=_describe_options(make)
         ) from None
     try:
         with attribute_errors(f"workload {name}", Path(file)):
@@ -105,29 +111,29 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
         raise
     if not isinstance(made, JobPlan | Training | Serving):
         raise PluginError(where=where, got=f"a {type(made).__name__}", expected="a JobPlan")
-    if is_added(name):
-        _check_added(made if isinstance(made, JobPlan) else made.plan, request, where)
+    if is_plugin(name):
+        _check_plugin_plan(made if isinstance(made, JobPlan) else made.plan, request, where)
     return made
 
 
-def _check_added(plan: JobPlan, request: JobRequest, where: str) -> None:
+def _check_plugin_plan(plan: JobPlan, request: JobRequest, where: str) -> None:
     try:
         check_plan(plan, request.ranks, request.itemsize)
     except PlanProblem as error:
         raise PluginError(where=where, got=error.found, expected=error.expected) from None
 
 
-def is_added(name: str) -> bool:
-    """Whether that is somebody's own workload, of a file or a package: nobody has tried it before. PluginError."""
+def is_plugin(name: str) -> bool:
+    """Return whether a workload is a user's own, from a file or a package. Raises PluginError."""
     return not WORKLOADS.find(name).__module__.startswith("testbed.")
 
 
 def source_of(make: MakePlan) -> tuple[str, int]:
-    """File and line of a function."""
+    """Return the file and line of a function."""
     code = getattr(make, "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code else (make.__module__, 1)
 
 
-def _taken(make: MakePlan) -> str:
+def _describe_options(make: MakePlan) -> str:
     names = list(inspect.signature(make).parameters)[1:]
     return f"options: {', '.join(names)}" if names else "no options"

@@ -1,4 +1,4 @@
-"""Decoding with experts: tokens go to the ranks of their experts and come back, layer by layer, token by token."""
+"""Decoding with experts: tokens go to the ranks of their experts and back, layer by layer, token by token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from testbed.workload.plans.validation import PlanProblem
 
 EAGER, PADDED, RESIDENT, GATHERED = METADATA = ("eager", "graph_padded", "resident", "gathered")
 EXCHANGE, CACHED = HANDLES = ("exchange", "cached")
-BATCH, TOKENS = 128, 1  # of a rank, of a sequence, where options say nothing
-OF_METHOD = ("batch", "tokens", "metadata", "handles", "chaining")
-"""Options that say how much is decoded in a step, or how; all others say what."""
-COUNT_BYTES = 8  # of a count, and of an expert's number beside a token
+BATCH, TOKENS = 128, 1  # defaults: per rank, per sequence
+METHOD_OPTIONS = ("batch", "tokens", "metadata", "handles", "chaining")
+"""Options that select how much is decoded in a step, or how; the others describe the model."""
+COUNT_BYTES = 8  # of a row count, and of an expert's number
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -37,54 +37,59 @@ def decode(
     chaining: bool = True,
     routing_skew: float = 0.0,
 ) -> JobPlan:
-    """Each rank decodes `batch` sequences; experts are spread evenly over the ranks, every token goes to some of them.
+    """Plan decoding of `batch` sequences on each rank, with experts spread evenly over the ranks.
 
-    In each layer computing (attention), dispatch of rows to the experts' ranks, computing (experts), and combine, which
-    brings as many rows back. A rank has a token once, however many of its experts are there: at most `batch` rows go
-    from one rank to another. Which experts a token goes to is drawn by the seed, another for each layer and token.
+    Every token goes to some of the experts. Each layer is computation (attention), dispatch of rows to the experts'
+    ranks, computation (experts), and combine, which returns as many rows. A rank receives a token once, however many of
+    its experts the token uses, so at most `batch` rows go from one rank to another. The experts of a token are drawn
+    from the seed, anew for each layer and token.
 
     Args:
         request: What the plan is for.
-        batch: Sequences on each rank, of which each has a token under way.
-        experts: Of each layer; a multiple of the ranks.
-        experts_per_token: Different ones that work on a token.
-        row: Bytes of a token that travel.
-        layers: With experts.
-        tokens: Of each sequence, one after the other.
-        compute: Of a layer, half before the dispatch and half before the combine.
-        metadata: Where counts of rows are. eager: the host reads them before each dispatch
-            (`software_cost.synchronisation`) and sends the rows that there are. graph_padded: it never knows them, a
-            captured graph sends `batch` rows to everybody. resident: they stay on the device, and the rows that there
-            are travel. gathered: what all of these are held against; counts and experts' numbers are gathered by all
-            ranks in two all-gathers, the host reads them, then an all-to-all of the rows that there are.
-        handles: exchange: counts, and by protocol rendezvous buffers, are told before the rows of each dispatch.
-            cached: buffers are known and doubled, counts come with the rows: nothing else travels. With metadata
+        batch: Sequences per rank; each has one token in flight.
+        experts: Experts of each layer; a multiple of the ranks.
+        experts_per_token: Distinct experts that a token uses.
+        row: Bytes of a token on the wire.
+        layers: Layers with experts.
+        tokens: Tokens of each sequence, one after the other.
+        compute: Compute time of a layer, half before the dispatch and half before the combine.
+        metadata: Where row counts are. eager: the host reads them before each dispatch
+            (`software_cost.synchronisation`) and sends the actual rows. graph_padded: the host never knows them; a
+            captured graph sends `batch` rows to every rank. resident: they stay on the device, and the actual rows are
+            sent. gathered: the baseline; all ranks gather counts and expert numbers in two all-gathers, the host reads
+            them, then an all-to-all sends the actual rows.
+        handles: exchange: counts, and with protocol rendezvous buffers, are announced before the rows of each dispatch.
+            cached: buffers are known and doubled, and counts travel with the rows: nothing else is sent. Needs metadata
             resident.
         chaining: Whether the buffers of one rank's experts are posted as one chain, at the cost of one message. Else
-            each further one takes `software_cost.per_message` more of the sender, before the rows of it leave.
-        routing_skew: How unevenly tokens go to experts: standard deviation of an expert's share, as a share of the
-            even part, drawn once for each layer (log-normal); 0 for all alike.
+            each further buffer delays the sender by `software_cost.per_message` before its rows leave.
+        routing_skew: Standard deviation of an expert's share of tokens, relative to an even share; drawn once for each
+            layer (log-normal). 0 for even shares.
     """
     _check(request.ranks, batch, experts, experts_per_token, metadata, handles)
     if not 0 <= routing_skew <= 10:
         raise PlanProblem(where="routing_skew", got=str(routing_skew), expected="0 to 10")
-    maker = _Maker(request, batch, row, compute, metadata, handles, chaining)
+    maker = _DecodePlanner(request, batch, row, compute, metadata, handles, chaining)
     draw = random.Random(f"{request.seed}/decode")
-    shares = [shares_of(f"{request.seed}/decode/{layer}", experts, routing_skew) for layer in range(layers)]
+    shares = [
+        expert_shares(f"{request.seed}/decode/{layer}", experts, routing_skew) for layer in range(layers)
+    ]
     for token in range(tokens):
         for layer in range(layers):
-            rows, buffers = routed(draw, request.ranks, batch, experts, experts_per_token, shares[layer])
+            rows, buffers = draw_routing(
+                draw, request.ranks, batch, experts, experts_per_token, shares[layer]
+            )
             maker.layer(f"token {token}, layer {layer}", rows, buffers, experts_per_token)
     group = ("all", tuple(range(request.ranks)))
     return JobPlan((tuple(maker.operations),) * request.ranks, (group,), seed=request.seed)
 
 
-def shares_of(seed: str, experts: int, skew: float) -> Sequence[float]:
-    """What part of a layer's tokens each expert gets, relative to the others; nothing where all get as many."""
+def expert_shares(seed: str, experts: int, skew: float) -> Sequence[float]:
+    """Return the relative load of each expert of a layer; empty where all are equal."""
     return routing_weights(random.Random(seed), experts, skew) if skew else ()
 
 
-def routed(
+def draw_routing(
     draw: random.Random,
     ranks: int,
     batch: int,
@@ -92,14 +97,22 @@ def routed(
     experts_per_token: int,
     shares: Sequence[float] = (),
 ) -> tuple[Rows, Rows]:
-    """How many rows each rank, in rows, has for each: tokens with an expert there; and for how many experts.
+    """Draw the routing of a layer.
 
-    shares: how likely each expert is beside the others, one after the other without those that a token has; all alike
-    where none are given.
+    Args:
+        draw: Random generator.
+        ranks: Number of ranks.
+        batch: Tokens per rank.
+        experts: Number of experts.
+        experts_per_token: Distinct experts that a token uses.
+        shares: Relative probability of each expert, drawn without replacement; empty for equal ones.
+
+    Returns:
+        Rows from each rank (rows) to each rank (columns), and the number of experts that those rows use there.
     """
     own, everyone, sums = experts // ranks, range(experts), list(accumulate(shares))
 
-    def chosen_ones() -> Collection[int]:
+    def draw_experts() -> Collection[int]:
         if not sums:
             return draw.sample(everyone, experts_per_token)
         found: set[int] = set()
@@ -108,16 +121,16 @@ def routed(
         return found
 
     found = [[0] * ranks for _ in range(ranks)]
-    asked: list[set[int]] = [set() for _ in range(ranks)]
+    experts_by_source: list[set[int]] = [set() for _ in range(ranks)]
     for source in range(ranks):
         for _ in range(batch):
-            chosen = chosen_ones()
-            asked[source].update(chosen)
+            chosen = draw_experts()
+            experts_by_source[source].update(chosen)
             for target in {expert // own for expert in chosen}:
                 found[source][target] += 1
     buffers = [
-        [sum(expert // own == target for expert in experts_of) for target in range(ranks)]
-        for experts_of in asked
+        [sum(expert // own == target for expert in chosen) for target in range(ranks)]
+        for chosen in experts_by_source
     ]
     return tuple(map(tuple, found)), tuple(map(tuple, buffers))
 
@@ -138,8 +151,8 @@ def _check(ranks: int, batch: int, experts: int, experts_per_token: int, metadat
         )
 
 
-class _Maker:
-    """One rank's operations, which are alike on all."""
+class _DecodePlanner:
+    """Makes the operations of one rank, which are the same on all ranks."""
 
     def __init__(
         self,
@@ -154,7 +167,7 @@ class _Maker:
         self.operations: list[Operation] = []
         self._request, self._batch = request, batch
         row_bytes = parse_size(row) if isinstance(row, str) else row
-        # rows shrink with the scale and their number stays
+        # the scale shrinks rows; their number stays
         self._row = max(1, round(request.scale.emulated_bytes(row_bytes) / request.itemsize))
         self._half_s = request.seconds(compute) / 2
         read_s = request.scenario.transport.software_cost.synchronisation_s
@@ -165,11 +178,11 @@ class _Maker:
         algorithms = {PADDED: "padded", GATHERED: "told_counts"}
         counted = "told_counts" if handles == CACHED else "late_counts_at_once"
         self._algorithm = algorithms.get(metadata, counted)
-        # rows come back to where they came from: how many has been told
+        # combine returns the rows of the dispatch, so that counts are known
         self._back = "padded" if metadata == PADDED else "told_counts"
 
     def layer(self, name: str, rows: Rows, buffers: Rows, experts_per_token: int) -> None:
-        """All of one layer, for one token of each sequence."""
+        """Add one layer, for one token of each sequence."""
         self._compute(f"attention of {name}")
         if self._gathered:
             ranks = len(rows)
@@ -185,7 +198,7 @@ class _Maker:
         self._exchange(f"combine of {name}", "combine", self._back, back)
 
     def _post(self, name: str, buffers: Sequence[Sequence[int]]) -> None:
-        """What the rank with the most of them posts beyond one for each other rank; all wait for it anyway."""
+        """Add the time to post further buffers, by the rank with the most; all others wait for it anyway."""
         further = max(
             sum(max(0, count - 1) for target, count in enumerate(own) if target != source)
             for source, own in enumerate(buffers)

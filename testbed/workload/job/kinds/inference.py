@@ -1,4 +1,4 @@
-"""Requests that arrive by themselves, and nodes of accelerator cards that answer them."""
+"""Inference requests that arrive on their own schedule, and nodes of accelerator cards that answer them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.workload.serving import (
     Node,
     Serving,
     ServingProblem,
-    drawn_arrivals,
+    draw_arrivals,
     plan_serving,
     read_arrivals,
 )
@@ -25,7 +25,7 @@ from testbed.workload.serving import (
 
 @WORKLOADS.register(INFERENCE)
 def inference(request: JobRequest) -> Serving:
-    """All requests of `workload.inference`, in one step."""
+    """Plan all requests of `workload.inference` in one step."""
     spec = request.scenario.workload.inference
     assert spec is not None  # by the scenario's checks
     nodes = nodes_of(request)
@@ -35,16 +35,16 @@ def inference(request: JobRequest) -> Serving:
         _check_kills(scenario)
         if spec.on_arrival and scenario.trials * len(scenario.algorithms) > 1:
             got = "trials or algorithms: several"
-            raise ServingProblem("dispatch", got, "one measured step, as each may be decided in its own way")
-        names = spec.serve or _others(nodes, spec)
+            raise ServingProblem("dispatch", got, "one measured step, as steps may be dispatched differently")
+        names = spec.serve or _serving_nodes(nodes, spec)
         return plan_serving(
             request,
             spec,
-            _chosen("serve", names, nodes),
+            _choose_nodes("serve", names, nodes),
             _arrivals(spec, request.seed),
             entry=_entry(spec, request),
-            decode=_chosen("generation.decode", generation.decode, nodes) if generation else (),
-            experts=_chosen("generation.experts", generation.experts, nodes) if generation else (),
+            decode=_choose_nodes("generation.decode", generation.decode, nodes) if generation else (),
+            experts=_choose_nodes("generation.experts", generation.experts, nodes) if generation else (),
             names=names,
         )
     except ServingProblem as error:
@@ -54,16 +54,16 @@ def inference(request: JobRequest) -> Serving:
 
 
 def _check_kills(scenario: Scenario) -> None:
-    """Nobody who was killed comes back."""
+    """Check that no killed rank is to return."""
     for index, event in enumerate(scenario.events):
         if event.action in KILL_EVENTS and event.for_s is not None:
-            expected = "no `for`: whoever serves requests and was killed does not come back"
+            expected = "no `for`: a killed server does not return"
             got = format_duration(event.for_s)
             raise ConfigError([Problem(scenario.name, None, f"events.{index}.for", got, expected)])
 
 
 def nodes_of(request: JobRequest) -> dict[str, Node]:
-    """The nodes of the topology whose hosts and cards all have ranks, by their hosts' names."""
+    """Return the nodes of the topology on which the host and all cards have ranks, by host name."""
     ranks = {host.name: rank for rank, host in enumerate(request.hosts)}
     found = {}
     for building in request.topology.buildings:
@@ -74,16 +74,15 @@ def nodes_of(request: JobRequest) -> dict[str, Node]:
     return found
 
 
-def _chosen(field: str, names: Sequence[str] | None, nodes: dict[str, Node]) -> list[Node]:
-    """By their hosts' names."""
+def _choose_nodes(field: str, names: Sequence[str] | None, nodes: dict[str, Node]) -> list[Node]:
     for name in names or ():
         if name not in nodes:
             raise ServingProblem(field, repr(name), f"the host of a node: {did_you_mean(name, list(nodes))}")
     return [nodes[name] for name in names or ()]
 
 
-def _others(nodes: dict[str, Node], spec: InferenceSpec) -> list[str]:
-    """The hosts of all that are for nothing else."""
+def _serving_nodes(nodes: dict[str, Node], spec: InferenceSpec) -> list[str]:
+    """Return the hosts of all nodes without another role."""
     generation = spec.generation
     taken = {*(generation.decode or ()), *(generation.experts or ())} if generation else set()
     return [name for name in nodes if name not in taken]
@@ -100,7 +99,7 @@ def _entry(spec: InferenceSpec, request: JobRequest) -> int | None:
 
 def _arrivals(spec: InferenceSpec, seed: int) -> list[float]:
     if spec.arrivals != TRACE:
-        return drawn_arrivals(spec.arrivals, spec.rate_per_s, spec.requests, seed, spec.burst)
+        return draw_arrivals(spec.arrivals, spec.rate_per_s, spec.requests, seed, spec.burst)
     assert spec.trace is not None  # by the scenario's checks
     try:
         return read_arrivals(Path(spec.trace))[: spec.requests]

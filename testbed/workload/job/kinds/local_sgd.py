@@ -1,7 +1,7 @@
-"""Local SGD: buildings train on their own and put their weights together now and then, as DiLoCo does.
+"""Local SGD: buildings train on their own and combine their weights once in several steps, as DiLoCo does.
 
-Also in parts that take turns, while training goes on, and in few bits, as Streaming DiLoCo does; and, with one inner
-step, data-parallel training whose gradients cross buildings in few bits.
+Optionally in parts that take turns, overlapped with training, and in few bits, as Streaming DiLoCo does. With one inner
+step it is data-parallel training whose gradients cross buildings in few bits.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ def local_sgd(
     outer_overlap: int = 0,
     outer_bits: int = WHOLE_BITS,
 ) -> JobPlan:
-    """DiLoCo (arXiv:2311.08105): gradients are reduced inside buildings, and once in `inner_steps` between all ranks.
+    """Plan DiLoCo (arXiv:2311.08105): reduce gradients inside buildings, and once in `inner_steps` over all ranks.
 
     Args:
         request: What the plan is for.
         parameters: Bytes of gradients, and of the weights' difference.
-        compute: Of an inner step.
-        inner_steps: Between two exchanges of all; a step of the plan has so many, and one exchange.
-        inner_algorithm: Of all-reduces inside buildings; that of all ranks goes by the variant's.
-        outer_parts: The exchange is cut in so many, which begin at even distances (Streaming DiLoCo, arXiv:2501.18512).
-        outer_overlap: Inner steps that go on while a part is exchanged; 0: the next one waits for it.
-        outer_bits: Of a number in the exchange, of 32. But for 32 and 16 they cannot be added up on their way: each
-            rank sends its share of a building's to those in its place elsewhere, and inside what has come is gathered.
+        compute: Compute time of an inner step.
+        inner_steps: Inner steps between two exchanges of everything; a step of the plan has this many, and one
+            exchange.
+        inner_algorithm: Algorithm of all-reduces inside buildings; all-reduces of all ranks use the variant's.
+        outer_parts: Number of parts of the exchange, which start at even intervals (Streaming DiLoCo,
+            arXiv:2501.18512).
+        outer_overlap: Inner steps that run while a part is exchanged; 0: the next step waits for it.
+        outer_bits: Bits of a value in the exchange, of 32. Other widths than 32 and 16 cannot be summed on the way:
+            each rank sends its share of a building's values to its counterparts elsewhere, and what arrives is gathered
+            inside the building.
     """
     every = _check(inner_steps, outer_parts, outer_overlap, outer_bits)
     outer = OuterSchedule(every, outer_parts, outer_overlap, outer_bits)
@@ -55,13 +58,13 @@ def local_sgd(
             due[turns[number].due] = exchanges.begin(turns[number].part, last)
         if number == inner_steps:
             break
-        came = due.pop(number, {})
+        arrived = due.pop(number, {})
         computed = [
             builder.compute(
                 rank,
                 compute,
                 name=f"inner step {number}",
-                after=[one for one in (*last, *came.values()) if one.rank == rank],
+                after=[one for one in (*last, *arrived.values()) if one.rank == rank],
             )
             for rank in range(request.ranks)
         ]
@@ -82,7 +85,7 @@ def local_sgd(
 
 
 def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
-    """Inner steps from one part's exchange to the next one's. PlanProblem."""
+    """Return the inner steps from one part's exchange to the next one's. Raises PlanProblem."""
     if parts < 1 or inner_steps % parts:
         raise PlanProblem(
             where="outer_parts", got=str(parts), expected=f"a divisor of {inner_steps}, as inner_steps"
@@ -97,7 +100,7 @@ def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
 
 
 class _Exchanges:
-    """Of parts, between buildings. whole_bytes: of all of them in 32 bits."""
+    """Exchanges of parts between buildings. `whole_bytes` are those of all parts at 32 bits."""
 
     def __init__(
         self,
@@ -109,12 +112,12 @@ class _Exchanges:
     ) -> None:
         self._builder, self._inner = builder, inner
         self._buildings = len(buildings)
-        self._collective, self._size_bytes = outer.exchanged(whole_bytes, self._buildings)
+        self._collective, self._size_bytes = outer.collective(whole_bytes, self._buildings)
         self._everybody: int | None = None
         self._across: list[int] = []
         if self._buildings == 1:
             return
-        if outer.added_up:
+        if outer.is_summable:
             self._everybody = builder.group("all")
             return
         if len({len(ranks) for ranks in buildings}) > 1:
@@ -125,7 +128,7 @@ class _Exchanges:
         self._across = [builder.group("across", ranks) for ranks in zip(*buildings, strict=True)]
 
     def begin(self, part: int, after: Iterable[Mark]) -> dict[int, Mark]:
-        """Of a part of the weights' differences; each rank's end of it."""
+        """Start the exchange of a part; return the handle of each rank's end."""
         marks, name = list(after), f"outer gradients {part}"
         if self._buildings == 1:
             return {}
@@ -134,15 +137,15 @@ class _Exchanges:
             return builder.collective(
                 self._everybody, self._collective, self._size_bytes, name=name, after=marks, kind="outer"
             )
-        come: dict[int, Mark] = {}
+        arrived: dict[int, Mark] = {}
         for group in self._across:
             members = builder.members(group)
             own = [one for one in marks if one.rank in members]
             share = self._size_bytes / len(self._across)
-            come |= builder.collective(group, self._collective, share, name=name, after=own, kind="outer")
+            arrived |= builder.collective(group, self._collective, share, name=name, after=own, kind="outer")
         for group in self._inner:
-            own = [come[rank] for rank in builder.members(group)]
-            come |= builder.collective(
+            own = [arrived[rank] for rank in builder.members(group)]
+            arrived |= builder.collective(
                 group, "all_gather", self._size_bytes, name=f"{name}, inside", after=own, kind="outer"
             )
-        return come
+        return arrived

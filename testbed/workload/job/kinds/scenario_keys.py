@@ -1,18 +1,18 @@
-"""The workloads that a scenario describes by keys of its own: a model, collectives and messages, or parallelism."""
+"""Workloads that keys of a scenario describe: a model, collectives and messages, or parallelism."""
 
 from __future__ import annotations
 
 from testbed.spec.workload import COLLECTIVES, DATA_PARALLEL, PARALLEL
 from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
 from testbed.workload.job.rank_hardware import slowdowns_of
-from testbed.workload.job.training import Training, training_of
+from testbed.workload.job.training import Training, plan_training
 from testbed.workload.plan import JobPlan
 from testbed.workload.uniform_plans import plan_collectives, plan_data_parallel
 
 
 @WORKLOADS.register(DATA_PARALLEL)
 def data_parallel(request: JobRequest) -> JobPlan:
-    """Each rank trains a replica of `model`, whose gradients are reduced bucket by bucket."""
+    """Plan a replica of `model` on each rank, with gradients reduced bucket by bucket."""
     workload = request.scenario.workload
     slowdowns = slowdowns_of(workload, request.hosts)
     return plan_data_parallel(workload, request.building_indices, request.scale, slowdowns)
@@ -20,14 +20,14 @@ def data_parallel(request: JobRequest) -> JobPlan:
 
 @WORKLOADS.register(COLLECTIVES)
 def collectives(request: JobRequest) -> JobPlan:
-    """All ranks do `collectives`, and those of the first and the last building an `exchange` beside them."""
+    """Plan `collectives` of all ranks, and an `exchange` between the first and the last building."""
     return plan_collectives(request.scenario.workload, request.building_indices, request.scale)
 
 
 @WORKLOADS.register(PARALLEL)
 def parallel_training(request: JobRequest) -> Training:
-    """Training that is spread over ranks by `parallelism`, of a `model` or of pipeline stages of one `stage`."""
-    return training_of(
+    """Plan training spread over ranks by `parallelism`, of a `model` or of identical pipeline stages (`stage`)."""
+    return plan_training(
         request.scenario,
         request.topology,
         request.hosts,

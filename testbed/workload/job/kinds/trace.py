@@ -1,4 +1,4 @@
-"""A recorded step: what every rank of somebody's job did, as `testbed capture` or another recorder found it."""
+"""A recorded step: what every rank of a job did, as recorded by `testbed capture` or another tool."""
 
 from __future__ import annotations
 
@@ -21,21 +21,28 @@ from testbed.workload.plan import JobPlan
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.trace_conversion import plan_trace
 from testbed.workload.traces import JobTrace, TraceError
-from testbed.workload.traces.rank_orders import reordered
+from testbed.workload.traces.rank_orders import reorder_ranks
 
 
 @WORKLOADS.register(TRACE)
 def trace(request: JobRequest) -> JobPlan:
-    """Each rank does what a rank of the file `trace` did."""
+    """Plan the recorded step of the file `trace`, rank by rank."""
     file = request.scenario.workload.trace
     assert file is not None  # by the scenario's checks
     return trace_plan(recorded_trace(request.scenario.workload), file, request)
 
 
 def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRACE) -> JobPlan:
-    """The plan of a trace for a scenario's ranks, placed and done as it says.
+    """Return the plan of a trace for a scenario's ranks, with the scenario's placement and algorithms.
 
-    ConfigError where they are others, or ranks do not fit together. key: of the scenario's workload that named it.
+    Args:
+        trace: The trace.
+        source: Its file or folder, for messages.
+        request: The request.
+        key: Key of the scenario's workload that names the trace.
+
+    Raises:
+        ConfigError: The number of ranks differs, or the trace is inconsistent.
     """
     field, name = f"workload.{key}", request.scenario.name
     if len(trace.ranks) != request.ranks:
@@ -44,19 +51,19 @@ def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRA
         raise ConfigError([Problem(name, None, field, got, expected)])
     check_choices(trace, request.scenario.workload, name)
     try:
-        return plan_trace(placed(trace, request), request)
+        return plan_trace(place_trace(trace, request), request)
     except TraceError as error:
         raise ConfigError([Problem(name, None, field, source, f"ranks that fit together: {error}")]) from None
 
 
-def placed(trace: JobTrace, request: JobRequest) -> JobTrace:
-    """A trace with as many ranks as the scenario has, in the order that it says, by its algorithms. TraceError."""
+def place_trace(trace: JobTrace, request: JobRequest) -> JobTrace:
+    """Return a trace in the scenario's rank order and with its algorithms. Raises TraceError."""
     done = with_algorithms(trace, request.scenario.workload.algorithms or {})
-    return reordered(done, _order(done, request))
+    return reorder_ranks(done, _order(done, request))
 
 
 def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
-    """The rank of the trace that each rank of a planned scenario is; None where there is none, or each is its own."""
+    """Return the trace's rank that each rank of a planned scenario replays; None for no trace, or the same order."""
     if not scenario.workload.recorded:
         return None
     request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)
@@ -68,7 +75,7 @@ def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
 def _order(done: JobTrace, request: JobRequest) -> tuple[int, ...]:
     def pairs() -> Pairs:
         plan = replace(plan_trace(done, request), buildings=request.building_indices)
-        return plan_traffic(plan.using(request.scenario.algorithms[0]), request.itemsize)
+        return plan_traffic(plan.with_algorithm(request.scenario.algorithms[0]), request.itemsize)
 
     def network() -> Network:
         return network_of(request.topology, request.hosts, request.link_engine)

@@ -1,4 +1,4 @@
-"""A step of somebody's job as Chakra execution traces say it, as ASTRA-sim takes them and PyTorch's converter makes."""
+"""A step of a job from Chakra execution traces, as ASTRA-sim reads them and PyTorch's converter writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.workload.plan import JobPlan
 
 @WORKLOADS.register(CHAKRA)
 def chakra(request: JobRequest) -> JobPlan:
-    """Each rank does what its trace in the folder `chakra` says."""
+    """Plan the recorded step of the folder `chakra`, a file for each rank."""
     spec = request.scenario.workload
     assert spec.chakra is not None  # by the scenario's checks
     return trace_plan(recorded_trace(spec), spec.chakra, request, CHAKRA)

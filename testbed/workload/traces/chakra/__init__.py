@@ -1,4 +1,4 @@
-"""Chakra execution traces (MLCommons): read and written, as what ASTRA-sim and programs around it exchange."""
+"""Chakra execution traces (MLCommons), read and written: the exchange format of ASTRA-sim and related programs."""
 
 from testbed.workload.traces.chakra.reader import read_job
 from testbed.workload.traces.chakra.writer import write_job

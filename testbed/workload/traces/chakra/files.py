@@ -1,4 +1,4 @@
-"""One rank's `.et` file: messages with their lengths before them, metadata first; read in whichever form they have."""
+"""One rank's `.et` file: length-prefixed messages, metadata first, read in any form of the format."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from testbed.workload.traces.chakra import schema
 from testbed.workload.traces.trace import TraceError
 
-_TYPE = 3  # the field's number in nodes of every form; metadata has no such field
+_TYPE = 3  # number of the field `type` in nodes of every form; metadata has no such field
 
 
 @dataclass(frozen=True)
 class EtNode:
-    """A node as files of every form say it.
+    """A node, the same for files of every form.
 
-    attributes: values by name; lists as tuples. values, types: of its inputs, as text. start_us, duration_us: 0 where
-    nobody knows. `comm_type` among the attributes is always the current form's number.
+    Attributes:
+        attributes: Values by name, lists as tuples; `comm_type` is always the current form's number.
+        values: Values of its inputs, as text.
+        types: Types of its inputs, as text.
+        start_us: Start; 0 unknown.
+        duration_us: Duration; 0 unknown.
     """
 
     id: int
@@ -42,8 +46,12 @@ class EtNode:
 class EtFile:
     """A rank's file.
 
-    version: of the format, as the file says, or as its form tells. attributes: of the file as a whole. unknown: how
-    many of its nodes have fields that its form has not.
+    Attributes:
+        path: The file.
+        version: Version of the format, from the file or implied by its form.
+        attributes: Attributes of the whole file.
+        nodes: The nodes.
+        unknown: Number of nodes with fields that the form does not have.
     """
 
     path: Path
@@ -54,43 +62,47 @@ class EtFile:
 
 
 def read_file(path: Path) -> EtFile:
-    """TraceError, with the message's number, where it is no execution trace."""
+    """Read a rank's file. Raises TraceError, with the message's number, where it is no execution trace."""
     messages = list(_messages(path))
     if not messages:
         hint = "The rank that wrote it died, or its disk was full."
         raise TraceError(where=str(path), got="no node", expected="a trace of what its rank does", hint=hint)
     first_is_metadata = _TYPE not in _fields(path, 0, messages[0])
     metadata, nodes = (messages[:1], messages[1:]) if first_is_metadata else ([], messages)
-    head = _parsed(path, 0, schema.CURRENT["GlobalMetadata"], metadata[0] if metadata else b"")
+    head = _parse(path, 0, schema.CURRENT["GlobalMetadata"], metadata[0] if metadata else b"")
     attributes = {own.name: _value(own) for own in head.attr}
     first = len(metadata)
 
     def parsed(form: Mapping[str, Any]) -> list[Any]:
-        return [_parsed(path, number, form["Node"], data) for number, data in enumerate(nodes, first)]
+        return [_parse(path, number, form["Node"], data) for number, data in enumerate(nodes, first)]
 
     if head.version or attributes:
         current = parsed(schema.CURRENT)
         return EtFile(
-            path, head.version, attributes, tuple(map(_of_current, current)), sum(map(_unknown, current))
+            path,
+            head.version,
+            attributes,
+            tuple(map(_node_of_current, current)),
+            sum(map(_has_unknown_fields, current)),
         )
     old = parsed(schema.ATTRIBUTES)
-    if any(not node.attribute and _unknown(node) for node in old):
-        # an attribute is a message and input_shapes a text: figures there are another form's
+    if any(not node.attribute and _has_unknown_fields(node) for node in old):
+        # `attribute` is a message and `input_shapes` a text: numbers in these fields mean another form
         current = parsed(schema.CURRENT)
-        if not any(map(_unknown, current)):
-            return EtFile(path, "", attributes, tuple(map(_of_current, current)))
-        return EtFile(path, "0.0.1", attributes, tuple(map(_of_flat, parsed(schema.FLAT))))
+        if not any(map(_has_unknown_fields, current)):
+            return EtFile(path, "", attributes, tuple(map(_node_of_current, current)))
+        return EtFile(path, "0.0.1", attributes, tuple(map(_node_of_flat, parsed(schema.FLAT))))
     if any(node.attribute for node in old):
-        if any(_unknown(own) for node in old for own in node.attribute):
+        if any(_has_unknown_fields(own) for node in old for own in node.attribute):
             old = parsed(schema.EARLIER_ATTRIBUTES)
-        return EtFile(path, "0.0.3", attributes, tuple(map(_of_attributes, old)))
-    return EtFile(path, "", attributes, tuple(map(_of_current, parsed(schema.CURRENT))))
+        return EtFile(path, "0.0.3", attributes, tuple(map(_node_of_attributes, old)))
+    return EtFile(path, "", attributes, tuple(map(_node_of_current, parsed(schema.CURRENT))))
 
 
 def write_file(path: Path, attributes: Mapping[str, Any], nodes: Iterable[EtNode]) -> None:
-    """In the current form."""
+    """Write a rank's file in the current form."""
     head = schema.CURRENT["GlobalMetadata"](version=schema.VERSION)
-    _set(head.attr, attributes)
+    _set_attributes(head.attr, attributes)
     with path.open("wb") as file:
         for message in (head, *map(_message, nodes)):
             data = message.SerializeToString(deterministic=True)
@@ -134,7 +146,7 @@ def _varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def _parsed(path: Path, number: int, kind: Any, data: bytes) -> Any:
+def _parse(path: Path, number: int, kind: Any, data: bytes) -> Any:
     message = kind()
     try:
         message.MergeFromString(data)
@@ -144,18 +156,18 @@ def _parsed(path: Path, number: int, kind: Any, data: bytes) -> Any:
 
 
 def _fields(path: Path, number: int, data: bytes) -> set[int]:
-    """Numbers of the fields that are there."""
+    """Return the numbers of the fields that are present."""
     from google.protobuf.empty_pb2 import Empty  # noqa: PLC0415
 
-    return {own.field_number for own in UnknownFieldSet(_parsed(path, number, Empty, data))}
+    return {own.field_number for own in UnknownFieldSet(_parse(path, number, Empty, data))}
 
 
-def _unknown(message: Message) -> bool:
+def _has_unknown_fields(message: Message) -> bool:
     return len(UnknownFieldSet(message)) > 0
 
 
 def _value(attribute: Any) -> Any:
-    """Of the current form; None where there is none."""
+    """Return the value of a current-form attribute; None where there is none."""
     which = attribute.WhichOneof("value")
     if which is None:
         return None
@@ -163,7 +175,7 @@ def _value(attribute: Any) -> Any:
     return tuple(value.values) if which.endswith("_list") else value
 
 
-def _of_current(node: Any) -> EtNode:
+def _node_of_current(node: Any) -> EtNode:
     return EtNode(
         node.id,
         node.name,
@@ -178,7 +190,7 @@ def _of_current(node: Any) -> EtNode:
     )
 
 
-def _of_attributes(node: Any) -> EtNode:
+def _node_of_attributes(node: Any) -> EtNode:
     attributes: dict[str, Any] = {}
     for own in node.attribute:
         there = {one.name: value for one, value in own.ListFields()}
@@ -187,12 +199,12 @@ def _of_attributes(node: Any) -> EtNode:
         attributes[own.name] = value if isinstance(value, str | int | float | None) else tuple(value)
     runtime = attributes.pop("runtime", 0)
     if "comm_type" in attributes:
-        attributes["comm_type"] = _moved(schema.ATTRIBUTES_COMM, attributes["comm_type"])
+        attributes["comm_type"] = _current_number(schema.ATTRIBUTES_COMM, attributes["comm_type"])
     parents = tuple(node.parent)
     return EtNode(node.id, node.name, node.type, parents, (), 0, int(runtime), attributes, node.inputs)
 
 
-def _of_flat(node: Any) -> EtNode:
+def _node_of_flat(node: Any) -> EtNode:
     figures = {one.name: value for one, value in node.ListFields()}
     names = ("tensor_size", "num_ops", "comm_src", "comm_dst", "comm_size", "comm_tag")
     attributes = {name: figures[name] for name in names if name in figures}
@@ -202,23 +214,23 @@ def _of_flat(node: Any) -> EtNode:
         attributes["pg_name"] = str(group)
     if dims := figures.get("involved_dim"):
         attributes["involved_dim"] = tuple(dims)
-    kind = _moved(schema.FLAT_TYPES, node.type)
+    kind = _current_number(schema.FLAT_TYPES, node.type)
     return EtNode(
         node.id, node.name, kind, tuple(node.parent), (), 0, figures.get("simulated_run_time", 0), attributes
     )
 
 
-def _moved(known: Sequence[int], number: int) -> int:
-    """The current form's number; a negative one for what there was not."""
+def _current_number(known: Sequence[int], number: int) -> int:
+    """Return the current form's number; a negative one where the old number is not known."""
     return int(known[number]) if 0 <= number < len(known) else -abs(number) - 1
 
 
 _INT32 = ("comm_src", "comm_dst", "comm_tag", "comm_priority")
 _UINT64 = ("tensor_size",)
-"""Attributes that programs read from a field of this width; other whole numbers they read as int64."""
+"""Attributes that programs read from a field of this width; they read other whole numbers as int64."""
 
 
-def _set(into: Any, attributes: Mapping[str, Any]) -> None:
+def _set_attributes(into: Any, attributes: Mapping[str, Any]) -> None:
     for name, value in attributes.items():
         own = into.add(name=name)
         if isinstance(value, bool):
@@ -246,5 +258,5 @@ def _message(node: EtNode) -> Any:
         start_time_micros=node.start_us,
         duration_micros=node.duration_us,
     )
-    _set(message.attr, node.attributes)
+    _set_attributes(message.attr, node.attributes)
     return message

@@ -1,4 +1,4 @@
-"""Which ranks do collectives together: from ASTRA-sim's file of groups, or as PyTorch writes them into traces."""
+"""Groups of ranks for collectives: from ASTRA-sim's file of groups, or as PyTorch writes them into traces."""
 
 from __future__ import annotations
 
@@ -14,36 +14,41 @@ from typing import Any
 import yaml
 
 from testbed.workload.traces.chakra.files import EtFile, EtNode
-from testbed.workload.traces.chakra.nodes import OWN, group_key
+from testbed.workload.traces.chakra.nodes import OWN_ATTRIBUTE, group_key
 from testbed.workload.traces.chakra.schema import NodeType
 from testbed.workload.traces.trace import TraceError
 
 GROUPS_FILE = "comm_group.json"
 NETWORK_FILE = "network.yml"
 EVERYBODY = "all"
-_WORLD = ("", "0")
-"""Names of the group of all ranks, unless a file says something else about them."""
+_WORLD_NAMES = ("", "0")
+"""Names of the group of all ranks, unless a file defines them otherwise."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """members: by the groups' names. names: of groups by `pg_name`, for each rank on its own."""
+    """Groups of a job.
+
+    Attributes:
+        members: Members by group name.
+        names: For each rank, group names by `pg_name`.
+    """
 
     members: Mapping[str, tuple[int, ...]]
     names: Sequence[Mapping[str, str]]
 
 
 def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
-    """Of all that nodes name. TraceError where nobody says who is in one."""
+    """Return all groups that nodes refer to. Raises TraceError where a group's members are not known."""
     world = tuple(range(len(files)))
-    given = _of_file(folder, stem, world)
+    given = _groups_of_file(folder, stem, world)
     own = _own_names(files[0].attributes)
     members: dict[str, tuple[int, ...]] = {
-        own.get(key, key): ranks for key, ranks in given.items() if own or key not in _WORLD
+        own.get(key, key): ranks for key, ranks in given.items() if own or key not in _WORLD_NAMES
     }
     names: list[dict[str, str]] = []
     for rank, file in enumerate(files):
-        said = _of_pytorch(file, world)
+        said = _pytorch_groups(file, world)
         found: dict[str, str] = {}
         for node in file.nodes:
             if node.type != NodeType.COMM_COLL_NODE or (key := group_key(node)) in found:
@@ -52,7 +57,7 @@ def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
                 where = f"{file.path}: group {key}"
                 got = f"ranks {list(said[key])} in the trace, and {list(given[key])} in the file beside it"
                 raise TraceError(where=where, got=got, expected="the same in both")
-            ranks = said.get(key) or given.get(key) or _otherwise(folder, file, node, key, rank, world)
+            ranks = said.get(key) or given.get(key) or _default_group(folder, file, node, key, rank, world)
             found[key] = own[key] if key in own else _name(key, ranks, world, members)
             members.setdefault(found[key], ranks)
             if rank not in ranks:
@@ -65,7 +70,7 @@ def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
 
 
 def write_groups(folder: Path, groups: Mapping[str, Sequence[int]]) -> tuple[dict[str, str], Path]:
-    """As ASTRA-sim reads them: by whole numbers, from 1. Returns the groups' names by these, and the file."""
+    """Write groups as ASTRA-sim reads them, numbered from 1. Returns the groups' names by number, and the file."""
     names = {str(number): name for number, name in enumerate(groups, 1)}
     path = folder / GROUPS_FILE
     path.write_text(
@@ -74,24 +79,24 @@ def write_groups(folder: Path, groups: Mapping[str, Sequence[int]]) -> tuple[dic
     return names, path
 
 
-def _of_file(folder: Path, stem: str, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the groups of the file beside the traces. TraceError, also where there are two that differ."""
+def _groups_of_file(folder: Path, stem: str, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the groups of the file beside the traces. Raises TraceError, also where two files differ."""
     found: dict[Path, dict[str, tuple[int, ...]]] = {}
     for path in (folder / GROUPS_FILE, folder / f"{stem}.json"):
         if path.is_file():
             try:
-                found[path] = _groups_in(path, world)
+                found[path] = _read_groups_file(path, world)
             except TraceError:
-                if not found:  # another file of the traces' name may be about something else
+                if not found:  # a second file with the traces' name may hold something else
                     raise
     if len({json.dumps(sorted(own.items())) for own in found.values()}) > 1:
         one, other = (path.name for path in found)
-        got = f"other groups in {one} than in {other}"
+        got = f"different groups in {one} and in {other}"
         raise TraceError(where=str(folder), got=got, expected="one of them, or the same in both")
     return next(iter(found.values()), {})
 
 
-def _groups_in(path: Path, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _read_groups_file(path: Path, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
             raise ValueError(f"group {twice[0]} twice")
@@ -109,8 +114,8 @@ def _groups_in(path: Path, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _of_pytorch(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """From the nodes in which PyTorch lists its process groups, by their names; no ranks are all of them."""
+def _pytorch_groups(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the process groups that PyTorch lists in nodes, by name; an entry without ranks has all ranks."""
     found: dict[str, tuple[int, ...]] = {}
     for node in file.nodes:
         if node.type == NodeType.METADATA_NODE and "pg_name" in node.values:
@@ -128,7 +133,7 @@ def _of_pytorch(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int, ..
 
 
 def _entries(text: str) -> Iterable[Mapping[str, Any]]:
-    """A list that holds a JSON text, as Python shows such, in which the groups stand."""
+    """Return the process groups from the repr of a list that holds a JSON text."""
     try:
         outer = ast.literal_eval(text)
         inner = outer[0] if isinstance(outer, list) and outer else text
@@ -140,27 +145,27 @@ def _entries(text: str) -> Iterable[Mapping[str, Any]]:
 
 def _own_names(attributes: Mapping[str, Any]) -> dict[str, str]:
     try:
-        return dict(json.loads(attributes[OWN])["groups"])
+        return dict(json.loads(attributes[OWN_ATTRIBUTE])["groups"])
     except (KeyError, TypeError, ValueError):
         return {}
 
 
-def _otherwise(
+def _default_group(
     folder: Path, file: EtFile, node: EtNode, key: str, rank: int, world: tuple[int, ...]
 ) -> tuple[int, ...]:
-    if key in _WORLD:
+    if key in _WORLD_NAMES:
         return world
     where = f"{file.path}: node {node.id} ({node.name})"
     dims = node.attributes.get("involved_dim")
     if isinstance(dims, tuple) and key.startswith("involved_dim"):
-        return _of_dimensions(folder, where, dims, rank, world)
+        return _dimension_group(folder, where, dims, rank, world)
     raise TraceError(where=where, got=f"group {key}", expected=f"its ranks in {folder / GROUPS_FILE}")
 
 
-def _of_dimensions(
+def _dimension_group(
     folder: Path, where: str, dims: Sequence[bool], rank: int, world: Sequence[int]
 ) -> tuple[int, ...]:
-    """Ranks that differ from this one in dimensions that are involved only; the first dimension counts fastest."""
+    """Return the ranks that differ from this one in involved dimensions only; the first dimension varies fastest."""
     path = folder / NETWORK_FILE
     got = f"involved_dim {list(dims)}"
     try:
@@ -185,8 +190,8 @@ def _of_dimensions(
 def _name(
     key: str, ranks: tuple[int, ...], world: tuple[int, ...], taken: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """The group's own name, unless other ranks have a group of that name."""
+    """Return the group's own name, made unique where other ranks have a group of that name."""
     if key.startswith("involved_dim"):
         key = "dimensions " + " ".join(str(n) for n, part in enumerate(key[13:].split(",")) if "True" in part)
-    name = EVERYBODY if key in _WORLD and ranks == world else key
+    name = EVERYBODY if key in _WORLD_NAMES and ranks == world else key
     return name if taken.get(name, ranks) == ranks else f"{name} of {ranks[0]}"

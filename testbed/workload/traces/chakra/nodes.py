@@ -1,8 +1,8 @@
-"""What one node of an execution trace is as a node of a job's trace, and the other way round.
+"""Conversion between nodes of an execution trace and nodes of a job's trace.
 
-Chakra has no place for some of what ours say (exact durations, element types, streams, places in the model): it stands
-as JSON in an attribute `testbed` of each node that is written here. Where somebody changed a node's other attributes
-since, these count, and what is still right of `testbed`.
+Chakra has no fields for some of what ours hold (exact durations, element types, streams, modules). This is stored as
+JSON in an attribute `testbed` of each node that is written here. Where another program has since changed a node's other
+attributes, these take precedence, and `testbed` counts as far as it still applies.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from testbed.workload.traces.trace import (
     element_bytes,
 )
 
-OWN = "testbed"
-USED = frozenset(
+OWN_ATTRIBUTE = "testbed"
+USED_ATTRIBUTES = frozenset(
     (
-        OWN,
+        OWN_ATTRIBUTE,
         "comm_dst",
         "comm_group",
         "comm_size",
@@ -44,12 +44,10 @@ USED = frozenset(
         "tid",
     )
 )
-"""Attributes that say what a node does here."""
+"""Attributes that are read."""
 
-Reckon = Callable[[float, float], "float | None"]
-"""Seconds that an accelerator takes, from floating-point operations and bytes of its memory that are touched; None
-where that is not known of it.
-"""
+EstimateTime = Callable[[float, float], "float | None"]
+"""Returns an accelerator's time in seconds from floating-point operations and touched bytes; None where unknown."""
 
 _COMMS = {
     "all_reduce": Comm.ALL_REDUCE,
@@ -65,8 +63,8 @@ _COMMS = {
 }
 _COLLECTIVES = {int(comm): name for name, comm in _COMMS.items() if name != "all_to_all_v"}
 _COLLECTIVES[int(Comm.REDUCE_SCATTER_BLOCK)] = "reduce_scatter"
-_OF_PARTS = ("all_gather", "gather")
-"""Collectives whose `comm_size` is what a rank gives; that of others is a rank's whole array, as ASTRA-sim has it."""
+_SIZED_BY_PART = ("all_gather", "gather")
+"""Collectives whose `comm_size` is a rank's contribution; others have a rank's whole array, as in ASTRA-sim."""
 
 _SENDS = {NodeType.COMM_SEND_NODE: True, NodeType.COMM_RECV_NODE: False}
 _MEMORY = {NodeType.MEM_LOAD_NODE: "load", NodeType.MEM_STORE_NODE: "store"}
@@ -87,9 +85,15 @@ _TENSOR_DTYPES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node stands: file and rank, for messages too. world: how many ranks there are.
+    """Context of a node, also for messages.
 
-    groups: members by name. names: of groups, by `pg_name`. reckon: None where no accelerator is known.
+    Attributes:
+        path: File of the trace.
+        rank: Rank of the file.
+        world: Number of ranks.
+        groups: Members by group name.
+        names: Group names by `pg_name`.
+        estimate_s: Estimates compute times; None where no accelerator is known.
     """
 
     path: str
@@ -97,17 +101,20 @@ class Place:
     world: int
     groups: Mapping[str, Sequence[int]]
     names: Mapping[str, str]
-    reckon: Reckon | None = None
+    estimate_s: EstimateTime | None = None
 
     def problem(self, node: EtNode, got: str, expected: str) -> TraceError:
-        """An error that names the node."""
+        """Return an error that names the node."""
         kind = NodeType(node.type).name if node.type in list(NodeType) else f"type {node.type}"
         where = f"{self.path}: node {node.id} ({node.name}, {kind})"
         return TraceError(where=where, got=got, expected=expected)
 
 
 def et_node(node: Node, place: Place) -> EtNode:
-    """Of a rank's node, without id and what it waits for. TraceError for a collective that Chakra does not know."""
+    """Return a rank's node as a Chakra node, without id and dependencies.
+
+    Raises TraceError for a collective that Chakra does not know.
+    """
     if isinstance(node, Compute):
         attributes: dict[str, Any] = {"is_cpu_op": False}
         if node.flops:
@@ -126,12 +133,15 @@ def et_node(node: Node, place: Place) -> EtNode:
         values = {"comm_src": ends[0], "comm_dst": ends[1], "comm_size": size, "comm_tag": node.tag}
         made = EtNode(0, node.name, kind, attributes={"is_cpu_op": False, **values})
     else:
-        raise TraceError(where=node.name, got=type(node).__name__, expected="computing or communication")
-    return replace(made, attributes={**made.attributes, OWN: json.dumps(_own(node), separators=(",", ":"))})
+        raise TraceError(where=node.name, got=type(node).__name__, expected="computation or communication")
+    return replace(
+        made,
+        attributes={**made.attributes, OWN_ATTRIBUTE: json.dumps(_own_values(node), separators=(",", ":"))},
+    )
 
 
 def whole_us(duration_s: float) -> int:
-    """The nearest whole number of microseconds, which is all that files can say; 1 for what takes less, but some."""
+    """Return whole microseconds, which is all that files can hold; 1 for a shorter, nonzero time."""
     return max(round(duration_s * 1e6), int(duration_s > 0))
 
 
@@ -140,39 +150,39 @@ def _collective_attributes(node: Collective, place: Place) -> dict[str, Any]:
     if comm is None:
         raise TraceError(where=node.name, got=node.collective, expected=f"one of: {', '.join(_COMMS)}")
     size = node.numel * element_bytes(node.dtype)
-    if node.collective in _OF_PARTS:
+    if node.collective in _SIZED_BY_PART:
         size //= len(place.groups[node.group])
     number = next(number for number, name in place.names.items() if name == node.group)
     return {"is_cpu_op": False, "comm_type": int(comm), "comm_size": size, "pg_name": number}
 
 
-def waited_for(after: Sequence[int], before: int | None) -> tuple[int, ...]:
-    """All that a node waits for: `after`, and the one before it on its stream where there is one."""
+def all_dependencies(after: Sequence[int], before: int | None) -> tuple[int, ...]:
+    """Return all dependencies of a node: `after`, and the previous node on its stream, if any."""
     return tuple(dict.fromkeys([*after, *([] if before is None else [before])]))
 
 
-def beside(all_of_it: Sequence[int], before: int | None) -> tuple[int, ...]:
-    """The inverse, as far as there is one."""
-    return tuple(all_of_it[:-1] if all_of_it and all_of_it[-1] == before else all_of_it)
+def explicit_dependencies(dependencies: Sequence[int], before: int | None) -> tuple[int, ...]:
+    """Return the inverse of `all_dependencies`, as far as there is one."""
+    return tuple(dependencies[:-1] if dependencies and dependencies[-1] == before else dependencies)
 
 
-_ELSEWHERE = ("name", "after", "group", "peer", "tag", "sends")
-"""Fields of ours that the other attributes say exactly."""
+_STANDARD_FIELDS = ("name", "after", "group", "peer", "tag", "sends")
+"""Fields that Chakra's own attributes hold exactly."""
 
 
-def _own(node: Node) -> dict[str, Any]:
-    """What the other attributes do not say, and is not as usual."""
-    usual = type(node)(node.name)
-    values = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in _ELSEWHERE}
-    found = {name: value for name, value in values.items() if value != getattr(usual, name)}
+def _own_values(node: Node) -> dict[str, Any]:
+    """Return the fields that the other attributes do not hold, and that differ from their defaults."""
+    default = type(node)(node.name)
+    values = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in _STANDARD_FIELDS}
+    found = {name: value for name, value in values.items() if value != getattr(default, name)}
     if isinstance(node, Collective) and _COLLECTIVES[_COMMS[node.collective]] == node.collective:
         found.pop("collective", None)
     return found
 
 
-def own_of(node: EtNode) -> dict[str, Any] | None:
-    """What was written here beside the usual attributes; None where nothing was."""
-    text = node.attributes.get(OWN)
+def own_fields(node: EtNode) -> dict[str, Any] | None:
+    """Return the fields that were written here in addition to the usual attributes; None where there are none."""
+    text = node.attributes.get(OWN_ATTRIBUTE)
     if not isinstance(text, str):
         return None
     try:
@@ -183,17 +193,16 @@ def own_of(node: EtNode) -> dict[str, Any] | None:
 
 
 def job_node(node: EtNode, place: Place) -> Node:
-    """A node of ours, without what it waits for. TraceError, with node and file, for what cannot be done."""
-    own = own_of(node)
+    """Return a node of a job's trace, without dependencies. Raises TraceError, which names node and file."""
+    own = own_fields(node)
     if own is None:
         return _read(node, place)
-    made = _read(
-        node, replace(place, reckon=place.reckon or _no_time)
-    )  # ours say how long, if it is nothing, too
+    # no estimate is needed: the attribute `testbed` has the duration, even if 0
+    made = _read(node, replace(place, estimate_s=place.estimate_s or _no_time))
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     try:
-        exact = replace(type(made)(node.name), **{**_said(made), **own})
-        if _usual(et_node(exact, place)) == _usual(node):
+        exact = replace(type(made)(node.name), **{**_standard_values(made), **own})
+        if _mutable_values(et_node(exact, place)) == _mutable_values(node):
             return exact
         kept = ("stream", "module", "site", "kind")
         return replace(made, **{name: own[name] for name in kept if name in own})
@@ -205,15 +214,15 @@ def _no_time(flops: float, touched_bytes: float) -> float:
     return 0.0
 
 
-def _said(made: Node) -> dict[str, Any]:
-    """Fields that the usual attributes say exactly."""
-    names = [one for one in (*_ELSEWHERE, "collective") if one not in ("name", "after")]
+def _standard_values(made: Node) -> dict[str, Any]:
+    """Return the fields that the usual attributes hold exactly."""
+    names = [one for one in (*_STANDARD_FIELDS, "collective") if one not in ("name", "after")]
     return {name: getattr(made, name) for name in names if hasattr(made, name)}
 
 
-def _usual(node: EtNode) -> tuple[Any, ...]:
-    """What others may have changed; how long communication took is no part of the job."""
-    attributes = {name: value for name, value in node.attributes.items() if name != OWN}
+def _mutable_values(node: EtNode) -> tuple[Any, ...]:
+    """Return what other programs may have changed; the duration of communication is not part of the job."""
+    attributes = {name: value for name, value in node.attributes.items() if name != OWN_ATTRIBUTE}
     return node.type, node.duration_us if node.type == NodeType.COMP_NODE else 0, attributes
 
 
@@ -222,7 +231,7 @@ def _read(node: EtNode, place: Place) -> Node:
     if node.type in (NodeType.COMP_NODE, *_MEMORY):
         return _computing(node, place)
     if node.type == NodeType.COMM_COLL_NODE:
-        # what starts a collective on a CPU, in traces of PyTorch, is of this type as well, and says no size
+        # in PyTorch's traces, the CPU operation that starts a collective has this type, too, but no size
         return (
             _computing(node, place)
             if cpu and "comm_size" not in node.attributes
@@ -239,17 +248,17 @@ def _computing(node: EtNode, place: Place) -> Compute:
     flops, touched_bytes = _number(node, place, "num_ops"), _number(node, place, "tensor_size")
     duration_s = node.duration_us / 1e6
     if not duration_s and (flops or touched_bytes):
-        reckoned_s = place.reckon(flops, touched_bytes) if place.reckon else None
-        if reckoned_s is None:
+        estimated_s = place.estimate_s(flops, touched_bytes) if place.estimate_s else None
+        if estimated_s is None:
             got = f"no duration_micros, {flops:g} operations on {touched_bytes:g} bytes"
-            raise place.problem(node, got, "a duration, or an accelerator to reckon it for")
-        duration_s = reckoned_s
+            raise place.problem(node, got, "a duration, or an accelerator to estimate it for")
+        duration_s = estimated_s
     stream = _stream(node)
     return Compute(node.name, stream, duration_s=duration_s, flops=flops, touched_bytes=touched_bytes)
 
 
 def _stream(node: EtNode) -> str:
-    """On which computing comes one after the other: one of the accelerator's, a thread, or memory's."""
+    """Return the stream of a computation: one of the accelerator's, a CPU thread, or memory."""
     if node.type in _MEMORY:
         return "memory"
     if node.attributes.get("is_cpu_op"):
@@ -268,7 +277,7 @@ def _collective(node: EtNode, place: Place) -> Collective:
     members = place.groups[group]
     size = 0 if collective == "barrier" else _number(node, place, "comm_size", needed=True)
     dtype = _dtype(node, size)
-    whole = size * len(members) if collective in _OF_PARTS else size
+    whole = size * len(members) if collective in _SIZED_BY_PART else size
     return Collective(
         node.name,
         f"group {group}",
@@ -281,7 +290,7 @@ def _collective(node: EtNode, place: Place) -> Collective:
 
 
 def group_key(node: EtNode) -> str:
-    """By which a collective names its group; "" for all ranks."""
+    """Return the key by which a collective names its group; "" for all ranks."""
     for name in ("pg_name", "comm_group"):
         if (value := node.attributes.get(name)) is not None:
             return str(value)
@@ -307,9 +316,9 @@ def _message(node: EtNode, place: Place) -> PointToPoint:
 
 
 def _dtype(node: EtNode, size_bytes: int) -> str:
-    """As the node's inputs say; else float32, or bytes where they are no whole number of those."""
-    said = _TENSOR.search(node.types)
-    dtype = _TENSOR_DTYPES.get(said.group(1), "") if said else ""
+    """Return the type of the node's inputs; else float32, or bytes where the size is no multiple of that."""
+    match = _TENSOR.search(node.types)
+    dtype = _TENSOR_DTYPES.get(match.group(1), "") if match else ""
     if dtype and size_bytes % element_bytes(dtype) == 0:
         return dtype
     return "uint8" if size_bytes % 4 else "float32"

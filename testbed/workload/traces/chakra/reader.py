@@ -1,4 +1,4 @@
-"""A folder of execution traces becomes a job's trace."""
+"""Reads a folder of execution traces as a job's trace."""
 
 from __future__ import annotations
 
@@ -11,43 +11,49 @@ from pathlib import Path
 from testbed.workload.traces.chakra.files import EtFile, EtNode, read_file
 from testbed.workload.traces.chakra.groups import read_groups
 from testbed.workload.traces.chakra.nodes import (
-    OWN,
-    USED,
+    OWN_ATTRIBUTE,
+    USED_ATTRIBUTES,
+    EstimateTime,
     Place,
-    Reckon,
-    beside,
+    all_dependencies,
+    explicit_dependencies,
     job_node,
-    own_of,
-    waited_for,
+    own_fields,
 )
 from testbed.workload.traces.chakra.schema import NodeType
-from testbed.workload.traces.chakra.stream_order import Item, in_order, orders
+from testbed.workload.traces.chakra.stream_order import Item, dependency_order, stream_orders
 from testbed.workload.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
 
 _FILE = re.compile(r"(?P<stem>.*?)[._-]?(?P<rank>\d+)\.et(?:\.gz)?", re.ASCII)
-_NOTHING = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
-"""Types of nodes that do nothing; what waits for one waits for what it waits for."""
+_NO_EFFECT = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
+"""Types of nodes without effect; their dependents inherit their dependencies."""
 
 
-def read_job(folder: Path, reckon: Reckon | None = None) -> JobTrace:
-    """Of a folder with one NAME.RANK.et per rank, or of FOLDER/NAME, as ASTRA-sim names them.
+def read_job(folder: Path, estimate_s: EstimateTime | None = None) -> JobTrace:
+    """Read a folder with one NAME.RANK.et per rank, or FOLDER/NAME, as ASTRA-sim names them.
 
-    reckon: how long computing takes of which the trace says operations and bytes alone. TraceError, with file and
-    node, for what is not supported.
+    Args:
+        folder: The folder, or FOLDER/NAME.
+        estimate_s: Estimates the time of computations for which the trace has only operations and bytes.
+
+    Raises:
+        TraceError: Something is not supported; names file and node.
     """
     folder, stem, paths = _files(folder)
     files = [read_file(path) for path in paths]
     groups = read_groups(folder, stem, files)
     places = [
-        Place(str(path), rank, len(files), groups.members, names, reckon)
+        Place(str(path), rank, len(files), groups.members, names, estimate_s)
         for rank, (path, names) in enumerate(zip(paths, groups.names, strict=True))
     ]
     circular: list[int] = []
     items = [_items(file, place, circular) for file, place in zip(files, places, strict=True)]
     if not all(_is_own(file, own) for file, own in zip(files, items, strict=True)):
-        found = orders(items, groups.members)
-        items = _even([_sorted(own, order) for own, order in zip(items, found, strict=True)], groups.members)
-    origin, accelerator = _about(files[0].attributes)
+        found = stream_orders(items, groups.members)
+        items = _unify_collectives(
+            [_reorder_items(own, order) for own, order in zip(items, found, strict=True)], groups.members
+        )
+    origin, accelerator = _read_metadata(files[0].attributes)
     made = JobTrace(
         tuple(_rank(own) for own in items),
         groups.members,
@@ -60,7 +66,10 @@ def read_job(folder: Path, reckon: Reckon | None = None) -> JobTrace:
 
 
 def _files(folder: Path) -> tuple[Path, str, list[Path]]:
-    """Return folder, name and file of every rank. TraceError, also for two files of one rank, or one of no rank."""
+    """Return folder, name and file of every rank.
+
+    Raises TraceError, also for two files of one rank, or one of no rank.
+    """
     wanted = None if folder.is_dir() else folder.name
     where = folder if folder.is_dir() else folder.parent
     found: dict[str, dict[int, Path]] = {}
@@ -69,11 +78,8 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
             continue
         match = _FILE.fullmatch(path.name)
         if match is None and wanted is None:
-            expected, hint = (
-                "NAME.RANK.et",
-                f"Where it is a job of one rank: {path.name.partition('.')[0]}.0.et",
-            )
-            raise TraceError(where=str(path), got="a name without a rank", expected=expected, hint=hint)
+            hint = f"For a job of one rank: {path.name.partition('.')[0]}.0.et"
+            raise TraceError(where=str(path), got="a name without a rank", expected="NAME.RANK.et", hint=hint)
         if match is None or wanted not in (None, match["stem"]):
             continue
         by_rank, rank = found.setdefault(match["stem"], {}), int(match["rank"])
@@ -94,17 +100,17 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
 
 
 def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
-    """Yield what nodes have that nothing here goes by, in words. circular: ranks whose ctrl_deps are not waited for."""
+    """Yield what nodes contain that is not used here, in words. `circular` are ranks whose ctrl_deps are ignored."""
     attributes: set[str] = set()
     absent = timeless = 0
     for file in files:
-        there = {node.id for node in file.nodes}
+        ids = {node.id for node in file.nodes}
         for node in file.nodes:
-            if node.type not in _NOTHING:
-                attributes |= node.attributes.keys() - USED
-            absent += sum(before not in there for before in node.ctrl_deps)
-            says_how_long = node.duration_us or node.attributes.keys() & {OWN, "num_ops", "tensor_size"}
-            timeless += node.type == NodeType.COMP_NODE and not says_how_long
+            if node.type not in _NO_EFFECT:
+                attributes |= node.attributes.keys() - USED_ATTRIBUTES
+            absent += sum(before not in ids for before in node.ctrl_deps)
+            cost_attributes = node.attributes.keys() & {OWN_ATTRIBUTE, "num_ops", "tensor_size"}
+            timeless += node.type == NodeType.COMP_NODE and not (node.duration_us or cost_attributes)
     if unknown := sum(file.unknown for file in files):
         yield f"fields of {unknown} nodes that no known version has"
     if timeless:
@@ -114,46 +120,46 @@ def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
     if absent:
         yield f"{absent} ctrl_deps on nodes that are not there"
     if circular:
-        yield f"ctrl_deps of {len(circular)} ranks, which make circles; data_deps stand"
+        yield f"ctrl_deps of {len(circular)} ranks, which form cycles; only data_deps are used"
 
 
 def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
-    """Nodes that do something, with what they wait for, by their numbers among these.
+    """Return the nodes with an effect, and their dependencies as indices among these.
 
-    A rank whose ctrl_deps make a circle is added to `circular`.
+    A rank whose ctrl_deps form a cycle is added to `circular`.
     """
-    does = [node for node in file.nodes if node.type not in _NOTHING]
-    number = {node.id: place for place, node in enumerate(does)}
+    effective = [node for node in file.nodes if node.type not in _NO_EFFECT]
+    number = {node.id: place for place, node in enumerate(effective)}
     first: dict[int, EtNode] = {}
     for node in file.nodes:
         if (other := first.setdefault(node.id, node)) is not node:
             got = f"two nodes of id {node.id}: {other.name} and {node.name}"
             raise TraceError(where=str(file.path), got=got, expected="an id for each node")
-    made = [job_node(node, place) for node in does]
+    made = [job_node(node, place) for node in effective]
 
     def items(callers: bool) -> list[Item]:
-        waits = _waits(file, number, callers)
-        wheres = [f"{file.path}: node {node.id} ({node.name})" for node in does]
+        waits = _dependencies(file, number, callers)
+        wheres = [f"{file.path}: node {node.id} ({node.name})" for node in effective]
         return [
             Item(one, where, waits[node.id], node.start_us)
-            for one, where, node in zip(made, wheres, does, strict=True)
+            for one, where, node in zip(made, wheres, effective, strict=True)
         ]
 
     found = items(callers=True)
     try:
-        in_order(found)
+        dependency_order(found)
     except TraceError:
-        # in traces of PyTorch, a caller ends after what it calls, which stands in data_deps
+        # in PyTorch's traces, a caller ends after what it calls, which is in its data_deps
         found = items(callers=False)
-        in_order(found)
+        dependency_order(found)
         circular.append(place.rank)
     return found
 
 
-def _waits(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, tuple[int, ...]]:
-    """By id: numbers of what a node waits for, in the order in which it says so; through nodes that do nothing.
+def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, tuple[int, ...]]:
+    """Return the indices of each node's dependencies, by node id; nodes without effect are passed through.
 
-    callers: ctrl_deps count, too.
+    `callers` says whether ctrl_deps count, too.
     """
     nodes = {node.id: node for node in file.nodes}
 
@@ -162,7 +168,7 @@ def _waits(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, 
             if before not in nodes:
                 where = f"{file.path}: node {node.id} ({node.name})"
                 raise TraceError(where=where, got=f"data_deps on {before}", expected="a node of the file")
-        # converters leave out callers that stand here
+        # converters drop callers that are named here
         others = [one for one in node.ctrl_deps if one in nodes] if callers else []
         return list(dict.fromkeys([*node.data_deps, *others]))
 
@@ -181,16 +187,18 @@ def _waits(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, 
 
 
 def _is_own(file: EtFile, items: Sequence[Item]) -> bool:
-    """Whether the streams, and with them the order, are those with which it was written here."""
-    return all(own_of(node) is not None for node in file.nodes) and all(
+    """Return whether streams and order are those with which the file was written here."""
+    return all(own_fields(node) is not None for node in file.nodes) and all(
         before < number for number, item in enumerate(items) for before in item.after
     )
 
 
-def _even(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> list[list[Item]]:
-    """The same where all members of a collective say the same; an all_to_all of several sizes is made an uneven one.
+def _unify_collectives(
+    ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]
+) -> list[list[Item]]:
+    """Check that all members of a collective agree; an all_to_all of several sizes becomes an all_to_all_v.
 
-    TraceError where they do not.
+    Raises TraceError where they do not agree.
     """
     made = [list(items) for items in ranks]
     calls: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -224,27 +232,28 @@ def _even(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) 
     return made
 
 
-def _sorted(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
+def _reorder_items(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
     place = {number: new for new, number in enumerate(order)}
     return [replace(items[old], after=tuple(sorted(place[one] for one in items[old].after))) for old in order]
 
 
 def _rank(items: Sequence[Item]) -> RankTrace:
-    """With what nodes wait for beside the one before them on their stream."""
+    """Return the nodes with their dependencies in addition to the previous node of their stream."""
     last: dict[str, int] = {}
     found: list[Node] = []
     for number, item in enumerate(items):
         before = last.get(item.node.stream)
         last[item.node.stream] = number
-        said = item.node.after  # as it was written here, where more or less than usual
-        after = said if said and waited_for(said, before) == item.after else beside(item.after, before)
+        written = item.node.after  # as it was written here, where it differs from the default
+        exact = written and all_dependencies(written, before) == item.after
+        after = written if exact else explicit_dependencies(item.after, before)
         found.append(replace(item.node, after=after))
     return tuple(found)
 
 
-def _about(attributes: Mapping[str, object]) -> tuple[str | None, str]:
+def _read_metadata(attributes: Mapping[str, object]) -> tuple[str | None, str]:
     try:
-        own = json.loads(str(attributes[OWN]))
+        own = json.loads(str(attributes[OWN_ATTRIBUTE]))
         return str(own["origin"]), str(own["accelerator"])
     except (KeyError, TypeError, ValueError):
         return None, ""

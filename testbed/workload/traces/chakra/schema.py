@@ -1,12 +1,11 @@
-"""The messages of Chakra's execution traces, in every form that traces in the world have.
+"""The protobuf messages of Chakra execution traces, in every form that existing traces have.
 
-Field numbers are those of `et_def.proto` in mlcommons/chakra's history; the classes are made from the lists below when
-this is imported, so that nothing generated has to be kept. Enumerations are plain integers here, which is the same on
-the wire.
+Field numbers are those of `et_def.proto` in mlcommons/chakra's history. The classes are made from the lists below at
+import, so that no generated code has to be kept. Enumerations are plain integers here, which is the same on the wire.
 
 - current: since October 2023, "0.0.4" and later in files.
-- attributes: July to October 2023 (proto2). What a node is about stands in attributes, whose numbers moved once.
-- flat: until June 2023 (proto2). Each figure has a field of its own.
+- attributes: July to October 2023 (proto2). A node's content is in attributes, whose numbers changed once.
+- flat: until June 2023 (proto2). Each figure has its own field.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 VERSION = "1.0.0"
-"""What files say that are written here."""
+"""Version in files that are written here."""
 
 
 class NodeType(IntEnum):
-    """What a node is."""
+    """The type of a node."""
 
     INVALID_NODE = 0
     METADATA_NODE = 1
@@ -34,7 +33,7 @@ class NodeType(IntEnum):
 
 
 class Comm(IntEnum):
-    """A collective, `comm_type` of a node."""
+    """A collective: `comm_type` of a node."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -80,12 +79,12 @@ def _list_of(scalar: str) -> str:
 
 
 def _values() -> str:
-    """Of the current form's attributes: from number 3 on, a scalar and a list of it by turns."""
+    """Return the fields of the current form's attributes: from number 3 on, alternately a scalar and a list of it."""
     pairs = ((f"{one}_val {one}", f"{one}_list {_list_of(one)}") for one in _SCALARS)
     return "; ".join(f"{field} {number}" for number, field in enumerate((f for p in pairs for f in p), 3))
 
 
-# message: fields as "name type number", a type of its own where it begins with a capital; "*": repeated
+# message: fields as "name type number"; a capitalized type is a message; "*" means repeated
 _CURRENT = {
     **{_list_of(one): f"values *{one} 1" for one in _SCALARS},
     "AttributeProto": f"name string 1; doc_string string 2; {_values()}",
@@ -120,7 +119,7 @@ _FLAT = {
 
 
 def _classes(form: str, syntax: str, messages: dict[str, str]) -> dict[str, Any]:
-    """A class for each message, in a pool of their own."""
+    """Return a class for each message, in a separate descriptor pool."""
     package = f"testbed.chakra.{form}"
     file = descriptor_pb2.FileDescriptorProto(name=f"{form}.proto", package=package, syntax=syntax)
     for name, fields in messages.items():

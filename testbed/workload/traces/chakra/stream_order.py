@@ -1,8 +1,8 @@
-"""In which order streams do what an execution trace leaves open.
+"""The order of operations within streams, which an execution trace leaves open.
 
-A trace of Chakra says what waits for what, and no more; in a job's trace, a stream does one thing after the other in a
-fixed order. It is the one in which things would begin if messages took no time: all ranks are gone through together, so
-that the order is one in which the job can end, whatever each rank waits for from others.
+A Chakra trace holds only dependencies; in a job's trace, a stream runs its nodes in a fixed order. That order is the
+one in which nodes would start if messages took no time. All ranks are simulated together, so that the job can finish in
+that order, whatever each rank waits for from others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from testbed.workload.traces.trace import Collective, Compute, Node, PointToPoin
 
 @dataclass(frozen=True)
 class Item:
-    """A node before it has its place. where: for errors. after: of which items of its rank. begin: when it was seen."""
+    """A node before its place in the order is known.
+
+    Attributes:
+        node: The node.
+        where: Place, for errors.
+        after: Indices of the rank's items that it depends on.
+        begin: Recorded start.
+    """
 
     node: Node
     where: str
@@ -25,8 +32,8 @@ class Item:
     begin: int = 0
 
 
-def in_order(items: Sequence[Item]) -> list[int]:
-    """Of one rank: after what each waits for, else as they were seen or listed. TraceError where there is a circle."""
+def dependency_order(items: Sequence[Item]) -> list[int]:
+    """Return one rank's items in dependency order, otherwise as recorded or listed. Raises TraceError for a cycle."""
     missing = [len(set(item.after)) for item in items]
     later: dict[int, list[int]] = defaultdict(list)
     for number, item in enumerate(items):
@@ -44,12 +51,12 @@ def in_order(items: Sequence[Item]) -> list[int]:
                 heapq.heappush(ready, (items[other].begin, other))
     if len(found) < len(items):
         stuck = next(number for number, count in enumerate(missing) if count)
-        raise TraceError(where=items[stuck].where, got="a node that waits for itself", expected="no circle")
+        raise TraceError(where=items[stuck].where, got="a node that waits for itself", expected="no cycle")
     return found
 
 
 def _chain(node: Node) -> Hashable:
-    """What comes one after the other though it may take no time: a group's collectives, messages of one kind."""
+    """Return a key of nodes that run in order even if they take no time: a group's collectives, a pair's messages."""
     if isinstance(node, Collective):
         return node.group
     return (node.peer, node.tag, node.sends) if isinstance(node, PointToPoint) else None
@@ -57,7 +64,7 @@ def _chain(node: Node) -> Hashable:
 
 @dataclass
 class _Rank:
-    """A rank on its way. before: what items wait for, chains as well; waiting: computing that could begin."""
+    """The state of one rank. `waiting` are the ready computations by stream; dependencies include chains."""
 
     items: Sequence[Item]
     later: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -68,7 +75,7 @@ class _Rank:
     done: int = 0
 
     def __post_init__(self) -> None:
-        self.order = in_order(self.items)
+        self.order = dependency_order(self.items)
         self.place = {number: place for place, number in enumerate(self.order)}
         before = [set(item.after) for item in self.items]
         last: dict[Hashable, int] = {}
@@ -83,8 +90,8 @@ class _Rank:
                 self.later[one].append(number)
 
 
-class _Together:
-    """All ranks, gone through by time."""
+class _Simulation:
+    """A simulation of all ranks."""
 
     def __init__(self, ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> None:
         self.ranks = [_Rank(items) for items in ranks]
@@ -97,12 +104,12 @@ class _Together:
         self._sent: dict[tuple[int, int, int], int] = defaultdict(int)
         self._receives: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self._open: deque[tuple[int, int]] = deque()
-        self._idle: set[int] = set()  # ranks where a stream may have something to begin
+        self._idle: set[int] = set()  # ranks where a stream may start a computation
 
     def orders(self) -> list[list[int]]:
         for rank, own in enumerate(self.ranks):
             self._open.extend((rank, number) for number in own.place if not own.missing[number])
-        self._settle()
+        self._run_ready()
         while self._over:
             self.now_s = self._over[0][0]
             while self._over and self._over[0][0] == self.now_s:
@@ -110,12 +117,12 @@ class _Together:
                 self.ranks[rank].busy.discard(self.ranks[rank].items[number].node.stream)
                 self._idle.add(rank)
                 self._done(rank, number)
-            self._settle()
+            self._run_ready()
         self._check()
         return [own.begun for own in self.ranks]
 
-    def _settle(self) -> None:
-        """All that takes no time, and then what streams begin, until nothing more does."""
+    def _run_ready(self) -> None:
+        """Run everything that takes no time, then start computations, until nothing more can start."""
         while True:
             while self._open:
                 rank, number = self._open.popleft()
@@ -176,12 +183,12 @@ class _Together:
                 self._open.append((rank, later))
 
     def _check(self) -> None:
-        """TraceError unless all is done, with what stands."""
+        """Check that everything is done. Raises TraceError, which names what is stuck."""
         for (group, call), arrived in self._arrived.items():
             rank, number = arrived[0]
-            absent = sorted(set(self.groups[group]) - {member for member, _ in arrived})
-            got = f"collective {call + 1} of group {group}, to which rank{'s' * (len(absent) > 1)} "
-            got += f"{', '.join(map(str, absent))} never come{'s' * (len(absent) == 1)}"
+            missing_ranks = sorted(set(self.groups[group]) - {member for member, _ in arrived})
+            got = f"collective {call + 1} of group {group}, which rank{'s' * (len(missing_ranks) > 1)} "
+            got += f"{', '.join(map(str, missing_ranks))} never start{'s' * (len(missing_ranks) == 1)}"
             raise TraceError(
                 where=self.ranks[rank].items[number].where, got=got, expected="all members to start it"
             )
@@ -194,6 +201,6 @@ class _Together:
                 raise TraceError(where=item.where, got=got, expected="its sender to send one")
 
 
-def orders(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """For each rank its items' numbers in their order. TraceError where the job does not end, with what stands."""
-    return _Together(ranks, groups).orders()
+def stream_orders(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> list[list[int]]:
+    """Return each rank's item indices in order. Raises TraceError where the job deadlocks, with what is stuck."""
+    return _Simulation(ranks, groups).orders()

@@ -1,4 +1,4 @@
-"""A job's trace becomes a folder of execution traces, as ASTRA-sim and others read them."""
+"""Writes a job's trace as a folder of execution traces, as ASTRA-sim and other programs read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pathlib import Path
 
 from testbed.workload.traces.chakra.files import EtNode, write_file
 from testbed.workload.traces.chakra.groups import write_groups
-from testbed.workload.traces.chakra.nodes import OWN, Place, beside, et_node, waited_for, whole_us
+from testbed.workload.traces.chakra.nodes import (
+    OWN_ATTRIBUTE,
+    Place,
+    all_dependencies,
+    et_node,
+    explicit_dependencies,
+    whole_us,
+)
 from testbed.workload.traces.trace import JobTrace, RankTrace, TraceError
 
 NAME = "job"
@@ -18,16 +25,24 @@ Times = Sequence[Sequence[tuple[float, float]]]
 
 
 def write_job(trace: JobTrace, folder: Path, name: str = NAME, times: Times | None = None) -> list[Path]:
-    """One NAME.RANK.et per rank, and the groups; returns all files. The folder is made where it is missing.
+    """Write one NAME.RANK.et per rank, and the groups; return all files.
 
-    times: as somebody measured them, for people and programs that look at traces. What a node waits for, its stream's
-    order as well, stands in data_deps, which every program goes by. TraceError for what Chakra cannot say.
+    All dependencies, including a stream's order, are in data_deps, which every program uses.
+
+    Args:
+        trace: The trace.
+        folder: The folder; made where it does not exist.
+        name: Name of the files.
+        times: Measured times, for people and programs that look at traces.
+
+    Raises:
+        TraceError: The trace has something that Chakra cannot express.
     """
     trace.check(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     names, groups_file = write_groups(folder, trace.groups)
     about = {"origin": trace.origin, "accelerator": trace.accelerator, "groups": names}
-    attributes = {OWN: json.dumps(about, separators=(",", ":"))}
+    attributes = {OWN_ATTRIBUTE: json.dumps(about, separators=(",", ":"))}
     written = []
     for rank, own in enumerate(trace.ranks):
         path = folder / f"{name}.{rank}.et"
@@ -47,12 +62,12 @@ def _nodes(own: RankTrace, place: Place, times: Sequence[tuple[float, float]]) -
     for number, node in enumerate(own):
         before = last.get(node.stream)
         last[node.stream] = number
-        waits = waited_for(node.after, before)
+        waits = all_dependencies(node.after, before)
         made = et_node(node, place)
         attributes = dict(made.attributes)
-        if beside(waits, before) != node.after:
-            attributes[OWN] = json.dumps(
-                {**json.loads(attributes[OWN]), "after": list(node.after)}, separators=(",", ":")
+        if explicit_dependencies(waits, before) != node.after:
+            attributes[OWN_ATTRIBUTE] = json.dumps(
+                {**json.loads(attributes[OWN_ATTRIBUTE]), "after": list(node.after)}, separators=(",", ":")
             )
         made = replace(made, id=number, data_deps=waits, attributes=attributes)
         if times:
