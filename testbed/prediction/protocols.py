@@ -91,7 +91,7 @@ class Messaging(EventQueue):
         self.fluid.continue_on(self)
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
-        self.exchange_key: dict[Ends, int] = {}
+        self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
         self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
         self.mailboxes: dict[Key, Mailbox] = {}
@@ -247,10 +247,10 @@ class Messaging(EventQueue):
                 arrived()
 
         def on_sent() -> None:
-            self.exchange_key[ends] -= size_bytes
+            self.sending[ends] -= size_bytes
 
         def transmit() -> None:
-            self.exchange_key[ends] = burst_bytes = self.exchange_key.get(ends, 0) + size_bytes
+            self.sending[ends] = burst_bytes = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, burst_bytes)
             self.connections.send(ends, dscp, size_bytes, accepted, on_sent, deliver)
 
